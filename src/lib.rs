@@ -1,0 +1,4 @@
+//! Touchline.
+pub mod clock;
+pub mod policy;
+pub mod store;

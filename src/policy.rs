@@ -1,0 +1,26 @@
+//! The pure core: every decision of the contract as a function over values.
+//!
+//! Nothing here is async, reads a clock, takes a lock or writes a log line. The rooms, in the order in which a request
+//! meets them:
+//!
+//! | Room | Decides |
+//! |---|---|
+//! | [`target`] | is the request target unambiguous (step 1) |
+//! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
+//! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
+//! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
+//! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
+//! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
+//! | [`rejection`] | everything a client can be told instead of an answer |
+//! | [`request_id`] | which request ids are kept |
+
+pub mod api_key;
+pub mod calendar;
+pub mod endpoint;
+pub mod key_record;
+pub mod quota;
+pub mod rate_limit;
+pub mod rejection;
+pub mod request_id;
+pub mod target;

@@ -1,0 +1,408 @@
+//! API keys: `fpd_<id>_<secret><check>`, their checksum and their digest.
+//!
+//! The id (12 base62 characters) is public, the secret (32 base62 characters, 190 bits) comes from the operating
+//! system, the check is the CRC-32 of everything before it as 6 base62 characters: a typing mistake is refused without
+//! a look-up. Only the SHA-256 digest of a whole key is ever stored; a fast hash is right for secrets of this entropy
+//! (OWASP ASVS 6.5.2). Keys made elsewhere have any form of 24 to 256 visible ASCII characters that does not begin with
+//! our prefix.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+const BASE62: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+const ID_CHARS: usize = 12;
+const SECRET_CHARS: usize = 32;
+/// 62^6 is above 2^32, so six characters hold a CRC-32.
+const CHECK_CHARS: usize = 6;
+/// The shortest key made elsewhere that is accepted: below it a fast digest does not protect the secret.
+pub const KEY_CHARS_MIN: usize = 24;
+/// The longest key accepted; longer values are refused before they are hashed.
+pub const KEY_CHARS_MAX: usize = 256;
+
+/// Why a text is not what its type asks for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// A key id is 12 characters of `0-9A-Za-z`.
+    #[error("a key id has 12 characters of 0-9, A-Z and a-z")]
+    Id,
+    /// A prefix is 1 to 16 characters of `a-z0-9`.
+    #[error("a key prefix has 1 to 16 characters of a-z and 0-9")]
+    Prefix,
+    /// A presented key has an impossible length or character, or a wrong checksum.
+    #[error("not an API key: wrong length, character or checksum")]
+    Malformed,
+    /// A digest is 64 hexadecimal characters.
+    #[error("a key digest has 64 hexadecimal characters")]
+    Digest,
+}
+
+/// The public name of a key: safe to log and to speak on the phone.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct KeyId([u8; ID_CHARS]);
+
+impl KeyId {
+    /// A fresh id; `entropy` fills a buffer with random bytes and is called as often as needed.
+    pub fn generate(entropy: &mut dyn FnMut(&mut [u8])) -> KeyId {
+        let mut id = [0; ID_CHARS];
+        fill_base62(&mut id, entropy);
+        KeyId(id)
+    }
+
+    /// The 12 characters.
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl FromStr for KeyId {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<KeyId, KeyError> {
+        let id: [u8; ID_CHARS] = text.as_bytes().try_into().map_err(|_| KeyError::Id)?;
+        if id.iter().all(u8::is_ascii_alphanumeric) {
+            Ok(KeyId(id))
+        } else {
+            Err(KeyError::Id)
+        }
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl fmt::Debug for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for KeyId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyId {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<KeyId, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// SHA-256 of a whole API key: all that is stored of it.
+#[derive(Clone, Copy, Eq)]
+pub struct KeyDigest([u8; 32]);
+
+impl KeyDigest {
+    /// The digest of a key's bytes.
+    pub fn of(key: &[u8]) -> KeyDigest {
+        KeyDigest(Sha256::digest(key).into())
+    }
+
+    /// The 32 bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+/// Compares in constant time, so that an answer's delay says nothing of a stored digest.
+impl PartialEq for KeyDigest {
+    fn eq(&self, other: &KeyDigest) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
+impl std::hash::Hash for KeyDigest {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl From<[u8; 32]> for KeyDigest {
+    fn from(bytes: [u8; 32]) -> KeyDigest {
+        KeyDigest(bytes)
+    }
+}
+
+impl FromStr for KeyDigest {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<KeyDigest, KeyError> {
+        let mut bytes = [0; 32];
+        if text.len() != 64 || !text.is_ascii() {
+            return Err(KeyError::Digest);
+        }
+        for (byte, pair) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| KeyError::Digest)?;
+            if pair.starts_with('+') {
+                return Err(KeyError::Digest);
+            }
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| KeyError::Digest)?;
+        }
+        Ok(KeyDigest(bytes))
+    }
+}
+
+impl fmt::Display for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for KeyDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("KeyDigest(…)")
+    }
+}
+
+impl Serialize for KeyDigest {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for KeyDigest {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<KeyDigest, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What every key issued here begins with, before its first `_`: 1 to 16 characters of `a-z0-9`, default `fpd`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyPrefix(Box<str>);
+
+impl KeyPrefix {
+    /// The characters before the `_`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Default for KeyPrefix {
+    fn default() -> KeyPrefix {
+        KeyPrefix("fpd".into())
+    }
+}
+
+impl FromStr for KeyPrefix {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<KeyPrefix, KeyError> {
+        let fits = (1..=16).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+        if fits {
+            Ok(KeyPrefix(text.into()))
+        } else {
+            Err(KeyError::Prefix)
+        }
+    }
+}
+
+/// A whole API key, known only at issue. It has no `Display`; its `Debug` prints the key id.
+pub struct ApiKey {
+    id: KeyId,
+    text: String,
+}
+
+impl ApiKey {
+    /// A new key with a fresh id; `entropy` fills a buffer from the operating system's random numbers.
+    pub fn generate(prefix: &KeyPrefix, entropy: &mut dyn FnMut(&mut [u8])) -> ApiKey {
+        let id = KeyId::generate(entropy);
+        ApiKey::for_id(prefix, id, entropy)
+    }
+
+    /// A new secret for an existing id, as rotation needs it.
+    pub fn for_id(prefix: &KeyPrefix, id: KeyId, entropy: &mut dyn FnMut(&mut [u8])) -> ApiKey {
+        let mut secret = [0; SECRET_CHARS];
+        fill_base62(&mut secret, entropy);
+        let mut text = format!("{}_{id}_", prefix.as_str());
+        text.extend(secret.iter().map(|byte| char::from(*byte)));
+        let check = checksum(text.as_bytes());
+        text.extend(check.iter().map(|byte| char::from(*byte)));
+        ApiKey { id, text }
+    }
+
+    /// The public id.
+    pub fn id(&self) -> KeyId {
+        self.id
+    }
+
+    /// What is stored of the key.
+    pub fn digest(&self) -> KeyDigest {
+        KeyDigest::of(self.text.as_bytes())
+    }
+
+    /// The secret itself, to be shown to the operator once and never kept.
+    pub fn reveal(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ApiKey({})", self.id)
+    }
+}
+
+/// The digest of a presented `X-API-Key` value, or [`KeyError::Malformed`] where no look-up is needed to refuse it:
+/// an impossible length or character, or, with our prefix, a wrong shape or checksum.
+pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, KeyError> {
+    let fits = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&value.len())
+        && value.iter().all(u8::is_ascii_graphic);
+    if !fits {
+        return Err(KeyError::Malformed);
+    }
+    let ours = value
+        .strip_prefix(prefix.as_str().as_bytes())
+        .and_then(|rest| rest.strip_prefix(b"_"));
+    if let Some(body) = ours
+        && !is_issued_shape(value, body)
+    {
+        return Err(KeyError::Malformed);
+    }
+    Ok(KeyDigest::of(value))
+}
+
+/// Whether `body` (all after `prefix_`) is `<id>_<secret><check>` and the check belongs to `value`.
+fn is_issued_shape(value: &[u8], body: &[u8]) -> bool {
+    let Some((id, rest)) = body.split_at_checked(ID_CHARS) else {
+        return false;
+    };
+    let Some(secret_and_check) = rest.strip_prefix(b"_") else {
+        return false;
+    };
+    let Some(checked_len) = value.len().checked_sub(CHECK_CHARS) else {
+        return false;
+    };
+    let (checked, check) = value.split_at(checked_len);
+    secret_and_check.len() == SECRET_CHARS + CHECK_CHARS
+        && id
+            .iter()
+            .chain(secret_and_check)
+            .all(u8::is_ascii_alphanumeric)
+        && check == checksum(checked).as_slice()
+}
+
+/// CRC-32 (ISO-HDLC, as in zip) in base62, most significant character first.
+fn checksum(bytes: &[u8]) -> [u8; CHECK_CHARS] {
+    let mut rest = crc32fast::hash(bytes) as usize;
+    let mut check = [0; CHECK_CHARS];
+    for place in check.iter_mut().rev() {
+        *place = BASE62.get(rest % 62).copied().unwrap_or_default();
+        rest /= 62;
+    }
+    check
+}
+
+/// Fills `out` with uniformly distributed base62 characters: bytes of 248 and above are drawn again.
+fn fill_base62(out: &mut [u8], entropy: &mut dyn FnMut(&mut [u8])) {
+    for place in out.iter_mut() {
+        *place = loop {
+            let mut byte = [0; 1];
+            entropy(&mut byte);
+            let [drawn] = byte;
+            if drawn < 248 {
+                break BASE62
+                    .get(usize::from(drawn) % 62)
+                    .copied()
+                    .unwrap_or_default();
+            }
+        };
+    }
+}
+
+/// Random bytes of the operating system, for the `generate` functions.
+///
+/// # Panics
+/// If the operating system has no random numbers to give: nothing safe can be issued then.
+#[expect(clippy::expect_used, reason = "without randomness no key may be made")]
+pub fn os_entropy(out: &mut [u8]) {
+    getrandom::fill(out).expect("the operating system gives random numbers");
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key() -> ApiKey {
+        ApiKey::generate(&KeyPrefix::default(), &mut os_entropy)
+    }
+
+    #[test]
+    fn an_issued_key_has_the_documented_shape_and_is_accepted() {
+        let key = key();
+        let text = key.reveal();
+        assert_eq!(text.len(), 3 + 1 + 12 + 1 + 32 + 6);
+        assert!(text.starts_with(&format!("fpd_{}_", key.id())));
+        assert_eq!(
+            parse_presented(text.as_bytes(), &KeyPrefix::default()),
+            Ok(key.digest())
+        );
+    }
+
+    #[test]
+    fn debug_output_of_a_key_shows_its_id_only() {
+        let key = key();
+        assert_eq!(format!("{key:?}"), format!("ApiKey({})", key.id()));
+        assert_eq!(format!("{:?}", key.digest()), "KeyDigest(…)");
+    }
+
+    #[test]
+    fn a_key_made_elsewhere_is_accepted_from_24_to_256_visible_characters() {
+        let prefix = KeyPrefix::default();
+        assert!(parse_presented(&[b'k'; 23], &prefix).is_err());
+        assert!(parse_presented(&[b'k'; 24], &prefix).is_ok());
+        assert!(parse_presented(&[b'k'; 256], &prefix).is_ok());
+        assert!(parse_presented(&[b'k'; 257], &prefix).is_err());
+        for bad in [
+            b"abcdefghijklmnopqrstuvw xyz".as_slice(),
+            b"abcdefghijklmnopqrstuvwx\xc3\xa9",
+            b"abcdefghijklmnopqrstuvwxy\t",
+        ] {
+            assert!(parse_presented(bad, &prefix).is_err());
+        }
+    }
+
+    #[test]
+    fn a_digest_is_read_back_from_its_hexadecimal_text() {
+        let digest = key().digest();
+        assert_eq!(digest.to_string().parse(), Ok(digest));
+        assert_eq!("+1".repeat(32).parse::<KeyDigest>(), Err(KeyError::Digest));
+        assert_eq!("é".repeat(32).parse::<KeyDigest>(), Err(KeyError::Digest));
+    }
+
+    proptest! {
+        #[test]
+        fn any_single_character_mistake_in_an_issued_key_is_refused_without_a_look_up(at in 0usize..55, with in 0x21u8..0x7f) {
+            let key = key();
+            let mut text = key.reveal().as_bytes().to_vec();
+            prop_assume!(text[at] != with);
+            text[at] = with;
+            // A mistake inside the prefix makes it a key of another make, which the digest look-up refuses.
+            if at > 3 {
+                prop_assert_eq!(parse_presented(&text, &KeyPrefix::default()), Err(KeyError::Malformed));
+            } else {
+                prop_assert_ne!(parse_presented(&text, &KeyPrefix::default()), Ok(key.digest()));
+            }
+        }
+
+        #[test]
+        fn parsing_never_panics_and_accepts_only_what_hashes_to_itself(value in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(digest) = parse_presented(&value, &KeyPrefix::default()) {
+                prop_assert_eq!(digest, KeyDigest::of(&value));
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Quota days: calendar days of an IANA zone, each with its first second and the next day's.
+//!
+//! The date is part of every counter's name, so nothing is ever reset: a new day is a new counter. Days of a zone with
+//! daylight saving have 23 or 25 hours; each is one quota day.
+
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use jiff::{Span, Timestamp};
+
+/// One quota day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Day {
+    /// Its date, and the name of its counters.
+    pub date: Date,
+    /// Its first second (Unix seconds).
+    pub start: i64,
+    /// The first second of the next day (Unix seconds).
+    pub end: i64,
+}
+
+impl Day {
+    /// Whether `now` lies in this day.
+    pub fn contains(&self, now: Timestamp) -> bool {
+        (self.start..self.end).contains(&now.as_second())
+    }
+
+    /// Whole seconds from `now` to the next day, rounded up so that whoever waits them is in it; at least 1.
+    pub fn seconds_left(&self, now: Timestamp) -> i64 {
+        (self.end - now.as_second()).max(1)
+    }
+
+    /// The day's length in seconds: 86,400, or an hour more or less where clocks change.
+    pub fn length_seconds(&self) -> i64 {
+        self.end - self.start
+    }
+}
+
+/// Why no quota day can be told.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CalendarError {
+    /// The zone is not in the IANA database.
+    #[error("{name:?} is not an IANA time zone; write one like UTC or Europe/London")]
+    UnknownZone {
+        /// What was written.
+        name: String,
+    },
+    /// The instant lies outside the years that can be told.
+    #[error("the clock shows an instant outside the calendar")]
+    OutOfRange,
+}
+
+/// How instants are divided into quota days.
+#[derive(Debug, Clone)]
+pub struct Calendar {
+    division: Division,
+    name: String,
+}
+
+#[derive(Debug, Clone)]
+enum Division {
+    Zone(TimeZone),
+    Fixed {
+        origin: Timestamp,
+        length_seconds: i64,
+    },
+}
+
+impl Calendar {
+    /// Calendar days of the IANA zone `name`. The zone table is compiled in.
+    pub fn of_zone(name: &str) -> Result<Calendar, CalendarError> {
+        let zone =
+            TimeZone::get(name).map_err(|_| CalendarError::UnknownZone { name: name.into() })?;
+        Ok(Calendar {
+            division: Division::Zone(zone),
+            name: name.into(),
+        })
+    }
+
+    /// Days of `length_seconds` each from `origin` on, named by the dates from 2001-01-01 on: a calendar for tests that
+    /// cross many midnights on a real store.
+    ///
+    /// # Panics
+    /// If `length_seconds` is not positive.
+    pub fn of_fixed_days(origin: Timestamp, length_seconds: i64) -> Calendar {
+        assert!(length_seconds > 0, "a day has a length");
+        Calendar {
+            division: Division::Fixed {
+                origin,
+                length_seconds,
+            },
+            name: format!("fixed-{length_seconds}s"),
+        }
+    }
+
+    /// The zone's name; the store remembers it and refuses another.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The quota day that `now` lies in. Costs a zone look-up: callers keep the day and ask again when it is over.
+    pub fn day_at(&self, now: Timestamp) -> Result<Day, CalendarError> {
+        match &self.division {
+            Division::Zone(zone) => self.day_of(zone.to_datetime(now).date()),
+            Division::Fixed {
+                origin,
+                length_seconds,
+            } => {
+                let index = (now.as_second() - origin.as_second()).div_euclid(*length_seconds);
+                let span = Span::new()
+                    .try_days(index)
+                    .map_err(|_| CalendarError::OutOfRange)?;
+                self.day_of(
+                    FIRST_FIXED_DATE
+                        .checked_add(span)
+                        .map_err(|_| CalendarError::OutOfRange)?,
+                )
+            }
+        }
+    }
+
+    /// The quota day with this date.
+    pub fn day_of(&self, date: Date) -> Result<Day, CalendarError> {
+        match &self.division {
+            Division::Zone(zone) => {
+                let first_second = |date: Date| {
+                    date.to_zoned(zone.clone())
+                        .and_then(|midnight| midnight.start_of_day())
+                        .map(|start| start.timestamp().as_second())
+                        .map_err(|_| CalendarError::OutOfRange)
+                };
+                let tomorrow = date.tomorrow().map_err(|_| CalendarError::OutOfRange)?;
+                Ok(Day {
+                    date,
+                    start: first_second(date)?,
+                    end: first_second(tomorrow)?,
+                })
+            }
+            Division::Fixed {
+                origin,
+                length_seconds,
+            } => {
+                let index = FIRST_FIXED_DATE
+                    .until(date)
+                    .map_err(|_| CalendarError::OutOfRange)?
+                    .get_days();
+                let start = origin.as_second() + i64::from(index) * length_seconds;
+                Ok(Day {
+                    date,
+                    start,
+                    end: start + length_seconds,
+                })
+            }
+        }
+    }
+}
+
+const FIRST_FIXED_DATE: Date = jiff::civil::date(2001, 1, 1);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn day(zone: &str, now: &str) -> Day {
+        Calendar::of_zone(zone)
+            .unwrap()
+            .day_at(now.parse().unwrap())
+            .unwrap()
+    }
+
+    #[test]
+    fn a_day_in_utc_has_24_hours_and_ends_at_midnight() {
+        let day = day("UTC", "2026-11-21T23:59:59.999Z");
+        assert_eq!(day.date.to_string(), "2026-11-21");
+        assert_eq!(day.length_seconds(), 86_400);
+        assert_eq!(
+            day.end,
+            "2026-11-22T00:00:00Z"
+                .parse::<Timestamp>()
+                .unwrap()
+                .as_second()
+        );
+    }
+
+    #[test]
+    fn the_day_on_which_clocks_go_forward_has_23_hours() {
+        let day = day("Europe/London", "2026-03-29T12:00:00Z");
+        assert_eq!(
+            (day.date.to_string().as_str(), day.length_seconds()),
+            ("2026-03-29", 23 * 3600)
+        );
+        assert_eq!(
+            day.end,
+            "2026-03-29T23:00:00Z"
+                .parse::<Timestamp>()
+                .unwrap()
+                .as_second()
+        );
+    }
+
+    #[test]
+    fn the_day_on_which_clocks_go_back_has_25_hours() {
+        let day = day("America/New_York", "2026-11-01T12:00:00Z");
+        assert_eq!(
+            (day.date.to_string().as_str(), day.length_seconds()),
+            ("2026-11-01", 25 * 3600)
+        );
+        assert_eq!(
+            day.end,
+            "2026-11-02T05:00:00Z"
+                .parse::<Timestamp>()
+                .unwrap()
+                .as_second()
+        );
+    }
+
+    #[test]
+    fn a_day_without_a_midnight_begins_where_the_gap_ends() {
+        // Clocks in Beirut go from 00:00 to 01:00 on this date.
+        let day = day("Asia/Beirut", "2026-03-29T10:00:00Z");
+        assert_eq!(day.length_seconds(), 23 * 3600);
+        assert!(day.contains(Timestamp::from_second(day.start).unwrap()));
+    }
+
+    #[test]
+    fn the_seconds_left_are_never_below_one() {
+        let day = day("UTC", "2026-11-21T12:00:00Z");
+        let at = |text: &str| day.seconds_left(text.parse().unwrap());
+        assert_eq!(at("2026-11-21T00:00:00Z"), 86_400);
+        assert_eq!(at("2026-11-21T23:59:59.5Z"), 1);
+        assert_eq!(at("2026-11-22T00:00:05Z"), 1);
+    }
+
+    #[test]
+    fn an_unknown_zone_is_refused() {
+        assert!(matches!(
+            Calendar::of_zone("Mars/Olympus"),
+            Err(CalendarError::UnknownZone { .. })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn days_tile_time_without_gap_or_overlap(
+            zone in prop::sample::select(vec!["UTC", "Europe/London", "America/New_York", "Asia/Beirut", "Australia/Lord_Howe", "Pacific/Apia", "America/Sao_Paulo"]),
+            second in 946_684_800i64..2_208_988_800,
+        ) {
+            let calendar = Calendar::of_zone(zone).unwrap();
+            let now = Timestamp::from_second(second).unwrap();
+            let day = calendar.day_at(now).unwrap();
+            prop_assert!(day.contains(now));
+            prop_assert_eq!(calendar.day_of(day.date).unwrap(), day);
+            let next = calendar.day_at(Timestamp::from_second(day.end).unwrap()).unwrap();
+            prop_assert_eq!(next.start, day.end);
+            prop_assert!(next.date > day.date);
+        }
+
+        #[test]
+        fn fixed_days_tile_time_too(second in 0i64..1_000_000, length in 1i64..100) {
+            let calendar = Calendar::of_fixed_days(Timestamp::from_second(500).unwrap(), length);
+            let now = Timestamp::from_second(second).unwrap();
+            let day = calendar.day_at(now).unwrap();
+            prop_assert!(day.contains(now));
+            prop_assert_eq!(day.length_seconds(), length);
+            prop_assert_eq!(calendar.day_of(day.date).unwrap(), day);
+        }
+    }
+}

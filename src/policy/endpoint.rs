@@ -1,0 +1,343 @@
+//! Endpoints (contract steps 4 to 6): which one a path is, and who may call it how.
+//!
+//! Patterns match exactly: case and trailing slash matter, `{name}` stands for one non-empty segment. No two patterns of
+//! a table match the same path, so the order in the file never matters.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+use http::Method;
+
+use super::key_record::TierName;
+
+/// One configured endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// The pattern as configured, such as `/api/v1/data/predictions/{fixture_id}`; also its name in logs, metrics and ledger.
+    pub pattern: Arc<str>,
+    /// The methods it takes, as configured; `HEAD` is taken wherever `GET` is.
+    pub methods: Vec<Method>,
+    /// The tiers that include it, in the order of the configuration.
+    pub tiers: Vec<TierName>,
+    /// Units charged per request, at least 1.
+    pub cost: NonZeroU32,
+    /// The name of the upstream it is forwarded to.
+    pub upstream: Arc<str>,
+}
+
+impl Endpoint {
+    /// Whether a request of this method is taken (step 5).
+    pub fn takes(&self, method: &Method) -> bool {
+        self.methods.contains(method)
+            || (method == Method::HEAD && self.methods.contains(&Method::GET))
+    }
+
+    /// Whether the tier includes the endpoint (step 6).
+    pub fn included_in(&self, tier: &TierName) -> bool {
+        self.tiers.contains(tier)
+    }
+
+    /// The value of the `Allow` header (RFC 9110 section 10.2.1).
+    pub fn allow(&self) -> String {
+        let mut allowed: Vec<&str> = Vec::new();
+        for method in &self.methods {
+            allowed.push(method.as_str());
+            if method == Method::GET && !self.methods.contains(&Method::HEAD) {
+                allowed.push("HEAD");
+            }
+        }
+        allowed.join(", ")
+    }
+}
+
+/// Why an endpoint table cannot be made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PatternError {
+    /// A pattern is not a path of literal segments and `{parameters}`.
+    #[error("{reason}")]
+    Malformed {
+        /// What is wrong with it and how it should look.
+        reason: &'static str,
+    },
+    /// Two patterns match the same paths.
+    #[error("it overlaps with {other}")]
+    Overlap {
+        /// The other pattern.
+        other: Arc<str>,
+        /// Its place in the list.
+        other_index: usize,
+    },
+}
+
+/// The endpoints of a configuration, found by path.
+#[derive(Debug)]
+pub struct EndpointTable {
+    endpoints: Vec<Arc<Endpoint>>,
+    router: matchit::Router<usize>,
+}
+
+impl EndpointTable {
+    /// A table of `endpoints`, or every problem with the index of the endpoint that has it.
+    pub fn new(endpoints: Vec<Endpoint>) -> Result<EndpointTable, Vec<(usize, PatternError)>> {
+        let mut problems = Vec::new();
+        let mut router = matchit::Router::new();
+        let mut seen: Vec<(usize, Vec<Segment<'_>>)> = Vec::new();
+        for (index, endpoint) in endpoints.iter().enumerate() {
+            let segments = match segments(&endpoint.pattern) {
+                Ok(segments) => segments,
+                Err(reason) => {
+                    problems.push((index, PatternError::Malformed { reason }));
+                    continue;
+                }
+            };
+            if let Some((other_index, _)) = seen.iter().find(|(_, other)| overlap(other, &segments))
+            {
+                let other = endpoints
+                    .get(*other_index)
+                    .map(|other| other.pattern.clone())
+                    .unwrap_or_default();
+                problems.push((
+                    index,
+                    PatternError::Overlap {
+                        other,
+                        other_index: *other_index,
+                    },
+                ));
+                continue;
+            }
+            // Names of parameters do not matter for matching; numbering them keeps equal places equal for the router.
+            let canonical: String = segments
+                .iter()
+                .enumerate()
+                .map(|(place, segment)| match segment {
+                    Segment::Literal(text) => format!("/{text}"),
+                    Segment::Parameter(_) => format!("/{{p{place}}}"),
+                })
+                .collect();
+            if router.insert(canonical, index).is_err() {
+                problems.push((
+                    index,
+                    PatternError::Malformed {
+                        reason: "it cannot stand beside the other patterns",
+                    },
+                ));
+            }
+            seen.push((index, segments));
+        }
+        if problems.is_empty() {
+            drop(seen);
+            Ok(EndpointTable {
+                endpoints: endpoints.into_iter().map(Arc::new).collect(),
+                router,
+            })
+        } else {
+            Err(problems)
+        }
+    }
+
+    /// The endpoint that `path` is (step 4). The path has been checked by [`super::target::Target::parse`].
+    pub fn find(&self, path: &str) -> Option<&Arc<Endpoint>> {
+        self.endpoints.get(*self.router.at(path).ok()?.value)
+    }
+
+    /// All endpoints in the order of the configuration.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        self.endpoints.iter()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Segment<'a> {
+    Literal(&'a str),
+    Parameter(&'a str),
+}
+
+fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
+    let rest = pattern
+        .strip_prefix('/')
+        .ok_or("a path begins with a slash, such as /api/v1/data/markets")?;
+    let mut segments = Vec::new();
+    for text in rest.split('/') {
+        let segment = match text
+            .strip_prefix('{')
+            .and_then(|text| text.strip_suffix('}'))
+        {
+            Some(name) => Segment::Parameter(name),
+            None => Segment::Literal(text),
+        };
+        match segment {
+            Segment::Parameter(name) => {
+                let fits = !name.is_empty()
+                    && name
+                        .bytes()
+                        .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+                if !fits {
+                    return Err("a parameter is {name} with characters of a-z, A-Z, 0-9 and _");
+                }
+                if segments.contains(&segment) {
+                    return Err("each parameter of a path needs a name of its own");
+                }
+            }
+            Segment::Literal(text) if text.contains(['{', '}']) => {
+                return Err(
+                    "a parameter takes a whole segment: /predictions/{fixture_id}, not /predictions/fx-{id}",
+                );
+            }
+            Segment::Literal(_) => {}
+        }
+        segments.push(segment);
+    }
+    let literal: String = segments
+        .iter()
+        .map(|segment| match segment {
+            Segment::Literal(text) => format!("/{text}"),
+            Segment::Parameter(_) => "/p".to_owned(),
+        })
+        .collect();
+    match super::target::Target::parse(literal.as_bytes()) {
+        Ok(target) if target.query.is_none() => Ok(segments),
+        Ok(_) => Err("a path has no query"),
+        Err(_) => Err(
+            "it has a form that the gateway refuses in requests (see the README, contract step 1)",
+        ),
+    }
+}
+
+fn overlap(one: &[Segment<'_>], other: &[Segment<'_>]) -> bool {
+    one.len() == other.len()
+        && one.iter().zip(other).all(|pair| match pair {
+            (Segment::Literal(one), Segment::Literal(other)) => one == other,
+            (Segment::Literal(text), Segment::Parameter(_))
+            | (Segment::Parameter(_), Segment::Literal(text)) => !text.is_empty(),
+            (Segment::Parameter(_), Segment::Parameter(_)) => true,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn endpoint(pattern: &str) -> Endpoint {
+        Endpoint {
+            pattern: pattern.into(),
+            methods: vec![Method::GET],
+            tiers: vec!["pro".parse().unwrap()],
+            cost: NonZeroU32::MIN,
+            upstream: "u".into(),
+        }
+    }
+
+    fn table(patterns: &[&str]) -> Result<EndpointTable, Vec<(usize, PatternError)>> {
+        EndpointTable::new(patterns.iter().map(|pattern| endpoint(pattern)).collect())
+    }
+
+    #[test]
+    fn a_path_matches_exactly_or_not_at_all() {
+        let table = table(&[
+            "/d/markets",
+            "/d/predictions",
+            "/d/predictions/{id}",
+            "/d/{a}/x/{b}",
+        ])
+        .unwrap();
+        let found = |path: &str| {
+            table
+                .find(path)
+                .map(|endpoint| endpoint.pattern.to_string())
+        };
+        assert_eq!(found("/d/markets").as_deref(), Some("/d/markets"));
+        assert_eq!(
+            found("/d/predictions/fx-1").as_deref(),
+            Some("/d/predictions/{id}")
+        );
+        assert_eq!(found("/d/1/x/2").as_deref(), Some("/d/{a}/x/{b}"));
+        for none in [
+            "/d/Markets",
+            "/d/markets/",
+            "/d/market",
+            "/d/marketsx",
+            "/d/predictions/",
+            "/d/predictions/a/b",
+            "/d",
+            "/",
+        ] {
+            assert_eq!(found(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn overlapping_patterns_are_refused_whatever_their_order() {
+        for (one, other) in [
+            ("/a/b", "/a/b"),
+            ("/a/{x}", "/a/b"),
+            ("/a/{x}", "/a/{y}"),
+            ("/{x}/b", "/a/{y}"),
+        ] {
+            for patterns in [[one, other], [other, one]] {
+                let problems = table(&patterns).unwrap_err();
+                assert!(
+                    matches!(
+                        problems.as_slice(),
+                        [(1, PatternError::Overlap { other_index: 0, .. })]
+                    ),
+                    "{patterns:?}"
+                );
+            }
+        }
+        assert!(table(&["/a/{x}", "/a/", "/a", "/b/{x}", "/a/{x}/c"]).is_ok());
+    }
+
+    #[test]
+    fn a_malformed_pattern_is_refused() {
+        for bad in [
+            "a", "", "/a/{}", "/a/{b", "/a/x{b}", "/a/{*b}", "/{b}/{b}", "/a//b", "/a/../b",
+            "/a?b", "/a b", "/a;b", "/%61",
+        ] {
+            let problems = table(&[bad]).unwrap_err();
+            assert!(
+                matches!(problems.as_slice(), [(0, PatternError::Malformed { .. })]),
+                "{bad:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn all_problems_of_a_table_are_reported_at_once() {
+        assert_eq!(table(&["a", "/b", "/b", "/c//d"]).unwrap_err().len(), 3);
+    }
+
+    #[test]
+    fn head_is_taken_wherever_get_is_and_is_listed_in_allow() {
+        let endpoint = Endpoint {
+            methods: vec![Method::GET, Method::POST],
+            ..endpoint("/a")
+        };
+        assert!(
+            endpoint.takes(&Method::HEAD)
+                && endpoint.takes(&Method::GET)
+                && endpoint.takes(&Method::POST)
+        );
+        assert!(!endpoint.takes(&Method::DELETE));
+        assert_eq!(endpoint.allow(), "GET, HEAD, POST");
+        let post = Endpoint {
+            methods: vec![Method::POST],
+            ..endpoint
+        };
+        assert!(!post.takes(&Method::HEAD));
+    }
+
+    proptest! {
+        #[test]
+        fn a_table_that_was_accepted_gives_one_answer_in_any_order(patterns in proptest::collection::vec("(/(a|b|\\{x\\}|\\{y\\})){1,3}", 1..5), path in "(/(a|b|c)){1,3}") {
+            let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
+            let mut reversed = patterns.clone();
+            reversed.reverse();
+            match (table(&patterns), table(&reversed)) {
+                (Ok(one), Ok(other)) => prop_assert_eq!(one.find(&path), other.find(&path)),
+                (one, other) => prop_assert_eq!(one.is_err(), other.is_err()),
+            }
+        }
+    }
+}

@@ -1,0 +1,278 @@
+//! The record of a key: who holds it, what it may do, and until when.
+//!
+//! A record never holds a limit: that is the tier's daily quota in the configuration of the moment plus the record's
+//! grants for the day. Its `version` rises with every change (the store's time in microseconds, at least one more than
+//! before), and every change is a compare-and-set on it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
+
+use super::api_key::{KeyDigest, KeyId};
+
+/// The name of a subscription tier: 1 to 32 characters of `a-z0-9-_`, beginning with a letter.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TierName(Arc<str>);
+
+impl TierName {
+    /// The name itself.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A tier name has a character or length that it may not have.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("a tier name has 1 to 32 characters of a-z, 0-9, - and _, and begins with a letter")]
+pub struct TierNameError;
+
+impl FromStr for TierName {
+    type Err = TierNameError;
+
+    fn from_str(text: &str) -> Result<TierName, TierNameError> {
+        let fits = text.len() <= 32
+            && text.starts_with(|first: char| first.is_ascii_lowercase())
+            && text.bytes().all(|byte| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
+            });
+        if fits {
+            Ok(TierName(text.into()))
+        } else {
+            Err(TierNameError)
+        }
+    }
+}
+
+impl fmt::Display for TierName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+impl fmt::Debug for TierName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Serialize for TierName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for TierName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<TierName, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        text.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Whether a key may be used at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum KeyState {
+    /// In use.
+    Active,
+    /// Refused until resumed.
+    Suspended,
+    /// Refused for ever.
+    Revoked,
+}
+
+impl KeyState {
+    /// The word used in YAML, JSON, tables and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            KeyState::Active => "active",
+            KeyState::Suspended => "suspended",
+            KeyState::Revoked => "revoked",
+        }
+    }
+}
+
+/// A rotated-out secret that stays valid for an overlap.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreviousDigest {
+    /// The old secret's digest.
+    pub digest: KeyDigest,
+    /// The first instant at which it is no longer valid.
+    pub until: Timestamp,
+}
+
+/// Everything known of one key, as stored and replicated.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRecord {
+    /// The public id; counters and ledger hang on it.
+    pub id: KeyId,
+    /// Who pays.
+    pub customer: String,
+    /// What the customer calls this key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// The subscription tier.
+    pub tier: TierName,
+    /// Active, suspended or revoked.
+    pub state: KeyState,
+    /// The first instant after the subscription; `None` is without end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<Timestamp>,
+    /// Digest of the current secret.
+    pub digest: KeyDigest,
+    /// The secret before the last rotation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<PreviousDigest>,
+    /// Extra units by quota day.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub grants: BTreeMap<Date, u64>,
+    /// When the key was issued.
+    pub created: Timestamp,
+    /// When the record last changed.
+    pub updated: Timestamp,
+    /// Microseconds of the store's time at the last change, at least one more than at the change before.
+    pub version: u64,
+}
+
+/// Why a known key may not be used. Clients are never told which.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unusable {
+    /// The presented secret is neither the current nor a still valid previous one.
+    WrongSecret,
+    /// The state is suspended.
+    Suspended,
+    /// The state is revoked.
+    Revoked,
+    /// The subscription has ended.
+    Expired,
+}
+
+impl KeyRecord {
+    /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time.
+    pub fn usable(&self, presented: &KeyDigest, now: Timestamp) -> Result<(), Unusable> {
+        let current = self.digest == *presented;
+        let previous = self
+            .previous
+            .as_ref()
+            .is_some_and(|previous| (previous.digest == *presented) & (now < previous.until));
+        if !(current | previous) {
+            return Err(Unusable::WrongSecret);
+        }
+        match self.state {
+            KeyState::Revoked => return Err(Unusable::Revoked),
+            KeyState::Suspended => return Err(Unusable::Suspended),
+            KeyState::Active => {}
+        }
+        if self.expires.is_some_and(|expires| now >= expires) {
+            return Err(Unusable::Expired);
+        }
+        Ok(())
+    }
+
+    /// The units this key may use on `date`, given its tier's daily quota.
+    pub fn limit_on(&self, date: Date, tier_daily: u64) -> u64 {
+        tier_daily.saturating_add(self.grants.get(&date).copied().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use jiff::ToSpan;
+
+    use super::*;
+    use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+
+    /// A key of `tier` and its active record, version 1.
+    pub(crate) fn key_of(tier: &str) -> (ApiKey, KeyRecord) {
+        let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+        let now = Timestamp::UNIX_EPOCH;
+        let record = KeyRecord {
+            id: key.id(),
+            customer: "Acme".into(),
+            label: None,
+            tier: tier.parse().unwrap(),
+            state: KeyState::Active,
+            expires: None,
+            digest: key.digest(),
+            previous: None,
+            grants: BTreeMap::new(),
+            created: now,
+            updated: now,
+            version: 1,
+        };
+        (key, record)
+    }
+
+    #[test]
+    fn only_an_active_unexpired_key_with_the_right_secret_is_usable() {
+        let (key, record) = key_of("pro");
+        let now: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        assert_eq!(record.usable(&key.digest(), now), Ok(()));
+        assert_eq!(
+            record.usable(&KeyDigest::of(b"other"), now),
+            Err(Unusable::WrongSecret)
+        );
+        let suspended = KeyRecord {
+            state: KeyState::Suspended,
+            ..record.clone()
+        };
+        assert_eq!(
+            suspended.usable(&key.digest(), now),
+            Err(Unusable::Suspended)
+        );
+        let revoked = KeyRecord {
+            state: KeyState::Revoked,
+            ..record
+        };
+        assert_eq!(revoked.usable(&key.digest(), now), Err(Unusable::Revoked));
+    }
+
+    #[test]
+    fn a_subscription_ends_exactly_at_its_instant() {
+        let (key, mut record) = key_of("pro");
+        let end: Timestamp = "2026-12-01T00:00:00Z".parse().unwrap();
+        record.expires = Some(end);
+        assert_eq!(record.usable(&key.digest(), end - 1.nanosecond()), Ok(()));
+        assert_eq!(record.usable(&key.digest(), end), Err(Unusable::Expired));
+    }
+
+    #[test]
+    fn a_previous_secret_is_valid_until_the_end_of_its_overlap() {
+        let (old, mut record) = key_of("pro");
+        let new = ApiKey::for_id(&KeyPrefix::default(), old.id(), &mut os_entropy);
+        let until: Timestamp = "2026-11-22T00:00:00Z".parse().unwrap();
+        record.previous = Some(PreviousDigest {
+            digest: old.digest(),
+            until,
+        });
+        record.digest = new.digest();
+        assert_eq!(record.usable(&old.digest(), until - 1.nanosecond()), Ok(()));
+        assert_eq!(
+            record.usable(&old.digest(), until),
+            Err(Unusable::WrongSecret)
+        );
+        assert_eq!(record.usable(&new.digest(), until), Ok(()));
+    }
+
+    #[test]
+    fn a_grant_raises_the_limit_of_its_own_day_only() {
+        let (_, mut record) = key_of("pro");
+        let day: Date = "2026-11-21".parse().unwrap();
+        record.grants.insert(day, 500);
+        assert_eq!(record.limit_on(day, 3_000), 3_500);
+        assert_eq!(record.limit_on(day.tomorrow().unwrap(), 3_000), 3_000);
+    }
+
+    #[test]
+    fn a_record_survives_its_json_form() {
+        let (_, mut record) = key_of("pro");
+        record.label = Some("café \"x\"".into());
+        record.grants.insert("2026-11-21".parse().unwrap(), 5);
+        let text = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<KeyRecord>(&text).unwrap(), record);
+    }
+}

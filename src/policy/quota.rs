@@ -1,0 +1,1 @@
+//! Quota arithmetic. (Written with the Redis store.)

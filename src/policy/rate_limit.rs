@@ -1,0 +1,135 @@
+//! What a caller is told of its quota: `X-RateLimit-*`, `RateLimit-Policy`, `RateLimit`.
+//!
+//! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and
+//! `t` the time to the next reset, both in seconds, `r` the remaining units. Names of headers and of the policy stand
+//! here only.
+
+use std::fmt::Write;
+
+use http::{HeaderName, HeaderValue};
+use jiff::Timestamp;
+
+use super::calendar::Day;
+
+/// The day's limit in units.
+pub const X_RATE_LIMIT_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+/// Units left today.
+pub const X_RATE_LIMIT_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+/// Unix seconds of the next day's start.
+pub const X_RATE_LIMIT_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+/// The policies that apply.
+pub const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+/// The state of those policies.
+pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+/// The name of the daily quota in both `RateLimit` headers and in `violated-policies`.
+pub const DAILY_POLICY: &str = "daily";
+
+/// Every header above; an upstream's own are removed.
+pub const ALL: [HeaderName; 5] = [
+    X_RATE_LIMIT_LIMIT,
+    X_RATE_LIMIT_REMAINING,
+    X_RATE_LIMIT_RESET,
+    RATE_LIMIT_POLICY,
+    RATE_LIMIT,
+];
+
+/// Where a key stands on a day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Standing {
+    /// Units allowed on the day.
+    pub limit: u64,
+    /// Units used so far; `None` where the store could not say.
+    pub used: Option<u64>,
+    /// The day.
+    pub day: Day,
+}
+
+impl Standing {
+    /// Units left, never negative; `None` where the store could not say.
+    pub fn remaining(&self) -> Option<u64> {
+        self.used.map(|used| self.limit.saturating_sub(used))
+    }
+
+    /// The headers for an answer at `now`. Without a known count `X-RateLimit-Remaining` and `RateLimit` are left out.
+    pub fn headers(&self, now: Timestamp) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
+        let seconds_left = self.day.seconds_left(now);
+        let mut text = String::with_capacity(48);
+        let _ = write!(
+            text,
+            "\"{DAILY_POLICY}\";q={};w={}",
+            self.limit,
+            self.day.length_seconds()
+        );
+        let policy = HeaderValue::from_str(&text).ok();
+        let rate_limit = self.remaining().and_then(|remaining| {
+            text.clear();
+            let _ = write!(text, "\"{DAILY_POLICY}\";r={remaining};t={seconds_left}");
+            HeaderValue::from_str(&text).ok()
+        });
+        [
+            (X_RATE_LIMIT_LIMIT, Some(HeaderValue::from(self.limit))),
+            (
+                X_RATE_LIMIT_REMAINING,
+                self.remaining().map(HeaderValue::from),
+            ),
+            (X_RATE_LIMIT_RESET, Some(HeaderValue::from(self.day.end))),
+            (RATE_LIMIT_POLICY, policy),
+            (RATE_LIMIT, rate_limit),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| value.map(|value| (name, value)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(used: Option<u64>) -> Vec<String> {
+        let start = 1_795_219_200;
+        let day = Day {
+            date: "2026-11-21".parse().unwrap(),
+            start,
+            end: start + 86_400,
+        };
+        Standing {
+            limit: 1_000,
+            used,
+            day,
+        }
+        .headers(Timestamp::from_second(start + 400).unwrap())
+        .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+        .collect()
+    }
+
+    #[test]
+    fn a_known_count_gives_all_five_headers() {
+        assert_eq!(
+            headers(Some(1)),
+            [
+                "x-ratelimit-limit: 1000",
+                "x-ratelimit-remaining: 999",
+                "x-ratelimit-reset: 1795305600",
+                "ratelimit-policy: \"daily\";q=1000;w=86400",
+                "ratelimit: \"daily\";r=999;t=86000",
+            ]
+        );
+    }
+
+    #[test]
+    fn an_unknown_count_leaves_out_the_remainder_and_invents_nothing() {
+        assert_eq!(
+            headers(None),
+            [
+                "x-ratelimit-limit: 1000",
+                "x-ratelimit-reset: 1795305600",
+                "ratelimit-policy: \"daily\";q=1000;w=86400"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_count_above_the_limit_shows_zero() {
+        assert!(headers(Some(1_001)).contains(&"x-ratelimit-remaining: 0".to_owned()));
+    }
+}

@@ -1,0 +1,351 @@
+//! Everything a client can be told instead of an answer, in one table: status, code, body, headers.
+//!
+//! Bodies are `application/problem+json` (RFC 9457) with the type `about:blank`, whose title is the status phrase, but
+//! for the 429, whose type and `violated-policies` come from draft-ietf-httpapi-ratelimit-headers-11. `code` is stable
+//! for ever. Nothing here names hosts, stores, files or keys: texts are constants, values are numbers, tier names and
+//! the request id.
+
+use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::{HeaderName, HeaderValue, StatusCode};
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::key_record::TierName;
+use super::rate_limit::{DAILY_POLICY, Standing};
+use super::target::TargetError;
+
+/// Seconds after which a client should try again when we failed: time for a breaker or an upstream to come back.
+const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
+/// The problem type of an exhausted quota, from the RateLimit draft.
+const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+
+/// Why a request is malformed (400).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Malformed {
+    /// The target is ambiguous or not allowed.
+    Target(TargetError),
+    /// HTTP/1.1 without exactly one valid `Host`.
+    Host,
+    /// A body on a method that takes none.
+    UnexpectedBody,
+    /// The framing headers contradict each other.
+    Framing,
+}
+
+impl Malformed {
+    fn detail(self) -> &'static str {
+        match self {
+            Malformed::Target(error) => error.detail(),
+            Malformed::Host => "The request needs exactly one valid Host header.",
+            Malformed::UnexpectedBody => "A request with this method must not have a body.",
+            Malformed::Framing => "The headers that frame the request body contradict each other.",
+        }
+    }
+}
+
+/// A refusal, with what its answer tells.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Rejection {
+    /// 400 `BAD_REQUEST`.
+    BadRequest(Malformed),
+    /// 413 `PAYLOAD_TOO_LARGE`.
+    PayloadTooLarge,
+    /// 414 `URI_TOO_LONG`.
+    UriTooLong,
+    /// 431 `HEADERS_TOO_LARGE`.
+    HeadersTooLarge,
+    /// 401 `MISSING_API_KEY`.
+    MissingApiKey,
+    /// 401 `INVALID_API_KEY`: one answer for unknown, malformed, doubled, revoked, suspended and expired.
+    InvalidApiKey,
+    /// 404 `NOT_FOUND`.
+    NotFound,
+    /// 405 `METHOD_NOT_ALLOWED`.
+    MethodNotAllowed {
+        /// The methods of the endpoint, as in `Allow`.
+        allow: String,
+    },
+    /// 403 `TIER_INSUFFICIENT`.
+    TierInsufficient {
+        /// The caller's tier.
+        tier: TierName,
+        /// The tiers that include the endpoint.
+        required: Vec<TierName>,
+    },
+    /// 429 `RATE_LIMIT_EXCEEDED`, policy `daily`.
+    DailyQuotaExceeded {
+        /// Where the key stands; nothing of it was used by this request.
+        standing: Standing,
+    },
+    /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
+    Internal,
+}
+
+/// An answer's status, body and the headers that belong to its status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// The status.
+    pub status: StatusCode,
+    /// `WWW-Authenticate`, `Allow`, `Retry-After`.
+    pub headers: Vec<(HeaderName, HeaderValue)>,
+    /// The JSON body.
+    pub body: Vec<u8>,
+}
+
+/// The media type of every error body.
+pub const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
+
+#[derive(Serialize)]
+struct Body<'a> {
+    r#type: &'static str,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    code: &'static str,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tier: Option<&'a TierName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    required_tiers: Option<&'a [TierName]>,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    quota: Option<ExceededQuota>,
+}
+
+#[derive(Serialize)]
+struct ExceededQuota {
+    limit: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    used: Option<u64>,
+    reset: Timestamp,
+    #[serde(rename = "violated-policies")]
+    violated_policies: [&'static str; 1],
+}
+
+impl Rejection {
+    /// The status of the answer.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Rejection::BadRequest(_) => StatusCode::BAD_REQUEST,
+            Rejection::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Rejection::UriTooLong => StatusCode::URI_TOO_LONG,
+            Rejection::HeadersTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Rejection::MissingApiKey | Rejection::InvalidApiKey => StatusCode::UNAUTHORIZED,
+            Rejection::NotFound => StatusCode::NOT_FOUND,
+            Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Rejection::TierInsufficient { .. } => StatusCode::FORBIDDEN,
+            Rejection::DailyQuotaExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The stable word that programs act on; also the outcome in logs and metrics.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Rejection::BadRequest(_) => "BAD_REQUEST",
+            Rejection::PayloadTooLarge => "PAYLOAD_TOO_LARGE",
+            Rejection::UriTooLong => "URI_TOO_LONG",
+            Rejection::HeadersTooLarge => "HEADERS_TOO_LARGE",
+            Rejection::MissingApiKey => "MISSING_API_KEY",
+            Rejection::InvalidApiKey => "INVALID_API_KEY",
+            Rejection::NotFound => "NOT_FOUND",
+            Rejection::MethodNotAllowed { .. } => "METHOD_NOT_ALLOWED",
+            Rejection::TierInsufficient { .. } => "TIER_INSUFFICIENT",
+            Rejection::DailyQuotaExceeded { .. } => "RATE_LIMIT_EXCEEDED",
+            Rejection::Internal => "INTERNAL_ERROR",
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Rejection::BadRequest(malformed) => malformed.detail().into(),
+            Rejection::PayloadTooLarge => "The request body is larger than this service accepts.".into(),
+            Rejection::UriTooLong => "The request target is longer than this service accepts.".into(),
+            Rejection::HeadersTooLarge => "The request headers are larger or more than this service accepts.".into(),
+            Rejection::MissingApiKey => "Send your API key in the X-API-Key header.".into(),
+            Rejection::InvalidApiKey => {
+                "The API key is not valid: it is mistyped, unknown, revoked or its subscription has ended.".into()
+            }
+            Rejection::NotFound => "There is no such endpoint.".into(),
+            Rejection::MethodNotAllowed { allow } => format!("This endpoint takes {allow} only."),
+            Rejection::TierInsufficient { tier, required } => {
+                let names: Vec<&str> = required.iter().map(TierName::as_str).collect();
+                format!("Your tier, {tier}, does not include this endpoint. It is included in: {}.", names.join(", "))
+            }
+            Rejection::DailyQuotaExceeded { standing } => match standing.remaining() {
+                Some(remaining) if remaining > 0 => {
+                    format!("This request costs more than the {remaining} units left of today's quota.")
+                }
+                _ => format!("Today's quota of {} requests is used up.", standing.limit),
+            },
+            Rejection::Internal => "The request could not be served. It was not charged; please try again.".into(),
+        }
+    }
+
+    /// The whole answer. `realm` is the one of `WWW-Authenticate`; it has been checked to be a plain quoted string.
+    pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> Problem {
+        let status = self.status();
+        let detail = self.detail();
+        let mut body = Body {
+            r#type: "about:blank",
+            title: status.canonical_reason().unwrap_or_default(),
+            status: status.as_u16(),
+            detail: &detail,
+            code: self.code(),
+            request_id,
+            tier: None,
+            required_tiers: None,
+            quota: None,
+        };
+        let mut headers = Vec::new();
+        match self {
+            Rejection::MissingApiKey | Rejection::InvalidApiKey => {
+                let challenge = format!("ApiKey realm=\"{realm}\"");
+                headers.extend(
+                    HeaderValue::from_str(&challenge)
+                        .ok()
+                        .map(|value| (WWW_AUTHENTICATE, value)),
+                );
+            }
+            Rejection::MethodNotAllowed { allow } => {
+                headers.extend(
+                    HeaderValue::from_str(allow)
+                        .ok()
+                        .map(|value| (ALLOW, value)),
+                );
+            }
+            Rejection::TierInsufficient { tier, required } => {
+                body.tier = Some(tier);
+                body.required_tiers = Some(required);
+            }
+            Rejection::DailyQuotaExceeded { standing } => {
+                body.r#type = QUOTA_EXCEEDED_TYPE;
+                body.title = "Request cannot be satisfied as assigned quota has been exceeded";
+                body.quota = Some(ExceededQuota {
+                    limit: standing.limit,
+                    used: standing.used,
+                    reset: Timestamp::from_second(standing.day.end).unwrap_or(now),
+                    violated_policies: [DAILY_POLICY],
+                });
+                headers.push((
+                    RETRY_AFTER,
+                    HeaderValue::from(standing.day.seconds_left(now)),
+                ));
+            }
+            Rejection::Internal => {
+                headers.push((RETRY_AFTER, HeaderValue::from(INTERNAL_RETRY_AFTER_SECONDS)))
+            }
+            Rejection::BadRequest(_)
+            | Rejection::PayloadTooLarge
+            | Rejection::UriTooLong
+            | Rejection::HeadersTooLarge
+            | Rejection::NotFound => {}
+        }
+        let body = serde_json::to_vec(&body).unwrap_or_default();
+        Problem {
+            status,
+            headers,
+            body,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::calendar::Day;
+
+    fn now() -> Timestamp {
+        "2026-11-21T23:59:00Z".parse().unwrap()
+    }
+
+    fn body(rejection: &Rejection) -> serde_json::Value {
+        serde_json::from_slice(&rejection.problem("r-1", "touchline", now()).body).unwrap()
+    }
+
+    #[test]
+    fn every_body_carries_the_six_common_members() {
+        let standing = Standing {
+            limit: 10,
+            used: Some(10),
+            day: day(),
+        };
+        for rejection in [
+            Rejection::BadRequest(Malformed::Host),
+            Rejection::PayloadTooLarge,
+            Rejection::UriTooLong,
+            Rejection::HeadersTooLarge,
+            Rejection::MissingApiKey,
+            Rejection::InvalidApiKey,
+            Rejection::NotFound,
+            Rejection::MethodNotAllowed {
+                allow: "GET, HEAD".into(),
+            },
+            Rejection::TierInsufficient {
+                tier: "starter".parse().unwrap(),
+                required: vec!["pro".parse().unwrap()],
+            },
+            Rejection::DailyQuotaExceeded { standing },
+            Rejection::Internal,
+        ] {
+            let body = body(&rejection);
+            for member in ["type", "title", "detail", "code", "request_id"] {
+                assert!(
+                    body[member].as_str().is_some_and(|text| !text.is_empty()),
+                    "{member} of {rejection:?}"
+                );
+            }
+            assert_eq!(body["status"], rejection.status().as_u16());
+            assert_eq!(body["request_id"], "r-1");
+        }
+    }
+
+    fn day() -> Day {
+        let calendar = crate::policy::calendar::Calendar::of_zone("UTC").unwrap();
+        calendar.day_at(now()).unwrap()
+    }
+
+    #[test]
+    fn a_403_names_the_callers_tier_and_those_that_include_the_endpoint() {
+        let rejection = Rejection::TierInsufficient {
+            tier: "starter".parse().unwrap(),
+            required: vec!["pro".parse().unwrap(), "enterprise".parse().unwrap()],
+        };
+        let body = body(&rejection);
+        assert_eq!(body["tier"], "starter");
+        assert_eq!(
+            body["required_tiers"],
+            serde_json::json!(["pro", "enterprise"])
+        );
+    }
+
+    #[test]
+    fn a_429_tells_limit_use_and_reset_and_when_to_come_back() {
+        let standing = Standing {
+            limit: 1_000,
+            used: Some(1_000),
+            day: day(),
+        };
+        let rejection = Rejection::DailyQuotaExceeded { standing };
+        let body = body(&rejection);
+        assert_eq!(body["limit"], 1_000);
+        assert_eq!(body["used"], 1_000);
+        assert_eq!(body["reset"], "2026-11-22T00:00:00Z");
+        assert_eq!(body["violated-policies"], serde_json::json!(["daily"]));
+        assert_eq!(
+            rejection.problem("r", "t", now()).headers,
+            [(RETRY_AFTER, HeaderValue::from(60))]
+        );
+    }
+
+    #[test]
+    fn a_401_challenges_with_the_realm() {
+        let problem = Rejection::MissingApiKey.problem("r", "football data", now());
+        assert_eq!(
+            problem.headers,
+            [(
+                WWW_AUTHENTICATE,
+                HeaderValue::from_static("ApiKey realm=\"football data\"")
+            )]
+        );
+    }
+}

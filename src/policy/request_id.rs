@@ -1,0 +1,40 @@
+//! Request ids: a client's own is kept if it is harmless, else a new one is made.
+
+/// The longest client-sent id that is kept.
+const CHARS_MAX: usize = 128;
+
+/// Whether a client-sent `X-Request-Id` is kept: 1 to 128 characters of `[A-Za-z0-9._-]`.
+pub fn is_acceptable(value: &[u8]) -> bool {
+    (1..=CHARS_MAX).contains(&value.len())
+        && value
+            .iter()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+/// A new id from 128 random bits, as 32 hexadecimal characters.
+pub fn from_random(random: u128) -> String {
+    format!("{random:032x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_of_1_to_128_harmless_characters_is_kept() {
+        assert!(!is_acceptable(b""));
+        assert!(is_acceptable(b"a"));
+        assert!(is_acceptable(b"Az09._-"));
+        assert!(is_acceptable(&[b'x'; 128]));
+        assert!(!is_acceptable(&[b'x'; 129]));
+        for bad in ["a b", "a\"b", "a/b", "é", "a\n"] {
+            assert!(!is_acceptable(bad.as_bytes()), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_new_id_is_acceptable_itself() {
+        assert!(is_acceptable(from_random(1).as_bytes()));
+        assert_eq!(from_random(u128::MAX).len(), 32);
+    }
+}

@@ -1,0 +1,248 @@
+//! Request targets (contract step 1): only what every server reads the same way is let through.
+//!
+//! The gateway decides on a path and the upstream acts on it, so both must see the same bytes. There is no decoding and
+//! no normal form: a target that another server might read differently (RFC 3986 sections 2 to 3.4 and 6.2.2) is
+//! refused, and what was accepted is forwarded byte for byte.
+
+/// Why a request target is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TargetError {
+    /// Not origin-form: it does not begin with `/`.
+    NotOriginForm,
+    /// A character outside RFC 3986: a control, a space, a byte of 0x80 or above, one of `"<>\^{|}` or the backquote, or `#`.
+    ForbiddenCharacter,
+    /// `;`, which some servers take as the end of a segment.
+    PathParameter,
+    /// `//`.
+    EmptySegment,
+    /// `.` or `..` as a segment.
+    DotSegment,
+    /// `%` without two hexadecimal digits.
+    InvalidEscape,
+    /// An escape that hides a separator, a control or a character that needs no escape.
+    AmbiguousEscape,
+    /// Escaped bytes that are not UTF-8.
+    NotUtf8,
+}
+
+impl TargetError {
+    /// A sentence for the client.
+    pub fn detail(self) -> &'static str {
+        match self {
+            TargetError::NotOriginForm => "The request target must begin with a slash.",
+            TargetError::ForbiddenCharacter => {
+                "The request target has a character that must be percent-encoded."
+            }
+            TargetError::PathParameter => "The path must not contain a semicolon.",
+            TargetError::EmptySegment => "The path must not contain an empty segment.",
+            TargetError::DotSegment => "The path must not contain dot segments.",
+            TargetError::InvalidEscape => {
+                "The request target has a percent sign without two hexadecimal digits."
+            }
+            TargetError::AmbiguousEscape => {
+                "The path has a percent-encoded character that is a separator, a control character or needs no encoding."
+            }
+            TargetError::NotUtf8 => "The path has percent-encoded bytes that are not UTF-8.",
+        }
+    }
+}
+
+/// The path of an accepted target, to be matched and forwarded as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Target<'a> {
+    /// From the first `/` to the `?` or the end.
+    pub path: &'a str,
+    /// What follows the first `?`.
+    pub query: Option<&'a str>,
+}
+
+impl<'a> Target<'a> {
+    /// Checks the raw bytes between method and version. Cost: one pass, no allocation but for escaped non-ASCII.
+    pub fn parse(raw: &'a [u8]) -> Result<Target<'a>, TargetError> {
+        if raw.first() != Some(&b'/') {
+            return Err(TargetError::NotOriginForm);
+        }
+        if !raw.iter().all(|byte| is_rfc3986(*byte)) {
+            return Err(TargetError::ForbiddenCharacter);
+        }
+        let text = std::str::from_utf8(raw).map_err(|_| TargetError::ForbiddenCharacter)?;
+        let (path, query) = match text.split_once('?') {
+            Some((path, query)) => (path, Some(query)),
+            None => (text, None),
+        };
+        check_path(path)?;
+        if let Some(query) = query {
+            escapes(query)
+                .try_for_each(|escape| escape.map(|_| ()).ok_or(TargetError::InvalidEscape))?;
+        }
+        Ok(Target { path, query })
+    }
+}
+
+fn check_path(path: &str) -> Result<(), TargetError> {
+    if path.contains(';') {
+        return Err(TargetError::PathParameter);
+    }
+    if path.contains("//") {
+        return Err(TargetError::EmptySegment);
+    }
+    if path.contains('%') {
+        check_escapes(path)?;
+    }
+    if path
+        .split('/')
+        .any(|segment| segment == "." || segment == "..")
+    {
+        return Err(TargetError::DotSegment);
+    }
+    Ok(())
+}
+
+fn check_escapes(path: &str) -> Result<(), TargetError> {
+    let mut non_ascii = Vec::new();
+    for escape in escapes(path) {
+        let byte = escape.ok_or(TargetError::InvalidEscape)?;
+        let unreserved = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~');
+        if unreserved || byte.is_ascii_control() || matches!(byte, b'/' | b'\\') {
+            return Err(TargetError::AmbiguousEscape);
+        }
+        if !byte.is_ascii() {
+            non_ascii.push(byte);
+        }
+    }
+    // A raw path is ASCII, so a run of escaped bytes is cut off by any raw character; decoding the whole finds that.
+    if !non_ascii.is_empty() && std::str::from_utf8(&decode(path)).is_err() {
+        return Err(TargetError::NotUtf8);
+    }
+    Ok(())
+}
+
+/// Every `%XX` of `text` as its byte, `None` where the digits are missing or wrong.
+fn escapes(text: &str) -> impl Iterator<Item = Option<u8>> {
+    text.split('%').skip(1).map(|rest| {
+        let digits = rest.get(..2)?;
+        digits
+            .bytes()
+            .all(|digit| digit.is_ascii_hexdigit())
+            .then_some(())?;
+        u8::from_str_radix(digits, 16).ok()
+    })
+}
+
+/// The bytes that `path` stands for; its escapes have been checked.
+fn decode(path: &str) -> Vec<u8> {
+    let mut pieces = path.split('%');
+    let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
+    for piece in pieces {
+        let (digits, rest) = piece.split_at_checked(2).unwrap_or((piece, ""));
+        bytes.extend(u8::from_str_radix(digits, 16).ok());
+        bytes.extend_from_slice(rest.as_bytes());
+    }
+    bytes
+}
+
+/// The characters that RFC 3986 allows in a path or query, and `%`.
+fn is_rfc3986(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn an_ordinary_target_is_accepted_as_it_stands() {
+        let target = Target::parse(b"/api/v1/data/predictions/fx-1001?page=2&team=A%20B").unwrap();
+        assert_eq!(target.path, "/api/v1/data/predictions/fx-1001");
+        assert_eq!(target.query, Some("page=2&team=A%20B"));
+        for fine in [
+            "/",
+            "/a/",
+            "/a.b/..c/...",
+            "/%C3%A9",
+            "/a%2525",
+            "/a?b=/../c",
+            "/a?b=%2e",
+            "/a?",
+            "/a:b@c,d",
+        ] {
+            assert!(Target::parse(fine.as_bytes()).is_ok(), "{fine}");
+        }
+    }
+
+    #[test]
+    fn each_ambiguous_form_is_refused_with_its_reason() {
+        use TargetError::*;
+        for (raw, reason) in [
+            ("", NotOriginForm),
+            ("*", NotOriginForm),
+            ("api/v1", NotOriginForm),
+            ("http://h/a", NotOriginForm),
+            ("?x", NotOriginForm),
+            ("/a b", ForbiddenCharacter),
+            ("/a\\b", ForbiddenCharacter),
+            ("/a#b", ForbiddenCharacter),
+            ("/a\0b", ForbiddenCharacter),
+            ("/a\tb", ForbiddenCharacter),
+            ("/é", ForbiddenCharacter),
+            ("/a<b>", ForbiddenCharacter),
+            ("/a?b=\"c\"", ForbiddenCharacter),
+            ("/a?b=c#d", ForbiddenCharacter),
+            ("/a;b=1", PathParameter),
+            ("/a/..;/b", PathParameter),
+            ("//", EmptySegment),
+            ("/a//b", EmptySegment),
+            ("//evil/a", EmptySegment),
+            ("/a/.", DotSegment),
+            ("/a/..", DotSegment),
+            ("/./a", DotSegment),
+            ("/a/../b", DotSegment),
+            ("/a%", InvalidEscape),
+            ("/a%4", InvalidEscape),
+            ("/a%zz", InvalidEscape),
+            ("/a%+1", InvalidEscape),
+            ("/a?b=%", InvalidEscape),
+            ("/a?b=%g0", InvalidEscape),
+            ("/a%2fb", AmbiguousEscape),
+            ("/a%2Fb", AmbiguousEscape),
+            ("/a%5cb", AmbiguousEscape),
+            ("/a%00b", AmbiguousEscape),
+            ("/a%0d%0ab", AmbiguousEscape),
+            ("/a%7f", AmbiguousEscape),
+            ("/%2e%2e/a", AmbiguousEscape),
+            ("/%2E./a", AmbiguousEscape),
+            ("/%61dmin", AmbiguousEscape),
+            ("/%7euser", AmbiguousEscape),
+            ("/%c0%ae", NotUtf8),
+            ("/%e0%80%af", NotUtf8),
+            ("/%C3/%A9", NotUtf8),
+            ("/%C3x%A9", NotUtf8),
+        ] {
+            assert_eq!(Target::parse(raw.as_bytes()), Err(reason), "{raw:?}");
+        }
+        assert_eq!(Target::parse(b"/a\xff"), Err(ForbiddenCharacter));
+    }
+
+    proptest! {
+        #[test]
+        fn an_accepted_path_means_the_same_to_a_server_that_decodes_and_normalises(raw in "(/[a-z.%2ef5cC0-9;~]{0,6}){1,5}") {
+            if let Ok(target) = Target::parse(raw.as_bytes()) {
+                // Decoding once neither adds a separator nor a dot segment, so the segments stay the same in number and order.
+                let decoded = String::from_utf8(decode(target.path)).unwrap();
+                prop_assert_eq!(decoded.split('/').count(), target.path.split('/').count());
+                prop_assert!(decoded.split('/').all(|segment| segment != "." && segment != ".."));
+                prop_assert!(!decoded.contains('\\') && !decoded.contains("//") && !decoded.chars().any(char::is_control));
+            }
+        }
+
+        #[test]
+        fn parsing_never_panics(raw in proptest::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(target) = Target::parse(&raw) {
+                let whole = target.query.map_or(target.path.to_owned(), |query| format!("{}?{query}", target.path));
+                prop_assert_eq!(whole.as_bytes(), raw.as_slice());
+            }
+        }
+    }
+}

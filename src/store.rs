@@ -1,0 +1,271 @@
+//! Where keys and counts live: one trait, two stores.
+//!
+//! A store decides a charge atomically where the counter lives, so any number of gateways share one quota. It owns the
+//! key table, the day counts, and the ledger that says which endpoint each unit went to. It does not know tiers,
+//! endpoints or calendars: limits, costs and the boundaries of the day are the caller's.
+//!
+//! Invariants, kept by every store and shown by the shared suite in `tests/store`:
+//! - the units granted minus those refunded for a key and day never exceed the largest limit a charge was made with;
+//! - a charge is all or nothing, and one whose outcome the caller never learnt is not counted twice;
+//! - a refund is counted at most once, on the day of its charge;
+//! - a charge whose key record is older than the store's is never granted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use serde::Serialize;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::KeyRecord;
+
+pub mod embedded;
+pub mod key_table;
+pub mod redis;
+
+pub use key_table::{KeyEntry, KeyTable};
+
+/// A request for units.
+#[derive(Debug, Clone)]
+pub struct Charge {
+    /// The key, as the caller checked it; its version must not be older than the store's.
+    pub key: Arc<KeyEntry>,
+    /// The quota day that the caller believes it is.
+    pub day: Day,
+    /// The units the key may use on that day: tier plus grants.
+    pub limit: u64,
+    /// The units asked for, at least 1.
+    pub cost: u32,
+    /// The endpoint the units are for, as the ledger names it.
+    pub endpoint: Arc<str>,
+}
+
+/// What became of a charge.
+#[derive(Debug)]
+pub enum Decision {
+    /// The units are the caller's; `used` counts them.
+    Granted {
+        /// Units used on the day with these included; differs for every grant of a day while nothing is refunded.
+        used: u64,
+        /// Proof of the charge, to be refunded or dropped.
+        receipt: Receipt,
+    },
+    /// The day has no room for the cost; nothing was taken.
+    Exhausted {
+        /// Units used on the day.
+        used: u64,
+    },
+    /// The store has a newer record; [`Store::keys`] holds it already. Check the key again and ask once more.
+    KeyChanged,
+    /// The store's clock is outside the caller's day. Ask again with the day of this instant.
+    OtherDay {
+        /// The store's time.
+        now: Timestamp,
+    },
+}
+
+/// Proof that units were charged: consumed by [`Store::refund`] or dropped when the request was served. Not `Clone`, so
+/// that nothing is refunded twice.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Receipt {
+    /// The key that was charged.
+    pub key: KeyId,
+    /// The day it was charged on.
+    pub day: Day,
+    /// The endpoint the units were for.
+    pub endpoint: Arc<str>,
+    /// The units.
+    pub units: u32,
+}
+
+/// Why a request of a known key was refused without a charge, for the ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// 403: the tier does not include the endpoint.
+    Tier,
+    /// 429: the daily quota is used up.
+    DailyQuota,
+}
+
+/// What the ledger holds for one key, day and endpoint.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Requests charged.
+    pub requests: u64,
+    /// Units charged for them.
+    pub charged: u64,
+    /// Units given back.
+    pub refunded: u64,
+    /// Requests refused because of the tier.
+    pub refused_tier: u64,
+    /// Requests refused because of the daily quota.
+    pub refused_quota: u64,
+}
+
+/// The ledger of one key on one day.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DayUsage {
+    /// The day.
+    pub date: Date,
+    /// The key.
+    pub key: KeyId,
+    /// Units charged minus units refunded: what the quota counts.
+    pub used: u64,
+    /// The same by endpoint; may lag behind `used` by up to a second.
+    pub endpoints: BTreeMap<String, Totals>,
+}
+
+/// The place of a change of the key table in the store's order of changes.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ChangeMark(pub u128);
+
+/// The name of a gateway process, unique by process start.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct NodeName(pub String);
+
+impl fmt::Display for NodeName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// What a store was opened for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Role {
+    /// A gateway: it follows the changes of the key table and says that it lives.
+    Gateway(NodeName),
+    /// A command: it reads and writes the key table and then goes.
+    Command,
+}
+
+/// How a store is doing, for `/readyz` and metrics.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Health {
+    /// Whether a charge made now is expected to be decided.
+    pub up: bool,
+    /// Whether the key table has been loaded whole.
+    pub keys_loaded: bool,
+    /// How long ago the key table was known to be current.
+    pub keys_age: Duration,
+}
+
+/// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Not reachable now, or not answering in time: the outcome of a charge is unknown and the store has seen to it that
+    /// it is not lost. Worth trying again.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// It answered that it cannot do this, now or later: wrong type, corrupted, read-only, disk full, no permission.
+    #[error("the store failed: {0}")]
+    Failed(String),
+    /// It was used with another time zone, or knows a day by other boundaries.
+    #[error("{0}")]
+    OtherCalendar(String),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later without anybody's help.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            StoreError::Unavailable(_) => true,
+            StoreError::Failed(_) | StoreError::OtherCalendar(_) => false,
+        }
+    }
+}
+
+/// Why a change of the key table was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// There is no key with this id.
+    #[error("there is no key {0}")]
+    UnknownKey(KeyId),
+    /// Somebody changed the record since it was read: read it again and decide anew.
+    #[error("the key {0} was changed by somebody else at the same time")]
+    Conflict(KeyId),
+    /// The id or a digest is in use already.
+    #[error("the key {0} exists already")]
+    Exists(KeyId),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A store of keys, counts and ledger.
+///
+/// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
+/// part is for commands. Implementations are used from any number of tasks at once.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// The replica of the key table, current within the time that [`Health::keys_age`] tells. Never waits.
+    fn keys(&self) -> &KeyTable;
+
+    /// The store's time as far as it is known without asking: the local clock corrected by what its last reply said.
+    fn now(&self) -> Timestamp;
+
+    /// Decides one charge atomically. One round trip at most; none for a key that is known to be exhausted. Dropping the
+    /// future does not lose units: what was granted meanwhile is given back.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] without a connection (at once) or after the timeout; [`StoreError::OtherCalendar`]
+    /// where the day is stored with other boundaries.
+    async fn charge(&self, charge: Charge) -> Result<Decision, StoreError>;
+
+    /// Gives the units of a receipt back on the day they were charged. Answers the units used afterwards as far as they
+    /// are known; the refund itself is never lost while this process lives, and is stored within a second of the store
+    /// being reachable. Does not wait longer than the store's timeout.
+    async fn refund(&self, receipt: Receipt) -> Option<u64>;
+
+    /// Units used by a key on a day, for an answer that costs nothing: what was learnt in the last second, else read
+    /// once for all who ask at the same time.
+    ///
+    /// # Errors
+    /// As [`Store::charge`].
+    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
+
+    /// Counts a refused request in the ledger, within a second. Never waits.
+    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal);
+
+    /// How the store is doing, without asking it.
+    fn health(&self) -> Health;
+
+    /// Writes what is still to be written (refunds, ledger), for at most `deadline`, and says goodbye as a node.
+    async fn close(&self, deadline: Duration);
+
+    /// The store's time, asked for.
+    async fn server_time(&self) -> Result<Timestamp, StoreError>;
+
+    /// Adds a key. The caller's `version`, `created` and `updated` are replaced by the store's time.
+    async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
+
+    /// Replaces the record with this id if its version is still `record.version`; the new version and `updated` are the
+    /// store's.
+    async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
+
+    /// The record of one key, asked for.
+    async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError>;
+
+    /// All records in the order of their creation, asked for.
+    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
+
+    /// The gateways that live and have not said that they applied the change, after waiting up to `patience` for them.
+    async fn await_applied(
+        &self,
+        mark: &ChangeMark,
+        patience: Duration,
+    ) -> Result<Vec<NodeName>, StoreError>;
+
+    /// The ledger from `from` through `to`, one key only if asked, in the order of date and key.
+    async fn usage(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError>;
+}

@@ -1,0 +1,161 @@
+//! The replica of the key table that a gateway holds in memory.
+//!
+//! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
+//! doubled or out of order. It owns no connection: stores feed it.
+
+use std::sync::Arc;
+
+use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::key_record::KeyRecord;
+
+/// A record as the request path holds it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KeyEntry {
+    /// The record.
+    pub record: KeyRecord,
+    /// Its JSON form, as stores keep it, made once.
+    pub packed: Box<str>,
+}
+
+impl KeyEntry {
+    /// An entry for `record`.
+    pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
+        let packed = serde_json::to_string(&record)
+            .unwrap_or_default()
+            .into_boxed_str();
+        Arc::new(KeyEntry { record, packed })
+    }
+}
+
+/// All keys by digest and by id.
+#[derive(Debug, Default)]
+pub struct KeyTable {
+    by_digest: papaya::HashMap<KeyDigest, KeyId>,
+    by_id: papaya::HashMap<KeyId, Arc<KeyEntry>>,
+    /// Writers take turns, so that the two maps agree.
+    writing: parking_lot::Mutex<()>,
+}
+
+impl KeyTable {
+    /// An empty table.
+    pub fn new() -> KeyTable {
+        KeyTable::default()
+    }
+
+    /// The entry whose current or previous secret has this digest. The caller still checks
+    /// [`KeyRecord::usable`] with the digest: the entry may have moved on.
+    pub fn find(&self, digest: &KeyDigest) -> Option<Arc<KeyEntry>> {
+        let id = *self.by_digest.pin().get(digest)?;
+        self.get(id)
+    }
+
+    /// The entry with this id.
+    pub fn get(&self, id: KeyId) -> Option<Arc<KeyEntry>> {
+        self.by_id.pin().get(&id).cloned()
+    }
+
+    /// Takes in a record unless a newer or equal version is here. Says whether it was taken.
+    pub fn apply(&self, record: KeyRecord) -> bool {
+        let _turn = self.writing.lock();
+        let by_id = self.by_id.pin();
+        let by_digest = self.by_digest.pin();
+        let old = by_id.get(&record.id).cloned();
+        if old
+            .as_ref()
+            .is_some_and(|old| old.record.version >= record.version)
+        {
+            return false;
+        }
+        let id = record.id;
+        let kept: Vec<KeyDigest> = digests(&record).collect();
+        by_id.insert(id, KeyEntry::new(record));
+        for digest in &kept {
+            by_digest.insert(*digest, id);
+        }
+        if let Some(old) = old {
+            for digest in digests(&old.record).filter(|digest| !kept.contains(digest)) {
+                by_digest.remove(&digest);
+            }
+        }
+        true
+    }
+
+    /// How many keys there are.
+    pub fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All entries, in no order.
+    pub fn entries(&self) -> Vec<Arc<KeyEntry>> {
+        self.by_id.pin().values().cloned().collect()
+    }
+}
+
+fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
+    std::iter::once(record.digest).chain(record.previous.iter().map(|previous| previous.digest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+    use crate::policy::key_record::PreviousDigest;
+    use crate::policy::key_record::tests::key_of;
+
+    #[test]
+    fn a_key_is_found_by_its_digest_until_a_newer_record_drops_it() {
+        let table = KeyTable::new();
+        let (key, record) = key_of("pro");
+        assert!(table.find(&key.digest()).is_none());
+        assert!(table.apply(record.clone()));
+        assert_eq!(table.find(&key.digest()).unwrap().record, record);
+
+        let next = ApiKey::for_id(&KeyPrefix::default(), key.id(), &mut os_entropy);
+        let previous = PreviousDigest {
+            digest: key.digest(),
+            until: jiff::Timestamp::MAX,
+        };
+        let rotated = KeyRecord {
+            digest: next.digest(),
+            previous: Some(previous),
+            version: 2,
+            ..record.clone()
+        };
+        assert!(table.apply(rotated.clone()));
+        assert_eq!(table.find(&key.digest()).unwrap().record.version, 2);
+        assert_eq!(table.find(&next.digest()).unwrap().record.version, 2);
+
+        assert!(table.apply(KeyRecord {
+            previous: None,
+            version: 3,
+            ..rotated
+        }));
+        assert!(table.find(&key.digest()).is_none());
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn an_older_or_equal_version_changes_nothing() {
+        let table = KeyTable::new();
+        let (_, record) = key_of("pro");
+        assert!(table.apply(KeyRecord {
+            version: 5,
+            ..record.clone()
+        }));
+        assert!(!table.apply(KeyRecord {
+            version: 5,
+            customer: "late".into(),
+            ..record.clone()
+        }));
+        assert!(!table.apply(KeyRecord {
+            version: 4,
+            ..record.clone()
+        }));
+        assert_eq!(table.get(record.id).unwrap().record.customer, "Acme");
+    }
+}

@@ -1,0 +1,2 @@
+//! The sample upstream.
+fn main() {}
