@@ -45,7 +45,6 @@ pub trait Fixture: Send + Sync {
 }
 
 /// One test per fact for the fixture that the expression makes; it is evaluated inside an async function.
-#[allow(unused_macros, reason = "until a store takes part")]
 macro_rules! store_suite {
     ($fixture:expr) => {
         store_suite!(@facts $fixture;
