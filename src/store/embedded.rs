@@ -1,1 +1,462 @@
-//! The embedded store: SQLite.
+//! The embedded store: one SQLite file on one machine.
+//!
+//! The database is the authority: several processes (two gateways during an upgrade, the command line beside them)
+//! open the same file and charge it exactly. Nothing is granted from memory; what memory holds is only ever a reason to
+//! refuse, for at most a second.
+//!
+//! | Room | Job |
+//! |---|---|
+//! | `schema` | the file, its tables, connections, what SQLite's failures mean |
+//! | `inbox` | what waits for the writer thread, and its bounds |
+//! | `writer` | the thread that commits in groups and answers after the commit |
+//! | `group` | what is decided and written in one transaction |
+//! | `keys` | changing the key table and catching up with it |
+//! | `feed` | the threads that follow the key table and sync the file; live gateways |
+//! | `usage` | reading the ledger |
+//! | `learnt` | counts seen within the last second |
+//!
+//! **What can be lost.** An answer leaves after its transaction is committed, so a process that dies, by `kill -9` too,
+//! loses nothing. When the machine loses power, [`Durability::Commit`] loses nothing either, and
+//! [`Durability::Interval`] loses at most what was committed within the last interval and the time that the disk then
+//! takes: counts and ledger fall back to that instant together, and never to a mixture. Changes of keys follow the same
+//! rule.
+//!
+//! **A key that the database does not have** is never granted, whatever the caller holds: the charge answers
+//! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
+//! caller's record, unlike in a store that can lose its memory.
+
+mod feed;
+mod group;
+mod inbox;
+mod keys;
+mod learnt;
+mod schema;
+mod usage;
+mod writer;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::{oneshot, watch};
+
+use self::feed::{Polled, Stop};
+use self::inbox::{Inbox, Verdict, Waiting};
+use self::keys::{Changed, Follower, MARK};
+use self::learnt::Learnt;
+use self::writer::Desk;
+use super::{
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
+    Refusal, Role, Store, StoreError,
+};
+use crate::clock::Clock;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::KeyRecord;
+
+/// How often the log is folded into the database where every commit is synced anyway.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the gateways' progress is read while somebody waits for it.
+const PROGRESS_POLL: Duration = Duration::from_millis(5);
+
+/// When a commit is on the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Before its answers leave: one fsync per group.
+    Commit,
+    /// At most so long afterwards. Default: 1 s.
+    Interval(Duration),
+}
+
+impl Default for Durability {
+    fn default() -> Durability {
+        Durability::Interval(Duration::from_secs(1))
+    }
+}
+
+/// Where the store is and how it behaves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Settings {
+    /// The database file; it and its directory are made where they are missing. Must lie on a local disk.
+    pub path: PathBuf,
+    /// When a commit is on the disk.
+    pub durability: Durability,
+    /// How long a caller waits for an answer. Default: 5 s.
+    pub timeout: Duration,
+}
+
+impl Settings {
+    /// The defaults for a file.
+    pub fn new(path: impl Into<PathBuf>) -> Settings {
+        Settings {
+            path: path.into(),
+            durability: Durability::default(),
+            timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// A store in an SQLite file. Dropped without [`Store::close`] it writes what it was given, but does not say goodbye.
+pub struct EmbeddedStore {
+    desk: Arc<Desk>,
+    timeout: Duration,
+    /// For readings that no request waits in line for: ledger, records, progress of gateways.
+    reader: Arc<Mutex<Connection>>,
+    polled: Arc<Polled>,
+    stop: Arc<Stop>,
+    /// Whether the writer takes this gateway off the list when it leaves.
+    goodbye: Arc<AtomicBool>,
+    /// Closed when the writer has left.
+    writing: watch::Receiver<()>,
+}
+
+/// Opens the store. `zone` names the calendar that days are told by; the first opening remembers it.
+///
+/// # Errors
+/// [`StoreError::OtherCalendar`] where the file was used with another zone; [`StoreError::Failed`] where it cannot be
+/// opened, is no database, not ours, damaged or of a newer version, each with the path and what to do;
+/// [`StoreError::Unavailable`] where another process keeps it locked.
+pub async fn open(
+    settings: Settings,
+    role: Role,
+    zone: &str,
+    clock: Clock,
+) -> Result<Arc<EmbeddedStore>, StoreError> {
+    let zone = zone.to_owned();
+    tokio::task::spawn_blocking(move || open_blocking(settings, role, &zone, clock))
+        .await
+        .map_err(|error| StoreError::Failed(format!("opening the store panicked: {error}")))?
+        .map(Arc::new)
+}
+
+fn open_blocking(
+    settings: Settings,
+    role: Role,
+    zone: &str,
+    clock: Clock,
+) -> Result<EmbeddedStore, StoreError> {
+    let Settings {
+        path,
+        durability,
+        timeout,
+    } = settings;
+    schema::create_file(&path)?;
+    let mut writing = schema::connect(&path, durability)?;
+    schema::prepare(&mut writing, &path, zone)?;
+    let following = schema::connect(&path, durability)?;
+    let syncing = schema::connect(&path, durability)?;
+    let reading = schema::connect(&path, durability)?;
+    let gateway = match role {
+        Role::Gateway(name) => Some(name),
+        Role::Command => None,
+    };
+    let keys = Follower::default();
+    load(&writing, &keys, gateway.as_ref()).map_err(|error| schema::failure(&path, &error))?;
+
+    let desk = Arc::new(Desk {
+        path,
+        clock,
+        inbox: Arc::new(Inbox::default()),
+        keys,
+        learnt: Learnt::default(),
+        up: AtomicBool::new(true),
+        dirty: AtomicBool::new(true),
+    });
+    let polled = Arc::new(Polled::now());
+    let stop = Arc::new(Stop::default());
+    let goodbye = Arc::new(AtomicBool::new(false));
+    let (at_work, watched) = watch::channel(());
+    let store = EmbeddedStore {
+        desk: desk.clone(),
+        timeout,
+        reader: Arc::new(Mutex::new(reading)),
+        polled: polled.clone(),
+        stop: stop.clone(),
+        goodbye: goodbye.clone(),
+        writing: watched,
+    };
+
+    let (writer_desk, writer_gateway) = (desk.clone(), gateway.clone());
+    start(&desk.path, "store-writer", move || {
+        let _at_work = at_work;
+        writer::run_to_the_end(&writing, &writer_desk);
+        if goodbye.load(Ordering::Acquire) {
+            leave(&writing, writer_gateway.as_ref());
+        }
+    })?;
+    let (feed_desk, feed_stop) = (desk.clone(), stop.clone());
+    start(&desk.path, "store-feed", move || {
+        feed::follow(
+            &following,
+            &feed_desk,
+            &polled,
+            gateway.as_ref(),
+            &feed_stop,
+        );
+    })?;
+    let sync_desk = desk.clone();
+    let interval = match durability {
+        Durability::Commit => CHECKPOINT_INTERVAL,
+        Durability::Interval(interval) => interval,
+    };
+    start(&desk.path, "store-sync", move || {
+        feed::checkpoint_regularly(&syncing, &sync_desk, interval, &stop);
+    })?;
+    Ok(store)
+}
+
+/// Reads the key table. A gateway is on the list before it reads, so that no change slips in between unseen.
+fn load(
+    connection: &Connection,
+    keys: &Follower,
+    gateway: Option<&NodeName>,
+) -> rusqlite::Result<()> {
+    if let Some(name) = gateway {
+        feed::forget_the_dead(connection)?;
+        feed::say(connection, name, 0)?;
+    }
+    keys.catch_up(connection, &mut connection.prepare(MARK)?)?;
+    if let Some(name) = gateway {
+        feed::say(connection, name, keys.applied())?;
+    }
+    Ok(())
+}
+
+fn leave(connection: &Connection, gateway: Option<&NodeName>) {
+    let left = match gateway {
+        Some(name) => feed::leave(connection, name),
+        None => Ok(()),
+    };
+    if let Err(error) = left.and_then(|()| feed::checkpoint(connection)) {
+        tracing::warn!(%error, "the store was closed without a last word");
+    }
+}
+
+fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map(|_| ())
+        .map_err(|error| {
+            StoreError::Failed(format!(
+                "{}: no thread could be started: {error}",
+                path.display()
+            ))
+        })
+}
+
+impl EmbeddedStore {
+    /// Does something on the writer's connection; not if the caller has left before it is its turn.
+    async fn on_writer<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Connection, &Desk) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (caller, answer) = oneshot::channel();
+        let desk = self.desk.clone();
+        self.desk.inbox.put_errand(Box::new(move |connection| {
+            if !caller.is_closed() {
+                let done = work(connection, &desk);
+                let _ = caller.send(done.map_err(|error| schema::failure(&desk.path, &error)));
+            }
+        }))?;
+        self.answered(answer).await
+    }
+
+    /// Does something on the reading connection.
+    async fn on_reader<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (reader, desk) = (self.reader.clone(), self.desk.clone());
+        let (caller, answer) = oneshot::channel();
+        tokio::task::spawn_blocking(move || {
+            let mut connection = reader.lock();
+            if !caller.is_closed() {
+                let done = work(&mut connection);
+                let _ = caller.send(done.map_err(|error| schema::failure(&desk.path, &error)));
+            }
+        });
+        self.answered(answer).await
+    }
+
+    async fn answered<T>(
+        &self,
+        answer: oneshot::Receiver<Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        match tokio::time::timeout(self.timeout, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(StoreError::Unavailable("the store was closed".into())),
+            Err(_) => Err(StoreError::Unavailable(format!(
+                "{} did not answer within {:?}",
+                self.desk.path.display(),
+                self.timeout
+            ))),
+        }
+    }
+
+    /// The units used, if they were learnt within the last second, leave no room for the charge, and the caller's
+    /// record is not known to be old.
+    fn known_exhausted(&self, charge: &Charge) -> Option<u64> {
+        let record = &charge.key.record;
+        let used = self.desk.learnt.used(record.id, charge.day)?;
+        let full = used.saturating_add(charge.cost.into()) > charge.limit;
+        let known = self.desk.keys.table().get(record.id)?;
+        (full && known.record.version <= record.version).then_some(used)
+    }
+
+    async fn change(
+        &self,
+        record: KeyRecord,
+        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<Changed>,
+    ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        let id = record.id;
+        let changed = self
+            .on_writer(move |connection, desk| {
+                let changed = make(connection, record, desk.clock.now())?;
+                // So that the caller finds the change in its own table; if it fails, the follower does it.
+                let _ = connection
+                    .prepare(MARK)
+                    .and_then(|mut mark| desk.keys.catch_up(connection, &mut mark));
+                Ok(changed)
+            })
+            .await?;
+        match changed {
+            Changed::Made(record, place) => {
+                Ok((*record, ChangeMark(u128::from(group::unsigned(place)))))
+            }
+            Changed::Unknown => Err(ChangeError::UnknownKey(id)),
+            Changed::Conflict => Err(ChangeError::Conflict(id)),
+            Changed::Taken => Err(ChangeError::Exists(id)),
+        }
+    }
+}
+
+impl Drop for EmbeddedStore {
+    fn drop(&mut self) {
+        self.stop.tell();
+        self.desk.inbox.close();
+    }
+}
+
+#[async_trait]
+impl Store for EmbeddedStore {
+    fn keys(&self) -> &KeyTable {
+        self.desk.keys.table()
+    }
+
+    fn now(&self) -> Timestamp {
+        self.desk.clock.now()
+    }
+
+    async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
+        let now = self.desk.clock.now();
+        if !charge.day.contains(now) {
+            return Ok(Decision::OtherDay { now });
+        }
+        if let Some(used) = self.known_exhausted(&charge) {
+            return Ok(Decision::Exhausted { used });
+        }
+        let (caller, answer) = oneshot::channel();
+        self.desk.inbox.put(Waiting::Charge(charge, caller))?;
+        match self.answered(answer).await? {
+            Verdict::Other(decision) => Ok(decision),
+            Verdict::Granted(grant) => grant
+                .accept()
+                .ok_or_else(|| StoreError::Failed("a grant came without its receipt".into())),
+        }
+    }
+
+    async fn refund(&self, receipt: Receipt) -> Option<u64> {
+        let (caller, answer) = oneshot::channel();
+        self.desk.inbox.put_refund(receipt, Some(caller));
+        tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
+    }
+
+    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        if let Some(used) = self.desk.learnt.used(key, day) {
+            return Ok(used);
+        }
+        let (caller, answer) = oneshot::channel();
+        self.desk.inbox.put(Waiting::Used(key, day, caller))?;
+        self.answered(answer).await
+    }
+
+    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        self.desk.inbox.put_refusal(key, day, endpoint, refusal);
+    }
+
+    fn health(&self) -> Health {
+        Health {
+            up: self.desk.up.load(Ordering::Relaxed),
+            keys_loaded: true,
+            keys_age: self.polled.age(),
+        }
+    }
+
+    async fn close(&self, deadline: Duration) {
+        self.goodbye.store(true, Ordering::Release);
+        self.stop.tell();
+        self.desk.inbox.close();
+        let mut writing = self.writing.clone();
+        // The channel carries nothing: it ends when the writer has left.
+        let left = tokio::time::timeout(deadline, writing.changed()).await;
+        if left.is_err() {
+            tracing::warn!("the store was still writing when its time to close was over");
+        }
+    }
+
+    async fn server_time(&self) -> Result<Timestamp, StoreError> {
+        Ok(self.desk.clock.now())
+    }
+
+    async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.change(record, keys::create).await
+    }
+
+    async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.change(record, keys::update).await
+    }
+
+    async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
+        self.on_reader(move |connection| keys::one(connection, id))
+            .await
+    }
+
+    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
+        self.on_reader(|connection| keys::all(connection)).await
+    }
+
+    async fn await_applied(
+        &self,
+        mark: &ChangeMark,
+        patience: Duration,
+    ) -> Result<Vec<NodeName>, StoreError> {
+        let place = i64::try_from(mark.0).unwrap_or(i64::MAX);
+        let deadline = tokio::time::Instant::now() + patience;
+        loop {
+            let lagging = self
+                .on_reader(move |connection| feed::lagging(connection, place))
+                .await?;
+            if lagging.is_empty() || tokio::time::Instant::now() >= deadline {
+                return Ok(lagging);
+            }
+            tokio::time::sleep(PROGRESS_POLL).await;
+        }
+    }
+
+    async fn usage(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        self.on_reader(move |connection| usage::read(connection, from, to, key))
+            .await
+    }
+}

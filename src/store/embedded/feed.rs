@@ -1,0 +1,211 @@
+//! Following the key table, saying that this gateway lives, and forcing the log to disk: the store's two helper threads.
+//!
+//! The follower asks for the last change every [`POLL`] on a connection of its own. For a gateway it sends a heartbeat
+//! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
+//! that a heartbeat also proves that the store writes. The checkpointer folds the write-ahead log into the database,
+//! which syncs both, without holding up the writer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use parking_lot::{Condvar, Mutex};
+use rusqlite::Connection;
+
+use super::keys::MARK;
+use super::writer::Desk;
+use crate::store::NodeName;
+
+/// How often the last change is asked for: some microseconds of CPU each.
+const POLL: Duration = Duration::from_millis(20);
+/// How often a gateway says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// A gateway that was not heard of for so long is dead: five heartbeats.
+const DEAD_AFTER_MS: i64 = 5_000;
+/// Dead gateways are forgotten after an hour, so that restarts do not fill the table.
+const FORGOTTEN_AFTER_MS: i64 = 3_600_000;
+
+const SAY: &str = "INSERT INTO gateways (name, applied, seen) VALUES (?1, ?2, ?3)
+    ON CONFLICT (name) DO UPDATE SET applied = excluded.applied, seen = excluded.seen";
+const FORGET: &str = "DELETE FROM gateways WHERE abs(seen - ?1) > ?2";
+const LEAVE: &str = "DELETE FROM gateways WHERE name = ?1";
+const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen - ?2) <= ?3
+    ORDER BY name";
+const CHECKPOINT: &str = "PRAGMA wal_checkpoint(PASSIVE)";
+
+/// Ends the helper threads, and wakes them for it.
+#[derive(Default)]
+pub(super) struct Stop {
+    stopped: Mutex<bool>,
+    told: Condvar,
+}
+
+impl Stop {
+    /// Tells them.
+    pub(super) fn tell(&self) {
+        *self.stopped.lock() = true;
+        self.told.notify_all();
+    }
+
+    /// Sleeps for `pause`; whether it is time to end.
+    fn sleep(&self, pause: Duration) -> bool {
+        let mut stopped = self.stopped.lock();
+        if !*stopped {
+            self.told.wait_for(&mut stopped, pause);
+        }
+        *stopped
+    }
+
+    fn is_told(&self) -> bool {
+        *self.stopped.lock()
+    }
+}
+
+/// When the key table was last known to be current.
+pub(super) struct Polled {
+    origin: Instant,
+    at_ms: AtomicU64,
+}
+
+impl Polled {
+    pub(super) fn now() -> Polled {
+        Polled {
+            origin: Instant::now(),
+            at_ms: AtomicU64::new(0),
+        }
+    }
+
+    fn mark(&self) {
+        self.at_ms.store(self.elapsed_ms(), Ordering::Relaxed);
+    }
+
+    /// How long ago that was.
+    pub(super) fn age(&self) -> Duration {
+        Duration::from_millis(
+            self.elapsed_ms()
+                .saturating_sub(self.at_ms.load(Ordering::Relaxed)),
+        )
+    }
+
+    fn elapsed_ms(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// The body of the follower thread.
+pub(super) fn follow(
+    connection: &Connection,
+    desk: &Arc<Desk>,
+    polled: &Polled,
+    gateway: Option<&NodeName>,
+    stop: &Arc<Stop>,
+) {
+    let mut mark = match connection.prepare(MARK) {
+        Ok(mark) => mark,
+        Err(error) => {
+            tracing::error!(%error, "the changes of the key table cannot be read");
+            return;
+        }
+    };
+    let mut said = (desk.keys.applied(), Instant::now());
+    let under_way = Arc::new(AtomicBool::new(false));
+    while !stop.sleep(POLL) {
+        match desk.keys.catch_up(connection, &mut mark) {
+            Ok(_) => polled.mark(),
+            Err(error) => {
+                tracing::warn!(%error, "the changes of the key table could not be read");
+                continue;
+            }
+        }
+        let applied = desk.keys.applied();
+        let due = applied != said.0 || said.1.elapsed() >= HEARTBEAT;
+        if let Some(name) = gateway
+            && due
+            && !under_way.swap(true, Ordering::AcqRel)
+        {
+            said = (applied, Instant::now());
+            send_heartbeat(desk, name.clone(), applied, stop.clone(), under_way.clone());
+        }
+    }
+}
+
+/// One heartbeat through the writer, unless the store is stopped before it is its turn.
+fn send_heartbeat(
+    desk: &Arc<Desk>,
+    name: NodeName,
+    applied: i64,
+    stop: Arc<Stop>,
+    under_way: Arc<AtomicBool>,
+) {
+    let writer = desk.clone();
+    let sent = under_way.clone();
+    let errand = move |connection: &Connection| {
+        if !stop.is_told() {
+            let said = say(connection, &name, applied);
+            writer.up.store(said.is_ok(), Ordering::Relaxed);
+            if let Err(error) = said {
+                tracing::warn!(%error, "the heartbeat could not be written");
+            }
+        }
+        sent.store(false, Ordering::Release);
+    };
+    if desk.inbox.put_errand(Box::new(errand)).is_err() {
+        under_way.store(false, Ordering::Release);
+    }
+}
+
+/// Writes that a gateway lives and has applied the changes up to a place.
+pub(super) fn say(connection: &Connection, name: &NodeName, applied: i64) -> rusqlite::Result<()> {
+    connection.execute(SAY, (&name.0, applied, now_ms()))?;
+    Ok(())
+}
+
+/// Forgets gateways that have been dead for long.
+pub(super) fn forget_the_dead(connection: &Connection) -> rusqlite::Result<()> {
+    connection.execute(FORGET, (now_ms(), FORGOTTEN_AFTER_MS))?;
+    Ok(())
+}
+
+/// Takes a gateway off the list.
+pub(super) fn leave(connection: &Connection, name: &NodeName) -> rusqlite::Result<()> {
+    connection.execute(LEAVE, [&name.0])?;
+    Ok(())
+}
+
+/// The live gateways that have not applied the change at a place.
+pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<Vec<NodeName>> {
+    connection
+        .prepare(LAGGING)?
+        .query_map((place, now_ms(), DEAD_AFTER_MS), |row| {
+            row.get(0).map(NodeName)
+        })?
+        .collect()
+}
+
+/// Unix milliseconds of the system's clock: processes on one machine compare them, so an injected clock has no say.
+fn now_ms() -> i64 {
+    Timestamp::now().as_millisecond()
+}
+
+/// The body of the checkpointer thread.
+pub(super) fn checkpoint_regularly(
+    connection: &Connection,
+    desk: &Desk,
+    interval: Duration,
+    stop: &Stop,
+) {
+    while !stop.sleep(interval) {
+        if desk.dirty.swap(false, Ordering::AcqRel)
+            && let Err(error) = checkpoint(connection)
+        {
+            desk.dirty.store(true, Ordering::Release);
+            tracing::warn!(%error, "the database could not be forced to disk");
+        }
+    }
+}
+
+/// Syncs the log and folds it into the database as far as no reader needs it.
+pub(super) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
+    connection.query_row(CHECKPOINT, [], |_| Ok(()))
+}

@@ -1,0 +1,335 @@
+//! One group: everything that is decided and written in one transaction.
+//!
+//! Inside the transaction this connection holds the database's only write lock, so that what it reads stays true until
+//! it commits, whatever other processes want. That is why a group may read each count once, decide in memory and write
+//! the sums at its end; and why, once the changes of the key table that it lacks have been read, the key table in
+//! memory is the database's.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use rusqlite::{Connection, OptionalExtension, Statement};
+
+use super::inbox::{Refund, Refusals};
+use super::keys::{Follower, MARK};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::store::{Charge, StoreError, Totals};
+
+const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
+const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
+const COUNT: &str = "SELECT used FROM counts WHERE date = ?1 AND key = ?2";
+const SET_COUNT: &str = "INSERT INTO counts (date, key, used) VALUES (?1, ?2, ?3)
+    ON CONFLICT (date, key) DO UPDATE SET used = excluded.used";
+const ADD_TO_LEDGER: &str = "
+    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+    ON CONFLICT (date, key, endpoint) DO UPDATE SET
+        requests = requests + excluded.requests,
+        charged = charged + excluded.charged,
+        refunded = refunded + excluded.refunded,
+        refused_tier = refused_tier + excluded.refused_tier,
+        refused_quota = refused_quota + excluded.refused_quota";
+
+/// Days remembered between groups; a gateway sees two or three.
+const DAYS_MAX: usize = 1_024;
+
+/// The statements of a group, prepared once.
+pub(super) struct Statements<'c> {
+    begin: Statement<'c>,
+    commit: Statement<'c>,
+    rollback: Statement<'c>,
+    mark: Statement<'c>,
+    day: Statement<'c>,
+    add_day: Statement<'c>,
+    count: Statement<'c>,
+    set_count: Statement<'c>,
+    add_to_ledger: Statement<'c>,
+    /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
+    days: HashMap<Date, (Day, Box<str>)>,
+}
+
+impl<'c> Statements<'c> {
+    pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Statements<'c>> {
+        Ok(Statements {
+            begin: connection.prepare("BEGIN IMMEDIATE")?,
+            commit: connection.prepare("COMMIT")?,
+            rollback: connection.prepare("ROLLBACK")?,
+            mark: connection.prepare(MARK)?,
+            day: connection.prepare(DAY)?,
+            add_day: connection.prepare(ADD_DAY)?,
+            count: connection.prepare(COUNT)?,
+            set_count: connection.prepare(SET_COUNT)?,
+            add_to_ledger: connection.prepare(ADD_TO_LEDGER)?,
+            days: HashMap::new(),
+        })
+    }
+}
+
+/// What the group makes of a charge, before anybody hears of it.
+#[derive(Debug)]
+pub(super) enum Ruling {
+    /// The units are taken; so many are used now.
+    Granted(u64),
+    /// There is no room.
+    Exhausted(u64),
+    /// The database has a newer record, or none.
+    KeyChanged,
+    /// It is not that day now.
+    OtherDay(Timestamp),
+    /// The database knows that date by other boundaries.
+    OtherCalendar(Day),
+}
+
+/// A count as the group sees it.
+struct Count {
+    used: u64,
+    written: u64,
+}
+
+/// A transaction that is under way.
+pub(super) struct Group<'g, 'c> {
+    statements: &'g mut Statements<'c>,
+    keys: &'g Follower,
+    now: Timestamp,
+    counts: HashMap<(KeyId, Day), Count>,
+    ledger: HashMap<(KeyId, Date, Arc<str>), Totals>,
+}
+
+impl<'g, 'c> Group<'g, 'c> {
+    /// Takes the write lock and catches up with the key table. `clock` is read once the lock is held.
+    pub(super) fn begin(
+        statements: &'g mut Statements<'c>,
+        connection: &Connection,
+        keys: &'g Follower,
+        clock: impl FnOnce() -> Timestamp,
+    ) -> rusqlite::Result<Group<'g, 'c>> {
+        statements.begin.execute([])?;
+        let group = Group {
+            now: clock(),
+            statements,
+            keys,
+            counts: HashMap::new(),
+            ledger: HashMap::new(),
+        };
+        match group.keys.catch_up(connection, &mut group.statements.mark) {
+            Ok(_) => Ok(group),
+            Err(error) => {
+                group.roll_back();
+                Err(error)
+            }
+        }
+    }
+
+    /// Decides one charge and takes its units.
+    pub(super) fn charge(&mut self, charge: &Charge) -> rusqlite::Result<Ruling> {
+        let record = &charge.key.record;
+        let known = self.keys.table().get(record.id);
+        // A key that the database does not know is unknown, whatever the caller holds: the database is the authority.
+        if known.is_none_or(|known| known.record.version > record.version) {
+            return Ok(Ruling::KeyChanged);
+        }
+        if !charge.day.contains(self.now) {
+            return Ok(Ruling::OtherDay(self.now));
+        }
+        let stored = self.day(charge.day, Missing::Added)?;
+        if stored != charge.day {
+            return Ok(Ruling::OtherCalendar(stored));
+        }
+        let cost = u64::from(charge.cost);
+        // SQLite's integers are signed.
+        let limit = charge.limit.min(i64::MAX.unsigned_abs());
+        let count = self.count(record.id, charge.day)?;
+        match count.used.checked_add(cost) {
+            Some(used) if used <= limit => {
+                count.used = used;
+                let totals = self.totals(record.id, charge.day.date, &charge.endpoint);
+                totals.requests += 1;
+                totals.charged += cost;
+                Ok(Ruling::Granted(used))
+            }
+            _ => Ok(Ruling::Exhausted(count.used)),
+        }
+    }
+
+    /// Gives units back.
+    pub(super) fn refund(&mut self, refund: &Refund) -> rusqlite::Result<()> {
+        let receipt = &refund.receipt;
+        let units = u64::from(receipt.units);
+        let count = self.count(receipt.key, receipt.day)?;
+        count.used = count.used.saturating_sub(units);
+        self.totals(receipt.key, receipt.day.date, &receipt.endpoint)
+            .refunded += units;
+        Ok(())
+    }
+
+    /// Reads a count, or the boundaries that the database knows the day by if they are others.
+    pub(super) fn used(&mut self, key: KeyId, day: Day) -> rusqlite::Result<Result<u64, Day>> {
+        let stored = self.day(day, Missing::Assumed)?;
+        if stored != day {
+            return Ok(Err(stored));
+        }
+        Ok(Ok(self.count(key, day)?.used))
+    }
+
+    /// Adds refused requests to the ledger.
+    pub(super) fn refused(&mut self, refusals: &Refusals) {
+        for ((key, day, endpoint), refused) in refusals {
+            let totals = self.totals(*key, day.date, endpoint);
+            totals.refused_tier += refused.tier;
+            totals.refused_quota += refused.daily_quota;
+        }
+    }
+
+    /// Writes the sums and commits; answers the counts that the group saw.
+    pub(super) fn commit(mut self) -> rusqlite::Result<impl Iterator<Item = (KeyId, Day, u64)>> {
+        if let Err(error) = self.write().and_then(|()| {
+            self.statements.commit.execute([])?;
+            Ok(())
+        }) {
+            self.roll_back();
+            return Err(error);
+        }
+        Ok(self
+            .counts
+            .into_iter()
+            .map(|((key, day), count)| (key, day, count.used)))
+    }
+
+    /// Leaves the database as it was.
+    pub(super) fn roll_back(self) {
+        self.statements.days.clear();
+        // Without effect where SQLite has rolled back by itself.
+        let _ = self.statements.rollback.execute([]);
+    }
+
+    fn write(&mut self) -> rusqlite::Result<()> {
+        let Statements {
+            set_count,
+            add_to_ledger,
+            days,
+            ..
+        } = &mut *self.statements;
+        for ((key, day), count) in &self.counts {
+            if count.used != count.written {
+                set_count.execute((date_text(days, day.date), key.as_str(), signed(count.used)))?;
+            }
+        }
+        for ((key, date, endpoint), totals) in &self.ledger {
+            add_to_ledger.execute((
+                date_text(days, *date),
+                key.as_str(),
+                &**endpoint,
+                signed(totals.requests),
+                signed(totals.charged),
+                signed(totals.refunded),
+                signed(totals.refused_tier),
+                signed(totals.refused_quota),
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut Count> {
+        match self.counts.entry((key, day)) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(place) => {
+                let Statements { count, days, .. } = &mut *self.statements;
+                let stored: Option<i64> = count
+                    .query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))
+                    .optional()?;
+                let used = unsigned(stored.unwrap_or(0));
+                Ok(place.insert(Count {
+                    used,
+                    written: used,
+                }))
+            }
+        }
+    }
+
+    fn totals(&mut self, key: KeyId, date: Date, endpoint: &Arc<str>) -> &mut Totals {
+        self.ledger
+            .entry((key, date, endpoint.clone()))
+            .or_default()
+    }
+
+    /// The day as the database has it under this date.
+    fn day(&mut self, day: Day, missing: Missing) -> rusqlite::Result<Day> {
+        if let Some((stored, _)) = self.statements.days.get(&day.date) {
+            return Ok(*stored);
+        }
+        let date = day.date.to_string();
+        let stored = self
+            .statements
+            .day
+            .query_row([&date], |row| {
+                Ok(Day {
+                    date: day.date,
+                    start: row.get(0)?,
+                    end: row.get(1)?,
+                })
+            })
+            .optional()?;
+        let stored = match (stored, missing) {
+            (Some(stored), _) => stored,
+            (None, Missing::Assumed) => return Ok(day),
+            (None, Missing::Added) => {
+                self.statements
+                    .add_day
+                    .execute((&date, day.start, day.end))?;
+                day
+            }
+        };
+        if self.statements.days.len() >= DAYS_MAX {
+            self.statements.days.clear();
+        }
+        self.statements
+            .days
+            .insert(day.date, (stored, date.into_boxed_str()));
+        Ok(stored)
+    }
+}
+
+/// What to do with a day that the database has not met.
+#[derive(Clone, Copy)]
+enum Missing {
+    /// Store it: it is about to be charged.
+    Added,
+    /// Take the caller's word: it is only read.
+    Assumed,
+}
+
+/// The date as the tables have it, without making the text anew for a day that is known.
+fn date_text(days: &HashMap<Date, (Day, Box<str>)>, date: Date) -> std::borrow::Cow<'_, str> {
+    match days.get(&date) {
+        Some((_, text)) => std::borrow::Cow::Borrowed(text),
+        None => std::borrow::Cow::Owned(date.to_string()),
+    }
+}
+
+/// What a caller is told whose day has other boundaries.
+pub(super) fn other_calendar(path: &std::path::Path, asked: Day, stored: Day) -> StoreError {
+    StoreError::OtherCalendar(format!(
+        "{} has the day {} from {} to {} (Unix seconds), and it was asked for {} to {}: two time zone tables or \
+         calendars are in use",
+        path.display(),
+        stored.date,
+        stored.start,
+        stored.end,
+        asked.start,
+        asked.end
+    ))
+}
+
+/// As SQLite keeps it; counts stay below the limit, which is below 2^63.
+pub(super) fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// As Rust counts it; nothing negative is ever written.
+pub(super) fn unsigned(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}

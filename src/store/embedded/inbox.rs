@@ -1,0 +1,233 @@
+//! What waits for the writer thread: charges, refunds, readings, refusals and errands.
+//!
+//! Callers put things in and never wait here; the writer takes all there is. Each kind has its own bound:
+//! - charges and readings: [`WAITING_MAX`] together, then callers are turned away at once;
+//! - refunds: none is ever turned away, and there are at most as many as there are receipts, which only grants make;
+//! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted;
+//! - errands (changes of keys, heartbeats): [`ERRANDS_MAX`].
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::store::{Charge, Decision, Receipt, Refusal, StoreError};
+
+/// About half a second of charges at full load: whoever comes behind them would wait in vain.
+const WAITING_MAX: usize = 16_384;
+/// Keys times endpoints that can be refused within a second before the ledger misses some: 16 MB at most.
+const REFUSALS_MAX: usize = 100_000;
+/// Commands change keys one at a time; a gateway has one heartbeat under way.
+const ERRANDS_MAX: usize = 256;
+/// Refusals are written so long after the first of them, or with the next group.
+const REFUSALS_KEPT: Duration = Duration::from_millis(500);
+
+/// Something that wants to know what the database says.
+pub(super) enum Waiting {
+    /// A charge and who asked for it.
+    Charge(Charge, oneshot::Sender<Result<Verdict, StoreError>>),
+    /// A reading of a count.
+    Used(KeyId, Day, oneshot::Sender<Result<u64, StoreError>>),
+}
+
+/// The answer to a charge on its way to the caller.
+pub(super) enum Verdict {
+    /// Units were taken; given back unless the caller accepts them.
+    Granted(Grant),
+    /// They were not.
+    Other(Decision),
+}
+
+/// Units taken for a caller that has not heard of it yet. Dropped on the way, because the caller is gone, it puts its
+/// refund into the inbox.
+pub(super) struct Grant {
+    used: u64,
+    receipt: Option<Receipt>,
+    inbox: Arc<Inbox>,
+}
+
+impl Grant {
+    /// A grant that is committed.
+    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> Grant {
+        Grant {
+            used,
+            receipt: Some(receipt),
+            inbox,
+        }
+    }
+
+    /// The caller has it: the receipt is theirs from here on.
+    pub(super) fn accept(mut self) -> Option<Decision> {
+        let used = self.used;
+        self.receipt
+            .take()
+            .map(|receipt| Decision::Granted { used, receipt })
+    }
+}
+
+impl Drop for Grant {
+    fn drop(&mut self) {
+        if let Some(receipt) = self.receipt.take() {
+            self.inbox.put_refund(receipt, None);
+        }
+    }
+}
+
+/// Units to give back, and who wants to know the count afterwards.
+pub(super) struct Refund {
+    pub(super) receipt: Receipt,
+    pub(super) answer: Option<oneshot::Sender<u64>>,
+}
+
+/// Requests refused with the same words.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Refused {
+    pub(super) tier: u64,
+    pub(super) daily_quota: u64,
+}
+
+/// Refused requests by key, day and endpoint.
+pub(super) type Refusals = HashMap<(KeyId, Day, Arc<str>), Refused>;
+
+/// A piece of work on the writer's connection, in a transaction of its own making.
+pub(super) type Errand = Box<dyn FnOnce(&Connection) + Send>;
+
+/// All that was waiting at one moment.
+#[derive(Default)]
+pub(super) struct Taken {
+    pub(super) waiting: Vec<Waiting>,
+    pub(super) refunds: Vec<Refund>,
+    pub(super) refusals: Refusals,
+    pub(super) errands: Vec<Errand>,
+}
+
+#[derive(Default)]
+struct Contents {
+    taken: Taken,
+    first_refusal: Option<Instant>,
+    closed: bool,
+}
+
+/// The place itself.
+#[derive(Default)]
+pub(super) struct Inbox {
+    contents: Mutex<Contents>,
+    filled: Condvar,
+}
+
+impl Inbox {
+    /// Hands over a charge or a reading, or turns it away because too many wait or the store is closed.
+    pub(super) fn put(&self, waiting: Waiting) -> Result<(), StoreError> {
+        let mut contents = self.contents.lock();
+        if contents.closed {
+            return Err(StoreError::Unavailable("the store was closed".into()));
+        }
+        if contents.taken.waiting.len() >= WAITING_MAX {
+            return Err(StoreError::Unavailable(format!(
+                "{WAITING_MAX} charges wait for the database already"
+            )));
+        }
+        contents.taken.waiting.push(waiting);
+        drop(contents);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Hands over a refund.
+    pub(super) fn put_refund(&self, receipt: Receipt, answer: Option<oneshot::Sender<u64>>) {
+        let refund = Refund { receipt, answer };
+        self.contents.lock().taken.refunds.push(refund);
+        self.filled.notify_one();
+    }
+
+    /// Takes back what could not be written, to be tried again with the next group.
+    pub(super) fn put_back(&self, refunds: Vec<Refund>, refusals: Refusals) {
+        let mut contents = self.contents.lock();
+        contents.taken.refunds.extend(refunds);
+        for (place, refused) in refusals {
+            let sum = contents.taken.refusals.entry(place).or_default();
+            sum.tier += refused.tier;
+            sum.daily_quota += refused.daily_quota;
+        }
+        if !contents.taken.refusals.is_empty() {
+            contents.first_refusal = Some(Instant::now());
+        }
+    }
+
+    /// Counts a refused request.
+    pub(super) fn put_refusal(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        let mut contents = self.contents.lock();
+        let place = (key, day, endpoint.clone());
+        let full = contents.taken.refusals.len() >= REFUSALS_MAX;
+        if full && !contents.taken.refusals.contains_key(&place) {
+            return;
+        }
+        let sum = contents.taken.refusals.entry(place).or_default();
+        match refusal {
+            Refusal::Tier => sum.tier += 1,
+            Refusal::DailyQuota => sum.daily_quota += 1,
+        }
+        if contents.first_refusal.is_none() {
+            contents.first_refusal = Some(Instant::now());
+            drop(contents);
+            self.filled.notify_one();
+        }
+    }
+
+    /// Hands over an errand.
+    pub(super) fn put_errand(&self, errand: Errand) -> Result<(), StoreError> {
+        let mut contents = self.contents.lock();
+        if contents.closed || contents.taken.errands.len() >= ERRANDS_MAX {
+            return Err(StoreError::Unavailable(
+                "the store is closed or has too much to do".into(),
+            ));
+        }
+        contents.taken.errands.push(errand);
+        drop(contents);
+        self.filled.notify_one();
+        Ok(())
+    }
+
+    /// Lets nothing more in but refunds, and has the writer leave when it has written everything.
+    pub(super) fn close(&self) {
+        self.contents.lock().closed = true;
+        self.filled.notify_all();
+    }
+
+    /// Waits until there is something to do and takes all of it, charges and readings up to `group_max`. `None` once
+    /// the inbox is closed and empty.
+    pub(super) fn take(&self, group_max: usize) -> Option<Taken> {
+        let mut contents = self.contents.lock();
+        loop {
+            let due = contents.first_refusal.map(|first| first + REFUSALS_KEPT);
+            let taken = &contents.taken;
+            let idle =
+                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.errands.is_empty();
+            let refusals_due = due.is_some_and(|due| Instant::now() >= due || contents.closed);
+            if !idle || refusals_due {
+                break;
+            }
+            if contents.closed {
+                return None;
+            }
+            match due {
+                Some(due) => {
+                    self.filled.wait_until(&mut contents, due);
+                }
+                None => self.filled.wait(&mut contents),
+            }
+        }
+        contents.first_refusal = None;
+        let mut taken = mem::take(&mut contents.taken);
+        if taken.waiting.len() > group_max {
+            contents.taken.waiting = taken.waiting.split_off(group_max);
+        }
+        Some(taken)
+    }
+}

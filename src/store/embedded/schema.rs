@@ -1,0 +1,240 @@
+//! The database file: where it lies, what is in it, and how a connection to it is set up.
+//!
+//! Every table is `WITHOUT ROWID`, so that a row is found by its name in one search. Dates are text (`2026-11-21`),
+//! so that operators can read the file with the `sqlite3` shell. A file of another program, of another zone or of a
+//! newer version is refused and left as it is.
+
+use std::fs::{DirBuilder, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::Durability;
+use crate::store::StoreError;
+
+/// What `PRAGMA user_version` says of a file that this code understands.
+const SCHEMA_VERSION: i64 = 1;
+/// What `PRAGMA application_id` says of our files: "TCLN".
+const APPLICATION_ID: i64 = 0x54_43_4C_4E;
+/// How long a connection waits for a lock that another process holds, before it says that the store is unavailable.
+pub(super) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
+/// The write-ahead log is folded into the database by the writer itself beyond so many pages (64 MiB), where the
+/// checkpointer cannot keep up.
+const LOG_PAGES_MAX: i64 = 16_384;
+
+const TABLES: &str = "
+    CREATE TABLE meta (
+        name TEXT PRIMARY KEY,
+        value TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    -- change: place in the order of all changes; born: the change that created the key; record: its JSON form.
+    CREATE TABLE keys (
+        id TEXT PRIMARY KEY,
+        version INTEGER NOT NULL,
+        born INTEGER NOT NULL,
+        change INTEGER NOT NULL,
+        record TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE UNIQUE INDEX keys_by_change ON keys (change);
+    CREATE TABLE digests (
+        digest BLOB PRIMARY KEY,
+        id TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    -- Unix seconds: the first of the day, the first of the next.
+    CREATE TABLE days (
+        date TEXT PRIMARY KEY,
+        first INTEGER NOT NULL,
+        next INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE counts (
+        date TEXT NOT NULL,
+        key TEXT NOT NULL,
+        used INTEGER NOT NULL,
+        PRIMARY KEY (date, key)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE ledger (
+        date TEXT NOT NULL,
+        key TEXT NOT NULL,
+        endpoint TEXT NOT NULL,
+        requests INTEGER NOT NULL,
+        charged INTEGER NOT NULL,
+        refunded INTEGER NOT NULL,
+        refused_tier INTEGER NOT NULL,
+        refused_quota INTEGER NOT NULL,
+        PRIMARY KEY (date, key, endpoint)
+    ) STRICT, WITHOUT ROWID;
+    -- applied: the last change in the gateway's key table; seen: Unix milliseconds of its last heartbeat.
+    CREATE TABLE gateways (
+        name TEXT PRIMARY KEY,
+        applied INTEGER NOT NULL,
+        seen INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;";
+
+const ZONE_OF_FILE: &str = "SELECT value FROM meta WHERE name = 'zone'";
+const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)";
+
+/// Makes the file and its directory where they are missing, readable by their owner only: key digests are in them.
+pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
+    let told = |error: io::Error| {
+        StoreError::Failed(format!(
+            "{} cannot be opened: {error}. Check store.embedded.path, and that this user may write the file and its \
+             directory",
+            path.display()
+        ))
+    };
+    if let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)
+            .map_err(told)?;
+    }
+    OpenOptions::new()
+        .read(true)
+        .append(true)
+        .create(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(told)?;
+    Ok(())
+}
+
+/// A connection to the existing file, set up but not looked into.
+pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection, StoreError> {
+    let told = |error| failure(path, &error);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(told)?;
+    connection
+        .busy_handler(Some(wait_for_lock()))
+        .map_err(told)?;
+    use_write_ahead_log(&connection).map_err(told)?;
+    let synchronous = match durability {
+        Durability::Commit => "FULL",
+        Durability::Interval(_) => "NORMAL",
+    };
+    connection
+        .execute_batch(&format!(
+            "PRAGMA synchronous = {synchronous};
+             PRAGMA wal_autocheckpoint = {LOG_PAGES_MAX};
+             PRAGMA temp_store = MEMORY;"
+        ))
+        .map_err(told)?;
+    Ok(connection)
+}
+
+/// Switching to the log is the one step for which SQLite does not ask the busy handler, so it is tried again here.
+fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
+    let mut wait = wait_for_lock();
+    let mut tried = 0;
+    loop {
+        let switched = connection.query_row("PRAGMA journal_mode = WAL", [], |row| {
+            row.get::<_, String>(0)
+        });
+        match switched {
+            Ok(_) => return Ok(()),
+            Err(error) if is_contention(&error) && wait(tried) => tried += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Sleeps 50 to 400 µs per try: another process holds the lock for one group of charges, and SQLite's own back-off
+/// of up to 100 ms would starve whoever loses twice. Jittered, so that two processes do not fall into step.
+fn wait_for_lock() -> impl FnMut(i32) -> bool + Send + 'static {
+    let mut since = Instant::now();
+    let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(std::process::id());
+    move |tried| {
+        if tried == 0 {
+            since = Instant::now();
+        }
+        // Xorshift (Marsaglia 2003).
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        std::thread::sleep(Duration::from_micros(50 + random % 350));
+        since.elapsed() < LOCK_WAIT_MAX
+    }
+}
+
+/// Creates the tables in an empty file, or checks that the file is ours, of this version and of this zone.
+pub(super) fn prepare(
+    connection: &mut Connection,
+    path: &Path,
+    zone: &str,
+) -> Result<(), StoreError> {
+    let told = |error| failure(path, &error);
+    let transaction = connection
+        .transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)
+        .map_err(told)?;
+    let number = |sql: &str| transaction.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let tables = number("SELECT count(*) FROM sqlite_schema").map_err(told)?;
+    if tables == 0 {
+        transaction.execute_batch(TABLES).map_err(told)?;
+        transaction.execute(REMEMBER_ZONE, [zone]).map_err(told)?;
+        transaction
+            .execute_batch(&format!(
+                "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+            ))
+            .map_err(told)?;
+        return transaction.commit().map_err(told);
+    }
+    if number("PRAGMA application_id").map_err(told)? != APPLICATION_ID {
+        return Err(StoreError::Failed(format!(
+            "{} is the database of another program; point store.embedded.path at a file of its own",
+            path.display()
+        )));
+    }
+    let version = number("PRAGMA user_version").map_err(told)?;
+    if version != SCHEMA_VERSION {
+        return Err(StoreError::Failed(format!(
+            "{} has schema {version} and this touchline knows schema {SCHEMA_VERSION}; run the version that wrote it \
+             or a later one",
+            path.display()
+        )));
+    }
+    let theirs: String = transaction
+        .query_row(ZONE_OF_FILE, [], |row| row.get(0))
+        .map_err(told)?;
+    if theirs != zone {
+        return Err(StoreError::OtherCalendar(format!(
+            "{} counts days in the zone {theirs}, and the configuration says {zone}: set quota.timezone to {theirs}, or \
+             start a new database for {zone}",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn is_contention(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked)
+    )
+}
+
+/// What a failure of SQLite means for the store, with the file's name and what to do about it.
+pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
+    let path = path.display();
+    if is_contention(error) {
+        return StoreError::Unavailable(format!(
+            "another process kept {path} locked for more than {LOCK_WAIT_MAX:?}"
+        ));
+    }
+    let hint = match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase) => "it is not an SQLite database; check store.embedded.path",
+        Some(ErrorCode::DatabaseCorrupt) => "the file is damaged; restore it from a backup",
+        Some(ErrorCode::DiskFull) => "make room on the disk",
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
+            "check that this user may write the file and its directory"
+        }
+        Some(ErrorCode::SystemIoFailure) => "check the disk",
+        _ => "check the file with the sqlite3 shell",
+    };
+    StoreError::Failed(format!("{path}: {error}; {hint}"))
+}

@@ -1,0 +1,251 @@
+//! The writer: one thread that owns the connection that writes.
+//!
+//! It takes all that waits, decides and writes it in one transaction, and answers when that is committed. A group that
+//! cannot be committed answers every charge in it with the error and takes nothing; its refunds and refusals are tried
+//! again. Whoever left meanwhile gets the units back (see [`Grant`]).
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use super::group::{Group, Ruling, Statements, other_calendar};
+use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
+use super::keys::Follower;
+use super::learnt::Learnt;
+use super::schema::failure;
+use crate::clock::Clock;
+use crate::policy::calendar::Day;
+use crate::store::{Charge, Decision, Receipt, StoreError};
+
+/// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
+const GROUP_MAX: usize = 512;
+/// A group of at least so many is followed by the next one no sooner than [`GATHER`] after its start: under load a few
+/// commits of many cost less than many of a few, and a lone charge never waits.
+const GATHER_FROM: usize = 4;
+/// See [`GATHER_FROM`].
+const GATHER: Duration = Duration::from_micros(500);
+/// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
+
+/// What the writer shares with the rest of the store.
+pub(super) struct Desk {
+    pub(super) path: PathBuf,
+    pub(super) clock: Clock,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) keys: Follower,
+    pub(super) learnt: Learnt,
+    /// Whether the last transaction was committed.
+    pub(super) up: AtomicBool,
+    /// Whether anything was committed since the last time that the log was forced to disk.
+    pub(super) dirty: AtomicBool,
+}
+
+/// The body of the writer thread: ends when the inbox is closed and everything in it written. Should it end otherwise,
+/// by a failure or a panic, nobody is left waiting.
+pub(super) fn run_to_the_end(connection: &Connection, desk: &Desk) {
+    let _nobody_waits = Closing(desk);
+    if let Err(error) = run(connection, desk) {
+        tracing::error!(%error, "the store cannot write");
+    }
+}
+
+struct Closing<'d>(&'d Desk);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.up.store(false, Ordering::Relaxed);
+        self.0.inbox.close();
+        // Dropping what was taken tells every caller.
+        while self.0.inbox.take(usize::MAX).is_some() {}
+    }
+}
+
+fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
+    let mut statements = Statements::prepare(connection)?;
+    while let Some(mut taken) = desk.inbox.take(GROUP_MAX) {
+        let started = Instant::now();
+        let errands = std::mem::take(&mut taken.errands);
+        let size = taken.waiting.len();
+        if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
+            match settle(connection, &mut statements, desk, taken) {
+                Ok(()) => {
+                    desk.up.store(true, Ordering::Relaxed);
+                    desk.dirty.store(true, Ordering::Release);
+                }
+                Err(error) => {
+                    desk.up.store(false, Ordering::Relaxed);
+                    tracing::error!(%error, "a group of charges was not written");
+                    std::thread::sleep(PAUSE_AFTER_FAILURE);
+                }
+            }
+        }
+        for errand in errands {
+            errand(connection);
+            desk.dirty.store(true, Ordering::Release);
+        }
+        if size >= GATHER_FROM {
+            std::thread::sleep(GATHER.saturating_sub(started.elapsed()));
+        }
+    }
+    Ok(())
+}
+
+/// A decided charge or reading that waits for the commit.
+enum Answer {
+    Charge(Charge, Ruling, oneshot::Sender<Result<Verdict, StoreError>>),
+    Used(
+        Day,
+        Result<u64, Day>,
+        oneshot::Sender<Result<u64, StoreError>>,
+    ),
+}
+
+/// Decides, writes and answers one group; the error has been told to those who wait.
+fn settle(
+    connection: &Connection,
+    statements: &mut Statements<'_>,
+    desk: &Desk,
+    taken: Taken,
+) -> Result<(), StoreError> {
+    let Taken {
+        waiting,
+        refunds,
+        refusals,
+        errands: _,
+    } = taken;
+    let mut answers = Vec::with_capacity(waiting.len());
+    let mut undecided = waiting.into_iter();
+    let mut work = || {
+        let mut group = Group::begin(statements, connection, &desk.keys, || desk.clock.now())?;
+        let done = refunds
+            .iter()
+            .try_for_each(|refund| group.refund(refund))
+            .and_then(|()| decide(&mut group, &mut undecided, &mut answers));
+        group.refused(&refusals);
+        match done {
+            Ok(()) => group.commit().map(Iterator::collect::<Vec<_>>),
+            Err(error) => {
+                group.roll_back();
+                Err(error)
+            }
+        }
+    };
+    let result = work();
+    match result {
+        Ok(counts) => {
+            let now = Instant::now();
+            for &(key, day, used) in &counts {
+                desk.learnt.put(key, day, used, now);
+            }
+            answers.into_iter().for_each(|answer| tell(answer, desk));
+            refunds
+                .into_iter()
+                .for_each(|refund| tell_refund(refund, desk));
+            Ok(())
+        }
+        Err(error) => {
+            for answer in answers {
+                match answer {
+                    Answer::Charge(_, _, caller) => {
+                        let _ = caller.send(Err(failure(&desk.path, &error)));
+                    }
+                    Answer::Used(_, _, caller) => {
+                        let _ = caller.send(Err(failure(&desk.path, &error)));
+                    }
+                }
+            }
+            for waiting in undecided {
+                match waiting {
+                    Waiting::Charge(_, caller) => {
+                        let _ = caller.send(Err(failure(&desk.path, &error)));
+                    }
+                    Waiting::Used(_, _, caller) => {
+                        let _ = caller.send(Err(failure(&desk.path, &error)));
+                    }
+                }
+            }
+            desk.inbox.put_back(refunds, refusals);
+            Err(failure(&desk.path, &error))
+        }
+    }
+}
+
+/// Rules on all that waits, in order of arrival; whoever has left already is passed over.
+fn decide(
+    group: &mut Group<'_, '_>,
+    undecided: &mut impl Iterator<Item = Waiting>,
+    answers: &mut Vec<Answer>,
+) -> rusqlite::Result<()> {
+    for waiting in undecided {
+        match waiting {
+            Waiting::Charge(_, caller) if caller.is_closed() => {}
+            Waiting::Charge(charge, caller) => {
+                let ruling = match group.charge(&charge) {
+                    Ok(ruling) => ruling,
+                    Err(error) => {
+                        // Kept among the answers, so that this caller hears of the error too.
+                        answers.push(Answer::Charge(charge, Ruling::KeyChanged, caller));
+                        return Err(error);
+                    }
+                };
+                answers.push(Answer::Charge(charge, ruling, caller));
+            }
+            Waiting::Used(_, _, caller) if caller.is_closed() => {}
+            Waiting::Used(key, day, caller) => match group.used(key, day) {
+                Ok(used) => answers.push(Answer::Used(day, used, caller)),
+                Err(error) => {
+                    answers.push(Answer::Used(day, Ok(0), caller));
+                    return Err(error);
+                }
+            },
+        }
+    }
+    Ok(())
+}
+
+/// Tells what is committed.
+fn tell(answer: Answer, desk: &Desk) {
+    match answer {
+        Answer::Charge(charge, ruling, caller) => {
+            let verdict = match ruling {
+                Ruling::Granted(used) => {
+                    let receipt = Receipt {
+                        key: charge.key.record.id,
+                        day: charge.day,
+                        endpoint: charge.endpoint,
+                        units: charge.cost,
+                    };
+                    Ok(Verdict::Granted(Grant::new(
+                        used,
+                        receipt,
+                        desk.inbox.clone(),
+                    )))
+                }
+                Ruling::Exhausted(used) => Ok(Verdict::Other(Decision::Exhausted { used })),
+                Ruling::KeyChanged => Ok(Verdict::Other(Decision::KeyChanged)),
+                Ruling::OtherDay(now) => Ok(Verdict::Other(Decision::OtherDay { now })),
+                Ruling::OtherCalendar(stored) => {
+                    Err(other_calendar(&desk.path, charge.day, stored))
+                }
+            };
+            // Whoever is gone drops the verdict, and a grant in it turns into a refund.
+            let _ = caller.send(verdict);
+        }
+        Answer::Used(day, used, caller) => {
+            let _ = caller.send(used.map_err(|stored| other_calendar(&desk.path, day, stored)));
+        }
+    }
+}
+
+fn tell_refund(refund: Refund, desk: &Desk) {
+    if let Some(caller) = refund.answer {
+        let receipt = refund.receipt;
+        if let Some(used) = desk.learnt.used(receipt.key, receipt.day) {
+            let _ = caller.send(used);
+        }
+    }
+}
