@@ -1,4 +1,5 @@
 //! Touchline.
 pub mod clock;
+pub mod config;
 pub mod policy;
 pub mod store;

@@ -1,0 +1,439 @@
+//! `gateway.yaml`: from its text to the checked [`Config`], or all its problems at once.
+//!
+//! serde_yaml reads the text into types that keep every leaf as written; the check gives each leaf its type, bounds and
+//! default, and notes a problem instead of stopping. Positions come from an index of YAML path → line and column that an
+//! event parser makes of the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns
+//! do not overlap, every number is within its bounds. It does not know what is made of it.
+
+use std::io::Read;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderName;
+use sha2::{Digest, Sha256};
+
+use crate::policy::api_key::KeyPrefix;
+use crate::policy::calendar::Calendar;
+use crate::policy::endpoint::EndpointTable;
+use crate::policy::key_record::TierName;
+
+mod check;
+mod outline;
+mod problem;
+mod scalar;
+mod secret;
+mod sections;
+mod text;
+
+pub use problem::{ConfigErrors, Problem};
+pub use secret::Secret;
+
+/// The largest file that is read: some 10,000 endpoints.
+const FILE_BYTES_MAX: usize = 1024 * 1024;
+
+/// A checked configuration.
+#[derive(Debug)]
+pub struct Config {
+    /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
+    pub hash: String,
+    /// Where clients and operators connect.
+    pub listen: Listen,
+    /// Where keys and counts live.
+    pub store: StoreConfig,
+    /// The division of time into quota days (`quota.timezone`).
+    pub calendar: Calendar,
+    /// What issued keys look like, and what a 401 says.
+    pub keys: Keys,
+    /// The tiers in the order of the file; at least one, no name twice.
+    pub tiers: Vec<(TierName, Tier)>,
+    /// The endpoints; every tier and upstream they name exists.
+    pub endpoints: EndpointTable,
+    /// The upstreams in the order of the file; at least one, no name twice.
+    pub upstreams: Vec<Upstream>,
+    /// What is passed on to upstreams.
+    pub forward: Forward,
+    /// Threads.
+    pub runtime: Runtime,
+    /// Bounds on what one client can take.
+    pub limits: Limits,
+    /// Logs.
+    pub logging: Logging,
+}
+
+/// The listeners: at least one of `http` and `https`, all on different addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    /// Cleartext HTTP for clients.
+    pub http: Option<Http>,
+    /// HTTPS for clients.
+    pub https: Option<Https>,
+    /// Metrics and health for operators; always a loopback address.
+    pub admin: SocketAddr,
+}
+
+/// The cleartext listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Http {
+    /// Its address; outside loopback only with [`Cleartext::Allowed`].
+    pub address: SocketAddr,
+    /// Whether API keys may cross a network in clear text.
+    pub cleartext: Cleartext,
+}
+
+/// Whether the cleartext listener may leave the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cleartext {
+    /// Loopback addresses only.
+    Loopback,
+    /// Any address: something in front of the gateway ends TLS.
+    Allowed,
+}
+
+/// The TLS listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Https {
+    /// Its address.
+    pub address: SocketAddr,
+    /// What it shows to clients.
+    pub certificate: Certificate,
+}
+
+/// A certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Certificate {
+    /// Made at start, for loopback addresses only.
+    SelfSigned,
+    /// PEM files, readable when the configuration was checked.
+    Files {
+        /// The chain, the server's own certificate first.
+        certificate: PathBuf,
+        /// The private key.
+        private_key: PathBuf,
+    },
+}
+
+/// Where keys and counts live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreConfig {
+    /// SQLite on this machine.
+    Embedded(EmbeddedStore),
+    /// Redis or Valkey, shared by any number of gateways.
+    Redis(RedisStore),
+}
+
+/// The embedded store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EmbeddedStore {
+    /// The database file.
+    pub path: PathBuf,
+    /// When what was written is safe from a power cut.
+    pub durability: Durability,
+}
+
+/// When commits reach the disk for sure. A crash of the process alone never loses one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// Before each answer.
+    Commit,
+    /// At most this long after it.
+    Interval(Duration),
+}
+
+/// The Redis store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisStore {
+    /// `redis://[user[:password]@]host[:port][/database]`.
+    pub url: Secret,
+    /// The password of `password_file`, which goes before the one in the URL.
+    pub password: Option<Secret>,
+    /// What every name in Redis begins with.
+    pub key_prefix: String,
+    /// How long one call may take.
+    pub timeout: Duration,
+}
+
+/// Keys as issued and as asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// What issued keys begin with.
+    pub prefix: KeyPrefix,
+    /// The realm of `WWW-Authenticate`: printable ASCII without quote and backslash.
+    pub realm: String,
+}
+
+/// A subscription tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tier {
+    /// Units a quota day.
+    pub daily: NonZeroU64,
+}
+
+/// A service behind the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upstream {
+    /// The name that endpoints use.
+    pub name: Arc<str>,
+    /// Its servers, resolved; at least one, none twice.
+    pub servers: Vec<SocketAddr>,
+    /// How long it may take.
+    pub timeouts: Timeouts,
+    /// How often a request that reached no server is tried again, 0 to 3.
+    pub retries: u8,
+}
+
+/// How long an upstream may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timeouts {
+    /// To accept a connection.
+    pub connect: Duration,
+    /// From the request to the answer's header.
+    pub first_byte: Duration,
+    /// Between two parts of the answer.
+    pub between_bytes: Duration,
+    /// For the whole answer.
+    pub total: Duration,
+    /// Without a header for longer than this, a client that hangs up is refunded.
+    pub slow: Duration,
+    /// How long an unused connection is kept.
+    pub idle: Duration,
+}
+
+/// What is passed on to upstreams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Forward {
+    /// Request headers of clients that are never passed on, beside those that the contract removes.
+    pub headers_denied: Vec<HeaderName>,
+}
+
+/// Threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Runtime {
+    /// Worker threads; 0 is one per core.
+    pub threads: usize,
+}
+
+/// Bounds on what one client can take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Names and values of all request headers together.
+    pub header_bytes: usize,
+    /// Request headers.
+    pub header_count: usize,
+    /// Path and query.
+    pub target_bytes: usize,
+    /// A request body.
+    pub body_bytes: u64,
+    /// How long a connection may be idle between requests.
+    pub keepalive_idle: Duration,
+    /// How long a client may take to send a request.
+    pub request_read: Duration,
+    /// How long a client may take to read a part of the answer.
+    pub response_write: Duration,
+    /// How long requests in flight may take to end when the gateway stops.
+    pub shutdown_grace: Duration,
+}
+
+/// Logs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logging {
+    /// The least important messages that are written.
+    pub level: Level,
+    /// The form of a line.
+    pub format: LogFormat,
+    /// Where the access log goes.
+    pub access_log: AccessLog,
+}
+
+/// The importance of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Level {
+    /// Something failed.
+    Error,
+    /// Something may fail soon.
+    Warn,
+    /// Starts, stops, changes.
+    Info,
+    /// What a developer asks for.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+impl Level {
+    /// The word in the file, which tracing's filters know too.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Level::Error => "error",
+            Level::Warn => "warn",
+            Level::Info => "info",
+            Level::Debug => "debug",
+            Level::Trace => "trace",
+        }
+    }
+}
+
+/// The form of a log line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Pretty,
+}
+
+/// Where the access log goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AccessLog {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+    /// Nowhere.
+    Off,
+    /// A file that is appended to.
+    File(PathBuf),
+}
+
+impl Config {
+    /// Reads and checks a file. Variables come from the environment of the process; host names of upstreams are resolved.
+    ///
+    /// # Errors
+    /// All problems of the file at once; one alone where it cannot be read or is not YAML.
+    pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+        let name = path.display().to_string();
+        let fail = |line, column, message: String, hint: &str| ConfigErrors {
+            file: name.clone(),
+            problems: vec![Problem {
+                line,
+                column,
+                path: String::new(),
+                message,
+                hint: Some(hint.to_owned()),
+            }],
+        };
+        let bytes = read_at_most(path, FILE_BYTES_MAX + 1).map_err(|error| {
+            fail(
+                1,
+                1,
+                format!("cannot read the file: {error}"),
+                "name it with --config FILE or TOUCHLINE_CONFIG",
+            )
+        })?;
+        if bytes.len() > FILE_BYTES_MAX {
+            return Err(fail(
+                1,
+                1,
+                "the file is too large".to_owned(),
+                "at most 1MiB",
+            ));
+        }
+        let text = std::str::from_utf8(&bytes).map_err(|error| {
+            let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
+            let (line, column) = end_of(&String::from_utf8_lossy(valid));
+            fail(
+                line,
+                column,
+                "the file is not UTF-8".to_owned(),
+                "save it as UTF-8",
+            )
+        })?;
+        Config::parse(&name, text, &|variable| std::env::var(variable).ok())
+    }
+
+    /// Checks a text. `file_name` is what problems show; `env` answers `${VARIABLE}`. Reads the files that `…_file` keys
+    /// name, and resolves host names of upstreams.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(
+        file_name: &str,
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Config, ConfigErrors> {
+        let resolve = |server: &str| server.to_socket_addrs().map(Iterator::collect);
+        let surroundings = check::Surroundings {
+            env,
+            resolve: &resolve,
+        };
+        parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new(file_name, problems))
+    }
+
+    /// The tier with this name.
+    pub fn tier(&self, name: &TierName) -> Option<&Tier> {
+        self.tiers
+            .iter()
+            .find(|(tier, _)| tier == name)
+            .map(|(_, tier)| tier)
+    }
+
+    /// The upstream with this name.
+    pub fn upstream(&self, name: &str) -> Option<&Upstream> {
+        self.upstreams
+            .iter()
+            .find(|upstream| &*upstream.name == name)
+    }
+}
+
+fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+    let start = outline::Position::START;
+    let root = outline::Path::default();
+    if text.len() > FILE_BYTES_MAX {
+        return Err(vec![start.problem(
+            &root,
+            "the file is too large",
+            Some("at most 1MiB"),
+        )]);
+    }
+    let outline = outline::Outline::of(text)?;
+    if outline.is_empty() {
+        return Err(vec![start.problem(
+            &root,
+            "the file is empty",
+            Some("begin with the shipped gateway.yaml"),
+        )]);
+    }
+    let section = serde_yaml::from_str(text).map_err(|error| {
+        let position = error
+            .location()
+            .map_or(start, |location| outline::Position {
+                line: location.line(),
+                column: location.column(),
+            });
+        vec![outline::syntax_problem(text, position, &error.to_string())]
+    })?;
+    let mut check = check::Check::new(&outline, surroundings);
+    let config = sections::config(&mut check, section, hash_of(text));
+    match config {
+        Some(config) if check.problems().is_empty() => Ok(config),
+        Some(_) | None => Err(check.into_problems()),
+    }
+}
+
+fn read_at_most(path: &Path, bytes_max: usize) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?
+        .take(bytes_max as u64)
+        .read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The line and column just after `text`.
+fn end_of(text: &str) -> (usize, usize) {
+    let line = text.matches('\n').count() + 1;
+    let column = text.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    (line, column)
+}
+
+fn hash_of(text: &str) -> String {
+    Sha256::digest(text)
+        .iter()
+        .take(6)
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,405 @@
+//! Where each value of a YAML text stands: an index of YAML path → position, made from parser events.
+//!
+//! It also refuses what a configuration has no need for and what would make reading it expensive or ambiguous: aliases,
+//! tags, a second document, duplicate keys, keys that are not short texts, and nesting or numbers of values without
+//! bound. What passes here is safe to hand to serde_yaml.
+
+use std::collections::HashMap;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
+
+use super::problem::Problem;
+
+/// The deepest value of a valid file is at 5; the rest is room for wrong files to be told well.
+const DEPTH_MAX: usize = 10;
+/// Longer keys only serve to make paths, and with them this index, large.
+const KEY_CHARS_MAX: usize = 128;
+/// Some 10,000 endpoints: far above any real file.
+const VALUES_MAX: usize = 100_000;
+
+/// A YAML path, such as `endpoints[2].tiers[0]`; the empty one is the whole file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub(super) struct Path(String);
+
+impl Path {
+    /// The path of the value under `name`.
+    pub(super) fn key(&self, name: &str) -> Path {
+        let dot = if self.0.is_empty() { "" } else { "." };
+        Path(format!("{}{dot}{}", self.0, name.escape_debug()))
+    }
+
+    /// The path of a list's item.
+    pub(super) fn index(&self, index: usize) -> Path {
+        Path(format!("{}[{index}]", self.0))
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A line and a column, both counted from 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Position {
+    pub(super) line: usize,
+    pub(super) column: usize,
+}
+
+impl Position {
+    pub(super) const START: Position = Position { line: 1, column: 1 };
+
+    fn of(marker: Marker) -> Position {
+        Position {
+            line: marker.line().max(1),
+            column: marker.col() + 1,
+        }
+    }
+
+    pub(super) fn problem(self, path: &Path, message: &str, hint: Option<&str>) -> Problem {
+        Problem {
+            line: self.line,
+            column: self.column,
+            path: path.0.clone(),
+            message: message.to_owned(),
+            hint: hint.map(str::to_owned),
+        }
+    }
+}
+
+/// Positions by path.
+#[derive(Debug, Default)]
+pub(super) struct Outline {
+    values: HashMap<Path, Position>,
+    keys: HashMap<Path, Position>,
+}
+
+impl Outline {
+    /// The outline of `text`, or why it is not a YAML text of the kind a configuration is.
+    pub(super) fn of(text: &str) -> Result<Outline, Vec<Problem>> {
+        let mut builder = Builder::default();
+        for event in Parser::new_from_str(text) {
+            let step = match event {
+                Ok((event, span)) => builder.take(event, span),
+                Err(error) => Err(syntax_problem(
+                    text,
+                    Position::of(*error.marker()),
+                    error.info(),
+                )),
+            };
+            if let Err(problem) = step {
+                builder.problems.push(problem);
+                break;
+            }
+        }
+        if builder.problems.is_empty() {
+            Ok(builder.outline)
+        } else {
+            Err(builder.problems)
+        }
+    }
+
+    /// Whether there is no value at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// Where the value at `path` stands: a scalar itself, a mapping or list its key. The nearest value around it where
+    /// there is none.
+    pub(super) fn value(&self, path: &Path) -> Position {
+        self.values
+            .get(path)
+            .copied()
+            .unwrap_or_else(|| self.around(path))
+    }
+
+    /// Where the key at `path` stands.
+    pub(super) fn key(&self, path: &Path) -> Position {
+        self.keys
+            .get(path)
+            .copied()
+            .unwrap_or_else(|| self.value(path))
+    }
+
+    fn around(&self, path: &Path) -> Position {
+        let mut rest = path.0.as_str();
+        while let Some(end) = rest.rfind(['.', '[']) {
+            rest = rest.get(..end).unwrap_or_default();
+            if let Some(position) = self.values.get(&Path(rest.to_owned())) {
+                return *position;
+            }
+        }
+        Position::START
+    }
+}
+
+/// A mistake of syntax, with the hint that its line suggests. A tab that indents is shown itself: parsers trip over it
+/// only where the line before it seems to go on.
+pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> Problem {
+    let root = Path::default();
+    for (number, line) in (1..)
+        .zip(text.lines())
+        .skip(position.line.saturating_sub(1))
+        .take(2)
+    {
+        let indent = line.split(|c| c != ' ' && c != '\t').next();
+        if let Some(spaces) = indent.and_then(|indent| indent.find('\t')) {
+            let tab = Position {
+                line: number,
+                column: spaces + 1,
+            };
+            return tab.problem(
+                &root,
+                "this is not YAML: a tab indents the line",
+                Some("indent with spaces"),
+            );
+        }
+    }
+    let line = text
+        .lines()
+        .nth(position.line.saturating_sub(1))
+        .unwrap_or_default();
+    let hint = line
+        .contains("${")
+        .then_some("put a value with ${VARIABLE} in double quotes");
+    position.problem(&root, &format!("this is not YAML: {message}"), hint)
+}
+
+/// A mapping or list that has begun and not ended.
+enum Open {
+    Mapping {
+        path: Path,
+        seen: HashMap<String, Position>,
+        /// The path that the next value belongs to; `None` where a key comes next.
+        pending: Option<Path>,
+    },
+    List {
+        path: Path,
+        items: usize,
+    },
+}
+
+#[derive(Default)]
+struct Builder {
+    outline: Outline,
+    open: Vec<Open>,
+    problems: Vec<Problem>,
+    documents: usize,
+    values: usize,
+}
+
+impl Builder {
+    fn take(&mut self, event: Event<'_>, span: Span) -> Result<(), Problem> {
+        let position = Position::of(span.start);
+        let here = || Path::default();
+        match event {
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentEnd => {}
+            Event::DocumentStart(_) => {
+                self.documents += 1;
+                if self.documents > 1 {
+                    return Err(position.problem(
+                        &here(),
+                        "a second YAML document begins here",
+                        Some("write one document a file"),
+                    ));
+                }
+            }
+            Event::Alias(_) => {
+                return Err(position.problem(
+                    &self.next_path(),
+                    "aliases (`*name`, `<<`) are not taken here",
+                    Some("write the value out"),
+                ));
+            }
+            Event::Scalar(text, style, _, tag) => {
+                refuse_tag(
+                    tag.is_some_and(|tag| !tag.is_yaml_core_schema()),
+                    position,
+                    &self.next_path(),
+                )?;
+                if !self.take_key(&text, position)? {
+                    let empty = span.is_empty();
+                    let path = self.take_value((!empty).then_some(position), position)?;
+                    if style == ScalarStyle::Plain && is_too_large_a_number(&text) {
+                        self.problems.push(position.problem(
+                            &path,
+                            "the number is too large",
+                            None,
+                        ));
+                    }
+                }
+            }
+            Event::SequenceStart(_, tag) => {
+                let path =
+                    self.begin(tag.is_some_and(|tag| !tag.is_yaml_core_schema()), position)?;
+                self.open.push(Open::List { path, items: 0 });
+            }
+            Event::MappingStart(_, tag) => {
+                let path =
+                    self.begin(tag.is_some_and(|tag| !tag.is_yaml_core_schema()), position)?;
+                self.open.push(Open::Mapping {
+                    path,
+                    seen: HashMap::new(),
+                    pending: None,
+                });
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                self.open.pop();
+            }
+        }
+        Ok(())
+    }
+
+    /// The path of what the next event stands for, without taking it.
+    fn next_path(&self) -> Path {
+        match self.open.last() {
+            None => Path::default(),
+            Some(Open::Mapping { path, pending, .. }) => pending.as_ref().unwrap_or(path).clone(),
+            Some(Open::List { path, items }) => path.index(*items),
+        }
+    }
+
+    /// A mapping or list begins.
+    fn begin(&mut self, tagged: bool, position: Position) -> Result<Path, Problem> {
+        let path = self.next_path();
+        refuse_tag(tagged, position, &path)?;
+        if let Some(Open::Mapping { pending: None, .. }) = self.open.last() {
+            return Err(position.problem(
+                &path,
+                "a key must be a text",
+                Some("a list or mapping cannot be a key"),
+            ));
+        }
+        if self.open.len() >= DEPTH_MAX {
+            return Err(position.problem(&path, "values are nested too deeply", None));
+        }
+        self.take_value(None, position)
+    }
+
+    /// Takes a scalar as a key if one is due. Says whether it was.
+    fn take_key(&mut self, text: &str, position: Position) -> Result<bool, Problem> {
+        let Some(Open::Mapping {
+            path,
+            seen,
+            pending: pending @ None,
+        }) = self.open.last_mut()
+        else {
+            return Ok(false);
+        };
+        if text.chars().count() > KEY_CHARS_MAX {
+            return Err(position.problem(
+                path,
+                "a key is too long",
+                Some("keys have at most 128 characters"),
+            ));
+        }
+        let key = path.key(text);
+        if let Some(first) = seen.get(text) {
+            let message = format!("the key is given twice, first in line {}", first.line);
+            self.problems
+                .push(position.problem(&key, &message, Some("remove one of them")));
+        } else {
+            seen.insert(text.to_owned(), position);
+            self.outline.keys.insert(key.clone(), position);
+        }
+        *pending = Some(key);
+        Ok(true)
+    }
+
+    /// Takes a value; `own` is where errors of it are shown, `None` for at its key.
+    fn take_value(&mut self, own: Option<Position>, start: Position) -> Result<Path, Problem> {
+        let path = self.next_path();
+        self.values += 1;
+        if self.values > VALUES_MAX {
+            return Err(start.problem(&path, "the file has too many values", None));
+        }
+        match self.open.last_mut() {
+            None => {}
+            Some(Open::Mapping { pending, .. }) => *pending = None,
+            Some(Open::List { items, .. }) => *items += 1,
+        }
+        let position = own
+            .or_else(|| self.outline.keys.get(&path).copied())
+            .unwrap_or(start);
+        self.outline.values.entry(path.clone()).or_insert(position);
+        Ok(path)
+    }
+}
+
+/// Whether the text is a number that serde_yaml cannot hold: it would give up on the whole file.
+fn is_too_large_a_number(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '+')
+        && serde_yaml::from_str::<serde_yaml::Value>(text).is_err()
+}
+
+fn refuse_tag(tagged: bool, position: Position, path: &Path) -> Result<(), Problem> {
+    if tagged {
+        Err(position.problem(
+            path,
+            "tags (`!name`) are not taken here",
+            Some("remove the tag, or put the text in quotes"),
+        ))
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(line: usize, column: usize) -> Position {
+        Position { line, column }
+    }
+
+    #[test]
+    fn scalars_stand_where_they_begin_and_collections_at_their_key() {
+        let outline = Outline::of("a:\n  b: [x, {c: 1}]\n  é: 'ü'\nd:\n- 1\n- e: 2\nf:\n").unwrap();
+        let path = |names: &[&str]| {
+            names
+                .iter()
+                .fold(Path::default(), |path, name| path.key(name))
+        };
+        let a = path(&["a"]);
+        assert_eq!(outline.value(&a), at(1, 1));
+        assert_eq!(outline.value(&a.key("b")), at(2, 3));
+        assert_eq!(outline.value(&a.key("b").index(0)), at(2, 7));
+        assert_eq!(outline.value(&a.key("b").index(1)), at(2, 10));
+        assert_eq!(outline.value(&a.key("b").index(1).key("c")), at(2, 14));
+        assert_eq!(outline.value(&a.key("é")), at(3, 6));
+        assert_eq!(outline.value(&path(&["d"]).index(1).key("e")), at(6, 6));
+        assert_eq!(outline.key(&path(&["d"]).index(1).key("e")), at(6, 3));
+        assert_eq!(outline.value(&path(&["f"])), at(7, 1));
+        assert_eq!(outline.value(&a.key("none").key("at all")), at(1, 1));
+    }
+
+    #[test]
+    fn what_a_configuration_has_no_need_for_is_refused_where_it_stands() {
+        for (text, expected) in [
+            ("a: &x 1\nb: *x\n", at(2, 4)),
+            ("a: !secret x\n", at(1, 4)),
+            ("a: 1\n---\nb: 1\n", at(2, 1)),
+            ("a: 1\nb: 2\na: 3\n", at(3, 1)),
+            ("? [a]\n: 1\n", at(1, 3)),
+            ("a: [[[[[[[[[[[1]]]]]]]]]]]\n", at(1, 13)),
+            ("a: 1\n\tb: 2\n", at(2, 1)),
+            ("a: [1\n", at(2, 1)),
+        ] {
+            let problems = Outline::of(text).unwrap_err();
+            let found: Vec<Position> = problems
+                .iter()
+                .map(|problem| at(problem.line, problem.column))
+                .collect();
+            assert_eq!(found, [expected], "{text:?}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn every_duplicate_key_is_reported() {
+        assert_eq!(
+            Outline::of("a: 1\na: 2\nb: {c: 1, c: 2}\na: 3\n")
+                .unwrap_err()
+                .len(),
+            3
+        );
+    }
+}

@@ -1,0 +1,312 @@
+//! What a single scalar of the file can be: durations, sizes, numbers, addresses, words.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{AccessLog, Cleartext, Durability, Level, LogFormat};
+
+/// A value that one scalar can be read as.
+pub(super) trait Scalar: Sized {
+    /// What it is, with its article: `a duration`.
+    const WHAT: &'static str;
+    /// How to write it.
+    const HINT: &'static str;
+    /// Whether YAML numbers are meant rather than texts.
+    const NUMBER: bool = false;
+
+    fn parse(text: &str) -> Option<Self>;
+}
+
+/// A [`Scalar`] with bounds, which messages show.
+pub(super) trait Quantity: Scalar + PartialOrd {
+    fn show(&self) -> String;
+}
+
+/// Any text.
+pub(super) struct Text(pub(super) String);
+
+impl Scalar for Text {
+    const WHAT: &'static str = "a text";
+    const HINT: &'static str = "put it in double quotes";
+
+    fn parse(text: &str) -> Option<Text> {
+        Some(Text(text.to_owned()))
+    }
+}
+
+/// A size in bytes.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) struct Bytes(pub(super) u64);
+
+const BYTE_UNITS: [(&str, u64); 4] = [
+    ("GiB", 1 << 30),
+    ("MiB", 1 << 20),
+    ("KiB", 1 << 10),
+    ("B", 1),
+];
+
+impl Scalar for Bytes {
+    const WHAT: &'static str = "a size";
+    const HINT: &'static str = "write a whole number and B, KiB, MiB or GiB, such as 16KiB";
+
+    fn parse(text: &str) -> Option<Bytes> {
+        with_unit(text, &BYTE_UNITS).map(Bytes)
+    }
+}
+
+impl Quantity for Bytes {
+    fn show(&self) -> String {
+        show_unit(self.0, &BYTE_UNITS)
+    }
+}
+
+const MILLISECOND_UNITS: [(&str, u64); 5] = [
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1_000),
+    ("ms", 1),
+];
+
+impl Scalar for Duration {
+    const WHAT: &'static str = "a duration";
+    const HINT: &'static str = "write a whole number and ms, s, m, h or d, such as 100ms";
+
+    fn parse(text: &str) -> Option<Duration> {
+        with_unit(text, &MILLISECOND_UNITS).map(Duration::from_millis)
+    }
+}
+
+impl Quantity for Duration {
+    fn show(&self) -> String {
+        show_unit(
+            u64::try_from(self.as_millis()).unwrap_or(u64::MAX),
+            &MILLISECOND_UNITS,
+        )
+    }
+}
+
+/// Digits and one of the units, nothing between them.
+fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+    let unit = text.strip_prefix(digits)?;
+    let (_, factor) = units.iter().find(|(name, _)| *name == unit)?;
+    whole_number(digits)?.checked_mul(*factor)
+}
+
+/// The largest unit that leaves a whole number.
+fn show_unit(amount: u64, units: &[(&str, u64)]) -> String {
+    units
+        .iter()
+        .find(|(_, factor)| amount > 0 && amount.is_multiple_of(*factor))
+        .or(units.last())
+        .map(|(name, factor)| format!("{}{name}", amount / factor))
+        .unwrap_or_default()
+}
+
+fn whole_number(digits: &str) -> Option<u64> {
+    let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    plain.then(|| digits.parse().ok()).flatten()
+}
+
+impl Scalar for u64 {
+    const WHAT: &'static str = "a whole number";
+    const HINT: &'static str = "write digits only, such as 1000";
+    const NUMBER: bool = true;
+
+    fn parse(text: &str) -> Option<u64> {
+        whole_number(text)
+    }
+}
+
+impl Quantity for u64 {
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Scalar for NonZeroU32 {
+    const WHAT: &'static str = "a positive whole number";
+    const HINT: &'static str = "write digits only, such as 1";
+    const NUMBER: bool = true;
+
+    fn parse(text: &str) -> Option<NonZeroU32> {
+        whole_number(text)
+            .and_then(|number| u32::try_from(number).ok())
+            .and_then(NonZeroU32::new)
+    }
+}
+
+impl Quantity for NonZeroU32 {
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Scalar for SocketAddr {
+    const WHAT: &'static str = "an address to listen on";
+    const HINT: &'static str =
+        "write an IP address and a port, such as 127.0.0.1:8080 or \"[::]:8080\"";
+
+    fn parse(text: &str) -> Option<SocketAddr> {
+        text.parse().ok()
+    }
+}
+
+impl Scalar for PathBuf {
+    const WHAT: &'static str = "a file name";
+    const HINT: &'static str = "write a path, absolute or from the working directory";
+
+    fn parse(text: &str) -> Option<PathBuf> {
+        let fits = !text.is_empty() && !text.contains('\0');
+        fits.then(|| PathBuf::from(text))
+    }
+}
+
+impl Scalar for Cleartext {
+    const WHAT: &'static str = "a choice for cleartext";
+    const HINT: &'static str = "write loopback or allowed";
+
+    fn parse(text: &str) -> Option<Cleartext> {
+        match text {
+            "loopback" => Some(Cleartext::Loopback),
+            "allowed" => Some(Cleartext::Allowed),
+            _ => None,
+        }
+    }
+}
+
+impl Scalar for Durability {
+    const WHAT: &'static str = "a durability";
+    const HINT: &'static str = "write commit, or a duration such as 1s";
+
+    fn parse(text: &str) -> Option<Durability> {
+        match text {
+            "commit" => Some(Durability::Commit),
+            _ => Duration::parse(text).map(Durability::Interval),
+        }
+    }
+}
+
+impl Scalar for Level {
+    const WHAT: &'static str = "a log level";
+    const HINT: &'static str = "write error, warn, info, debug or trace";
+
+    fn parse(text: &str) -> Option<Level> {
+        [
+            Level::Error,
+            Level::Warn,
+            Level::Info,
+            Level::Debug,
+            Level::Trace,
+        ]
+        .into_iter()
+        .find(|level| level.as_str() == text)
+    }
+}
+
+impl Scalar for LogFormat {
+    const WHAT: &'static str = "a log format";
+    const HINT: &'static str = "write json or pretty";
+
+    fn parse(text: &str) -> Option<LogFormat> {
+        match text {
+            "json" => Some(LogFormat::Json),
+            "pretty" => Some(LogFormat::Pretty),
+            _ => None,
+        }
+    }
+}
+
+impl Scalar for AccessLog {
+    const WHAT: &'static str = "a place for the access log";
+    const HINT: &'static str =
+        "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
+
+    fn parse(text: &str) -> Option<AccessLog> {
+        match text {
+            "stdout" => Some(AccessLog::Stdout),
+            "stderr" => Some(AccessLog::Stderr),
+            "off" => Some(AccessLog::Off),
+            // A word without a slash is more likely a misspelt choice than a file.
+            file if file.contains('/') => PathBuf::parse(file).map(AccessLog::File),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_whole_numbers_with_a_unit() {
+        for (text, expected) in [
+            ("100ms", Some(100)),
+            ("1s", Some(1_000)),
+            ("0s", Some(0)),
+            ("5m", Some(300_000)),
+            ("24h", Some(86_400_000)),
+            ("1d", Some(86_400_000)),
+            ("", None),
+            ("s", None),
+            ("1", None),
+            ("1 s", None),
+            ("-1s", None),
+            ("+1s", None),
+            ("1.5s", None),
+            ("1S", None),
+            ("1sec", None),
+            ("18446744073709551615s", None),
+            ("99999999999999999999ms", None),
+        ] {
+            assert_eq!(
+                Duration::parse(text),
+                expected.map(Duration::from_millis),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn sizes_are_whole_numbers_with_a_binary_unit() {
+        for (text, expected) in [
+            ("0B", Some(0)),
+            ("16KiB", Some(16_384)),
+            ("1MiB", Some(1 << 20)),
+            ("2GiB", Some(2 << 30)),
+            ("16KB", None),
+            ("16kib", None),
+            ("16", None),
+            ("16 KiB", None),
+            ("18446744073709551615KiB", None),
+        ] {
+            assert_eq!(
+                Bytes::parse(text).map(|bytes| bytes.0),
+                expected,
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn quantities_are_shown_in_their_largest_whole_unit() {
+        assert_eq!(Duration::from_millis(1_500).show(), "1500ms");
+        assert_eq!(Duration::from_secs(7_200).show(), "2h");
+        assert_eq!(Duration::ZERO.show(), "0ms");
+        assert_eq!(Bytes(1 << 20).show(), "1MiB");
+        assert_eq!(Bytes(1_000).show(), "1000B");
+    }
+
+    #[test]
+    fn an_access_log_goes_to_a_stream_a_file_or_nowhere() {
+        assert_eq!(AccessLog::parse("off"), Some(AccessLog::Off));
+        assert_eq!(
+            AccessLog::parse("var/a.log"),
+            Some(AccessLog::File("var/a.log".into()))
+        );
+        assert_eq!(AccessLog::parse("stdour"), None);
+    }
+}

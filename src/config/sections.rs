@@ -1,0 +1,464 @@
+//! The sections of the file, each from its text to its checked form, with its defaults and bounds.
+//!
+//! A wrong value is noted and its default used in its place, so that the rest is checked too; what is made of a file
+//! with problems is thrown away.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderName;
+
+use super::check::{Check, Wrong};
+use super::outline::Path;
+use super::scalar::Bytes;
+use super::text::{
+    AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, LimitsText, ListenText,
+    LoggingText, QuotaText, RedisText, RootText, RuntimeText, Section, StoreText,
+};
+use super::{
+    AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
+    Keys, Level, Limits, Listen, LogFormat, Logging, RedisStore, Runtime, Secret, StoreConfig,
+};
+use crate::policy::api_key::KeyPrefix;
+use crate::policy::calendar::Calendar;
+
+mod traffic;
+
+const HTTP_ADDRESS: SocketAddr = loopback(8080);
+const HTTPS_ADDRESS: SocketAddr = loopback(8443);
+const ADMIN_ADDRESS: SocketAddr = loopback(9090);
+const DATABASE_PATH: &str = "var/touchline.db";
+const REDIS_URL: &str = "redis://127.0.0.1:6379/0";
+const REDIS_KEY_PREFIX: &str = "touchline";
+const REALM: &str = "touchline";
+const SELF_SIGNED: &str = "self-signed";
+/// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
+const HEADERS_DENIED: [HeaderName; 9] = [
+    http::header::COOKIE,
+    http::header::AUTHORIZATION,
+    http::header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("x-original-url"),
+    HeaderName::from_static("x-rewrite-url"),
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-forwarded-prefix"),
+    HeaderName::from_static("x-real-ip"),
+    http::header::FORWARDED,
+];
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = seconds(1);
+const MINUTE: Duration = seconds(60);
+const HOUR: Duration = seconds(3_600);
+
+const fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port)
+}
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// The whole file; `None` only where it is no configuration at all. The check has the problems.
+pub(super) fn config(
+    check: &mut Check<'_>,
+    root: Section<RootText>,
+    hash: String,
+) -> Option<Config> {
+    let at = Path::default();
+    let text = check.section(&at, root)?;
+    let listen = listen(check, &at.key("listen"), text.listen);
+    let store = store(check, &at.key("store"), text.store);
+    let calendar = calendar(check, &at.key("quota"), text.quota);
+    let keys = keys(check, &at.key("keys"), text.keys);
+    let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
+    let upstreams = traffic::upstreams(check, &at.key("upstreams"), text.upstreams);
+    let endpoints = traffic::endpoints(
+        check,
+        &at.key("endpoints"),
+        text.endpoints,
+        tiers.as_deref(),
+        upstreams.as_deref(),
+    );
+    let forward = forward(check, &at.key("forward"), text.forward);
+    let runtime = runtime(check, &at.key("runtime"), text.runtime);
+    let limits = limits(check, &at.key("limits"), text.limits);
+    let logging = logging(check, &at.key("logging"), text.logging);
+    Some(Config {
+        hash,
+        listen,
+        store,
+        calendar: calendar?,
+        keys,
+        tiers: tiers?,
+        endpoints: endpoints?,
+        upstreams: upstreams?,
+        forward,
+        runtime,
+        limits,
+        logging,
+    })
+}
+
+fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Listen {
+    let shipped = !section.is_given();
+    let text = check.section(at, section);
+    let sound = text.is_some();
+    let text = text.unwrap_or_default();
+    let client_side = text.http.is_given() || text.https.is_given();
+    if sound && !client_side {
+        check.wrong(
+            at,
+            "there is no listener for clients",
+            "write http: {} or https: {}",
+        );
+    }
+    let http = (shipped || text.http.is_given()).then(|| http(check, &at.key("http"), text.http));
+    let https =
+        (shipped || text.https.is_given()).then(|| https(check, &at.key("https"), text.https));
+    let admin = admin(check, &at.key("admin"), text.admin);
+    let used = [
+        (http.as_ref().map(|http| http.address), "http"),
+        (https.as_ref().map(|https| https.address), "https"),
+        (Some(admin), "admin"),
+    ];
+    for (index, (address, name)) in used.iter().enumerate() {
+        let other = used.iter().take(index).find(|(other, _)| other == address);
+        // Port 0 is whatever port is free: never the same twice.
+        if let (Some(address), Some((_, other))) = (address, other)
+            && address.port() != 0
+        {
+            check.wrong(
+                &at.key(name).key("address"),
+                format!("the {other} listener has this address already"),
+                "give each listener a port of its own",
+            );
+        }
+    }
+    Listen { http, https, admin }
+}
+
+fn http(check: &mut Check<'_>, at: &Path, section: Section<HttpText>) -> Http {
+    let text = check.section(at, section).unwrap_or_default();
+    let address = check.leaf_or(&at.key("address"), &text.address, HTTP_ADDRESS);
+    let cleartext = check.leaf_or(&at.key("cleartext"), &text.cleartext, Cleartext::Loopback);
+    if cleartext == Cleartext::Loopback && !address.ip().is_loopback() {
+        check.wrong(
+            &at.key("address"),
+            format!("{address} would take API keys in clear text from the network"),
+            "listen on 127.0.0.1, use https, or write cleartext: allowed where TLS ends in front of the gateway",
+        );
+    }
+    Http { address, cleartext }
+}
+
+fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https {
+    let text = check.section(at, section).unwrap_or_default();
+    let address = check.leaf_or(&at.key("address"), &text.address, HTTPS_ADDRESS);
+    let certificate_at = at.key("certificate");
+    let key_at = at.key("private_key");
+    let certificate = check
+        .parsed(&certificate_at, &text.certificate, |text| match text {
+            "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
+            text => Ok(text.to_owned()),
+        })
+        .unwrap_or_else(|| SELF_SIGNED.to_owned());
+    let private_key = check.leaf(&key_at, &text.private_key);
+    if certificate == SELF_SIGNED {
+        if !address.ip().is_loopback() {
+            let hint = "write certificate: FILE and private_key: FILE, or listen on 127.0.0.1";
+            check.wrong(
+                &certificate_at,
+                "a self-signed certificate is for loopback addresses only",
+                hint,
+            );
+        }
+        if text.private_key.is_given() {
+            check.wrong(
+                &key_at,
+                "a self-signed certificate has its own key",
+                "remove it, or name a certificate file",
+            );
+        }
+        return Https {
+            address,
+            certificate: Certificate::SelfSigned,
+        };
+    }
+    let certificate = PathBuf::from(certificate);
+    check.readable(&certificate_at, &certificate);
+    check.required(
+        &key_at,
+        &text.private_key,
+        "write private_key: FILE beside the certificate",
+    );
+    if let Some(private_key) = &private_key {
+        check.readable(&key_at, private_key);
+    }
+    Https {
+        address,
+        certificate: Certificate::Files {
+            certificate,
+            private_key: private_key.unwrap_or_default(),
+        },
+    }
+}
+
+fn admin(check: &mut Check<'_>, at: &Path, section: Section<AdminText>) -> SocketAddr {
+    let text = check.section(at, section).unwrap_or_default();
+    let at = at.key("address");
+    let address = check.leaf_or(&at, &text.address, ADMIN_ADDRESS);
+    if !address.ip().is_loopback() {
+        check.wrong(
+            &at,
+            format!("{address} would open the admin listener to the network"),
+            "listen on 127.0.0.1",
+        );
+    }
+    address
+}
+
+fn store(check: &mut Check<'_>, at: &Path, section: Section<StoreText>) -> StoreConfig {
+    let given = section.is_given();
+    let text = check.section(at, section);
+    let sound = text.is_some();
+    let text = text.unwrap_or_default();
+    match (text.embedded.is_given(), text.redis.is_given()) {
+        (true, true) => check.wrong_key(
+            &at.key("redis"),
+            "there are two stores",
+            "keep one of embedded and redis",
+        ),
+        (false, false) if given && sound => {
+            check.wrong(at, "there is no store", "write embedded: {} or redis: {}")
+        }
+        (false, _) | (_, false) => {}
+    }
+    let redis = text
+        .redis
+        .is_given()
+        .then(|| redis(check, &at.key("redis"), text.redis));
+    let embedded = embedded(check, &at.key("embedded"), text.embedded);
+    redis.map_or(StoreConfig::Embedded(embedded), StoreConfig::Redis)
+}
+
+fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) -> EmbeddedStore {
+    let text = check.section(at, section).unwrap_or_default();
+    let path = check.leaf_or(&at.key("path"), &text.path, DATABASE_PATH.into());
+    let at = at.key("durability");
+    let durability = check.leaf_or(&at, &text.durability, Durability::Interval(SECOND));
+    let bounds = MS * 10..=MINUTE;
+    if let Durability::Interval(interval) = durability
+        && !bounds.contains(&interval)
+    {
+        check.out_of_bounds(&at, &interval, &bounds);
+    }
+    EmbeddedStore { path, durability }
+}
+
+fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText>) -> RedisStore {
+    let text = check.section(at, section).unwrap_or_default();
+    let url_at = at.key("url");
+    let file_at = at.key("url_file");
+    if text.url.is_given() && text.url_file.is_given() {
+        check.wrong_key(
+            &file_at,
+            "the URL is given twice",
+            "keep one of url and url_file",
+        );
+    }
+    let written = check.parsed(&url_at, &text.url, redis_url);
+    let from_file = check
+        .leaf(&file_at, &text.url_file)
+        .and_then(|file| check.secret_file(&file_at, &file));
+    if let Some(Err(wrong)) = from_file.as_ref().map(|url| redis_url(url.reveal())) {
+        check.wrong(&file_at, wrong.message, wrong.hint);
+    }
+    let password_at = at.key("password_file");
+    let password = check
+        .leaf(&password_at, &text.password_file)
+        .and_then(|file| check.secret_file(&password_at, &file));
+    let key_prefix = check.parsed(&at.key("key_prefix"), &text.key_prefix, |text| {
+        let fits = (1..=64).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte));
+        match fits {
+            true => Ok(text.to_owned()),
+            // Braces would move all keys of the store into one slot of a cluster.
+            false => Err(Wrong::new(
+                format!("{text:?} is not a prefix of names in Redis"),
+                "1 to 64 characters of a-z, A-Z, 0-9 and -_.:",
+            )),
+        }
+    });
+    RedisStore {
+        url: written
+            .or(from_file)
+            .unwrap_or_else(|| Secret::from(REDIS_URL.to_owned())),
+        password,
+        key_prefix: key_prefix.unwrap_or_else(|| REDIS_KEY_PREFIX.to_owned()),
+        timeout: check.bounded(
+            &at.key("timeout"),
+            &text.timeout,
+            MS * 100,
+            MS..=seconds(10),
+        ),
+    }
+}
+
+/// A URL that the client library takes. What is wrong is told without the URL: there may be a password in it.
+fn redis_url(text: &str) -> Result<Secret, Wrong> {
+    use redis::IntoConnectionInfo;
+
+    let known = text.starts_with("redis://");
+    match text.into_connection_info() {
+        Ok(_) if known => Ok(Secret::from(text.to_owned())),
+        Ok(_) | Err(_) => Err(Wrong::new(
+            "it is not the URL of a Redis server",
+            "write redis://[user:password@]host[:port][/database]",
+        )),
+    }
+}
+
+fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Option<Calendar> {
+    let text = check.section(at, section).unwrap_or_default();
+    let of_zone = |name: &str| {
+        Calendar::of_zone(name).map_err(|_| {
+            Wrong::new(
+                format!("{name:?} is not an IANA time zone"),
+                "write one like UTC or Europe/London",
+            )
+        })
+    };
+    let given = text.timezone.is_given();
+    let calendar = check.parsed(&at.key("timezone"), &text.timezone, of_zone);
+    if given { calendar } else { of_zone("UTC").ok() }
+}
+
+fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
+    let text = check.section(at, section).unwrap_or_default();
+    let prefix = check.parsed(&at.key("prefix"), &text.prefix, |text| {
+        text.parse::<KeyPrefix>()
+            .map_err(|error| Wrong::new(format!("{text:?} is not a key prefix"), error.to_string()))
+    });
+    let realm = check.parsed(&at.key("realm"), &text.realm, |text| {
+        let fits = (1..=128).contains(&text.len())
+            && text
+                .bytes()
+                .all(|byte| (b' '..=b'~').contains(&byte) && byte != b'"' && byte != b'\\');
+        match fits {
+            true => Ok(text.to_owned()),
+            false => Err(Wrong::new(
+                format!("{text:?} is not a realm"),
+                "1 to 128 printable ASCII characters without quote and backslash",
+            )),
+        }
+    });
+    Keys {
+        prefix: prefix.unwrap_or_default(),
+        realm: realm.unwrap_or_else(|| REALM.to_owned()),
+    }
+}
+
+fn forward(check: &mut Check<'_>, at: &Path, section: Section<ForwardText>) -> Forward {
+    let text = check.section(at, section).unwrap_or_default();
+    let denied = check.texts(&at.key("headers_denied"), text.headers_denied, |text| {
+        text.parse::<HeaderName>().map_err(|_| {
+            Wrong::new(
+                format!("{text:?} is not a header name"),
+                "write one like cookie",
+            )
+        })
+    });
+    Forward {
+        headers_denied: denied.unwrap_or_else(|| HEADERS_DENIED.to_vec()),
+    }
+}
+
+fn runtime(check: &mut Check<'_>, at: &Path, section: Section<RuntimeText>) -> Runtime {
+    let text = check.section(at, section).unwrap_or_default();
+    Runtime {
+        threads: small(check.bounded(&at.key("threads"), &text.threads, 0, 0..=256)),
+    }
+}
+
+fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsText>) -> Limits {
+    let text = check.section(at, section).unwrap_or_default();
+    let kib = |kib: u64| Bytes(kib * 1024);
+    Limits {
+        header_bytes: small(
+            check
+                .bounded(
+                    &at.key("header_bytes"),
+                    &text.header_bytes,
+                    kib(16),
+                    kib(1)..=kib(1024),
+                )
+                .0,
+        ),
+        // The HTTP/1 parser takes no more than 256.
+        header_count: small(check.bounded(
+            &at.key("header_count"),
+            &text.header_count,
+            64,
+            8..=256,
+        )),
+        target_bytes: small(
+            check
+                .bounded(
+                    &at.key("target_bytes"),
+                    &text.target_bytes,
+                    kib(8),
+                    Bytes(256)..=kib(64),
+                )
+                .0,
+        ),
+        body_bytes: check
+            .bounded(
+                &at.key("body_bytes"),
+                &text.body_bytes,
+                kib(1024),
+                Bytes(0)..=kib(1024 * 1024),
+            )
+            .0,
+        keepalive_idle: check.bounded(
+            &at.key("keepalive_idle"),
+            &text.keepalive_idle,
+            seconds(60),
+            SECOND..=HOUR,
+        ),
+        request_read: check.bounded(
+            &at.key("request_read"),
+            &text.request_read,
+            seconds(30),
+            MS * 100..=HOUR,
+        ),
+        response_write: check.bounded(
+            &at.key("response_write"),
+            &text.response_write,
+            seconds(30),
+            MS * 100..=HOUR,
+        ),
+        shutdown_grace: check.bounded(
+            &at.key("shutdown_grace"),
+            &text.shutdown_grace,
+            seconds(20),
+            Duration::ZERO..=HOUR,
+        ),
+    }
+}
+
+fn logging(check: &mut Check<'_>, at: &Path, section: Section<LoggingText>) -> Logging {
+    let text = check.section(at, section).unwrap_or_default();
+    Logging {
+        level: check.leaf_or(&at.key("level"), &text.level, Level::Info),
+        format: check.leaf_or(&at.key("format"), &text.format, LogFormat::Json),
+        access_log: check.leaf_or(&at.key("access_log"), &text.access_log, AccessLog::Stdout),
+    }
+}
+
+/// A number whose bounds fit every machine.
+fn small(bounded: u64) -> usize {
+    usize::try_from(bounded).unwrap_or(usize::MAX)
+}

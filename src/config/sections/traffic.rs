@@ -1,0 +1,356 @@
+//! Tiers, endpoints and upstreams: who may call what, and where it goes.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroU64};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use serde_yaml::Value;
+
+use super::{HOUR, MINUTE, MS, SECOND, seconds};
+use crate::config::check::{Check, Wrong, nearest};
+use crate::config::outline::Path;
+use crate::config::scalar::Text;
+use crate::config::text::{
+    EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
+};
+use crate::config::{Tier, Timeouts, Upstream};
+use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
+use crate::policy::key_record::TierName;
+
+/// Far above any quota, and exact in every number format on the way.
+const DAILY_MAX: u64 = 1_000_000_000_000;
+const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+const RETRIES_MAX: u64 = 3;
+/// Paths that the gateway answers itself.
+const OWN_PATHS: [&str; 2] = ["/openapi.json", "/api/v1/usage"];
+/// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
+const METHODS: [Method; 7] = [
+    Method::GET,
+    Method::HEAD,
+    Method::POST,
+    Method::PUT,
+    Method::PATCH,
+    Method::DELETE,
+    Method::OPTIONS,
+];
+const METHODS_HINT: &str = "write GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS";
+
+/// The tiers; `None` where there are none.
+pub(super) fn tiers(
+    check: &mut Check<'_>,
+    at: &Path,
+    named: Named<TierText>,
+) -> Option<Vec<(TierName, Tier)>> {
+    let mut tiers = Vec::new();
+    for (at, name, value) in check.named(at, named, "write one such as starter: { daily: 1000 }")? {
+        let text: TierText = check.section_of(&at, value).unwrap_or_default();
+        let daily_at = at.key("daily");
+        check.required(
+            &daily_at,
+            &text.daily,
+            "write daily: and the requests a day",
+        );
+        let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
+        match name.parse::<TierName>() {
+            Ok(name) => tiers.push((
+                name,
+                Tier {
+                    daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
+                },
+            )),
+            Err(error) => check.wrong_key(&at, "this is not the name of a tier", error.to_string()),
+        }
+    }
+    Some(tiers)
+}
+
+/// The upstreams; `None` where there are none.
+pub(super) fn upstreams(
+    check: &mut Check<'_>,
+    at: &Path,
+    named: Named<UpstreamText>,
+) -> Option<Vec<Upstream>> {
+    let mut upstreams = Vec::new();
+    for (at, name, value) in check.named(
+        at,
+        named,
+        "write one such as prediction-data: { servers: [127.0.0.1:9000] }",
+    )? {
+        let fits = (1..=64).contains(&name.len())
+            && name.bytes().all(|byte| {
+                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
+            });
+        if !fits {
+            check.wrong_key(
+                &at,
+                "this is not the name of an upstream",
+                "1 to 64 characters of a-z, 0-9, - and _",
+            );
+        }
+        let text: UpstreamText = check.section_of(&at, value).unwrap_or_default();
+        let servers = servers(check, &at.key("servers"), text.servers);
+        let timeouts = timeouts(check, &at.key("timeouts"), text.timeouts);
+        let retries = check.bounded(&at.key("retries"), &text.retries, 1, 0..=RETRIES_MAX);
+        let retries = u8::try_from(retries).unwrap_or_default();
+        upstreams.push(Upstream {
+            name: name.into(),
+            servers,
+            timeouts,
+            retries,
+        });
+    }
+    Some(upstreams)
+}
+
+fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<SocketAddr> {
+    const HINT: &str = "write host:port, such as 127.0.0.1:9000";
+    let given = list.is_given();
+    let mut written = Vec::new();
+    for (at, item) in check.items(at, list).unwrap_or_default() {
+        let server = check.parsed(&at, &Leaf::of(&item), |text| match text.rsplit_once(':') {
+            Some((host, port))
+                if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
+            {
+                Ok(text.to_owned())
+            }
+            Some(_) | None => Err(Wrong::new(format!("{text:?} is not a server"), HINT)),
+        });
+        written.push((at, server));
+    }
+    if written.is_empty() {
+        let message = if given {
+            "at least one server is needed"
+        } else {
+            "the key is missing"
+        };
+        check.wrong(at, message, "write servers: [127.0.0.1:9000]");
+    }
+    let mut addresses: Vec<SocketAddr> = Vec::new();
+    for (at, server) in written {
+        let Some(server) = server else { continue };
+        match address_of(check, &server) {
+            Ok(address) if addresses.contains(&address) => check.wrong(
+                &at,
+                format!("{address} is in the list already"),
+                "remove one of them",
+            ),
+            Ok(address) => addresses.push(address),
+            Err(reason) => check.wrong(
+                &at,
+                format!("{server:?} cannot be resolved: {reason}"),
+                HINT,
+            ),
+        }
+    }
+    addresses
+}
+
+/// The address of a `host:port`: of a name the first of IPv4, else the first.
+fn address_of(check: &Check<'_>, server: &str) -> Result<SocketAddr, String> {
+    if let Ok(address) = server.parse() {
+        return Ok(address);
+    }
+    let found = check.resolve(server).map_err(|error| error.to_string())?;
+    found
+        .iter()
+        .find(|address| address.is_ipv4())
+        .or(found.first())
+        .copied()
+        .ok_or_else(|| "it has no address".to_owned())
+}
+
+fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) -> Timeouts {
+    let text = check.section(at, section).unwrap_or_default();
+    Timeouts {
+        connect: check.bounded(&at.key("connect"), &text.connect, SECOND, MS..=MINUTE),
+        first_byte: check.bounded(
+            &at.key("first_byte"),
+            &text.first_byte,
+            seconds(10),
+            MS..=HOUR,
+        ),
+        between_bytes: check.bounded(
+            &at.key("between_bytes"),
+            &text.between_bytes,
+            seconds(10),
+            MS..=HOUR,
+        ),
+        total: check.bounded(&at.key("total"), &text.total, MINUTE, MS..=HOUR),
+        slow: check.bounded(
+            &at.key("slow"),
+            &text.slow,
+            seconds(5),
+            Duration::ZERO..=HOUR,
+        ),
+        idle: check.bounded(&at.key("idle"), &text.idle, seconds(30), MS..=HOUR),
+    }
+}
+
+/// The endpoints; `None` where there are none or two of them overlap. `tiers` and `upstreams` are what they may name;
+/// where those could not be read at all, names are not held against them.
+pub(super) fn endpoints(
+    check: &mut Check<'_>,
+    at: &Path,
+    list: List<EndpointText>,
+    tiers: Option<&[(TierName, Tier)]>,
+    upstreams: Option<&[Upstream]>,
+) -> Option<EndpointTable> {
+    const HINT: &str = "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
+    let given = list.is_given();
+    let items = check.items(at, list).unwrap_or_default();
+    if items.is_empty() {
+        let message = if given {
+            "at least one is needed"
+        } else {
+            "the key is missing"
+        };
+        check.wrong(at, message, HINT);
+        return None;
+    }
+    let tiers = tiers.map(|tiers| {
+        tiers
+            .iter()
+            .map(|(name, _)| name.as_str())
+            .collect::<Vec<_>>()
+    });
+    let upstreams = upstreams.map(|upstreams| {
+        upstreams
+            .iter()
+            .map(|upstream| &*upstream.name)
+            .collect::<Vec<_>>()
+    });
+    let mut paths = Vec::new();
+    let mut endpoints = Vec::new();
+    for (at, item) in items {
+        if let Some(endpoint) = endpoint(check, &at, item, tiers.as_deref(), upstreams.as_deref()) {
+            paths.push(at.key("path"));
+            endpoints.push(endpoint);
+        }
+    }
+    match EndpointTable::new(endpoints) {
+        Ok(table) => {
+            own_paths_are_free(check, &table, &paths);
+            Some(table)
+        }
+        Err(problems) => {
+            for (index, error) in problems {
+                let Some(at) = paths.get(index) else { continue };
+                match &error {
+                    PatternError::Overlap { other_index, .. } => {
+                        let other = paths
+                            .get(*other_index)
+                            .map(Path::as_str)
+                            .unwrap_or_default();
+                        check.wrong(
+                            at,
+                            error.to_string(),
+                            format!("a path may match one pattern only; the other is {other}"),
+                        );
+                    }
+                    PatternError::Malformed { reason } => {
+                        check.wrong(at, "this is not a path pattern", reason)
+                    }
+                }
+            }
+            None
+        }
+    }
+}
+
+/// One endpoint; `None` where it has no path to be found by.
+fn endpoint(
+    check: &mut Check<'_>,
+    at: &Path,
+    item: Value,
+    tiers: Option<&[&str]>,
+    upstreams: Option<&[&str]>,
+) -> Option<Endpoint> {
+    let text: EndpointText = check.section_of(at, item)?;
+    check.required(&at.key("path"), &text.path, "write path: /api/v1/data/…");
+    let pattern = check.leaf(&at.key("path"), &text.path);
+    let methods_at = at.key("methods");
+    let methods = check.texts(&methods_at, text.methods, |text| {
+        let known = METHODS.into_iter().find(|method| method.as_str() == text);
+        known.ok_or_else(|| {
+            Wrong::new(
+                format!("{text:?} is not a method an endpoint can take"),
+                METHODS_HINT,
+            )
+        })
+    });
+    if methods.as_ref().is_some_and(Vec::is_empty) {
+        check.wrong(&methods_at, "there is no valid method", METHODS_HINT);
+    }
+    let tiers_at = at.key("tiers");
+    let tiers_given = text.tiers.is_given();
+    let included = check.texts(&tiers_at, text.tiers, |text| {
+        known_name("tier", text, tiers).and_then(|()| {
+            text.parse::<TierName>().map_err(|error| {
+                Wrong::new(
+                    format!("{text:?} is not the name of a tier"),
+                    error.to_string(),
+                )
+            })
+        })
+    });
+    if !tiers_given {
+        check.wrong(
+            &tiers_at,
+            "the key is missing",
+            "write tiers: and a list of those that include it",
+        );
+    }
+    let cost = check.bounded(
+        &at.key("cost"),
+        &text.cost,
+        NonZeroU32::MIN,
+        NonZeroU32::MIN..=COST_MAX,
+    );
+    let upstream_at = at.key("upstream");
+    check.required(
+        &upstream_at,
+        &text.upstream,
+        "write upstream: and the name of one",
+    );
+    let upstream = check.parsed(&upstream_at, &text.upstream, |text| {
+        known_name("upstream", text, upstreams).map(|()| Arc::from(text))
+    });
+    Some(Endpoint {
+        pattern: pattern?.0.into(),
+        methods: methods.unwrap_or_else(|| vec![Method::GET]),
+        tiers: included.unwrap_or_default(),
+        cost,
+        upstream: upstream.unwrap_or_default(),
+    })
+}
+
+/// Whether `name` is one of `names`, where those are known.
+fn known_name(kind: &str, name: &str, names: Option<&[&str]>) -> Result<(), Wrong> {
+    let Some(names) = names.filter(|names| !names.contains(&name)) else {
+        return Ok(());
+    };
+    let hint = match nearest(name, names) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None => format!("the {kind}s of this file are: {}", names.join(", ")),
+    };
+    Err(Wrong::new(format!("there is no {kind} {name:?}"), hint))
+}
+
+fn own_paths_are_free(check: &mut Check<'_>, table: &EndpointTable, paths: &[Path]) {
+    let taken: BTreeSet<&str> = OWN_PATHS
+        .into_iter()
+        .filter_map(|path| Some(&*table.find(path)?.pattern))
+        .collect();
+    for (endpoint, at) in table.iter().zip(paths) {
+        if taken.contains(&*endpoint.pattern) {
+            check.wrong(
+                at,
+                "the gateway answers this path itself",
+                "choose another: /openapi.json and /api/v1/usage are taken",
+            );
+        }
+    }
+}

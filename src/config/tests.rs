@@ -1,0 +1,600 @@
+//! Facts about `gateway.yaml`: the shipped file, the defaults, and every kind of mistake.
+
+use std::io;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SHIPPED: &str = include_str!("../../gateway.yaml");
+
+/// What a file needs beside the part that a test is about; 3 lines.
+const NEEDED: &str = "\
+tiers: {pro: {daily: 5}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+fn env(name: &str) -> Option<String> {
+    match name {
+        "FIVE" => Some("5".into()),
+        "SECRET" => Some("hunter2".into()),
+        "ZONE" => Some("Europe".into()),
+        _ => None,
+    }
+}
+
+/// Knows `good.example:9000` and nothing else.
+fn resolve(server: &str) -> io::Result<Vec<SocketAddr>> {
+    match server {
+        "good.example:9000" => Ok(vec![
+            "[2001:db8::1]:9000".parse().unwrap(),
+            "192.0.2.1:9000".parse().unwrap(),
+        ]),
+        _ => Err(io::Error::other("no such host")),
+    }
+}
+
+fn parse(text: &str) -> Result<Config, ConfigErrors> {
+    let surroundings = check::Surroundings {
+        env: &env,
+        resolve: &resolve,
+    };
+    parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new("g.yaml", problems))
+}
+
+/// A configuration of [`NEEDED`] and `more` after it.
+fn with(more: &str) -> Result<Config, ConfigErrors> {
+    parse(&format!("{NEEDED}{more}"))
+}
+
+/// `LINE:COLUMN path: message` of every problem, lines counted from the first of `more`.
+fn problems_of(result: Result<Config, ConfigErrors>, lines_before: usize) -> Vec<String> {
+    match result {
+        Ok(_) => Vec::new(),
+        Err(errors) => errors
+            .problems
+            .iter()
+            .map(|problem| {
+                format!(
+                    "{}:{} {}: {}",
+                    problem.line - lines_before,
+                    problem.column,
+                    problem.path,
+                    problem.message
+                )
+            })
+            .collect(),
+    }
+}
+
+#[test]
+fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
+    let config = Config::parse("gateway.yaml", SHIPPED, &|_| None).unwrap();
+    let tiers: Vec<(&str, u64)> = config
+        .tiers
+        .iter()
+        .map(|(name, tier)| (name.as_str(), tier.daily.get()))
+        .collect();
+    assert_eq!(
+        tiers,
+        [("starter", 1_000), ("pro", 3_000), ("enterprise", 10_000)]
+    );
+    let all = vec!["starter", "pro", "enterprise"];
+    let expected = [
+        ("markets", all.clone()),
+        ("predictions", all.clone()),
+        ("predictions/{fixture_id}", all),
+        ("insights", vec!["pro", "enterprise"]),
+        ("sentiment", vec!["pro", "enterprise"]),
+        ("rankings", vec!["enterprise"]),
+    ];
+    let endpoints: Vec<_> = config.endpoints.iter().collect();
+    assert_eq!(endpoints.len(), expected.len());
+    for (endpoint, (path, tiers)) in endpoints.iter().zip(expected) {
+        assert_eq!(*endpoint.pattern, format!("/api/v1/data/{path}"));
+        assert_eq!(
+            endpoint
+                .tiers
+                .iter()
+                .map(TierName::as_str)
+                .collect::<Vec<_>>(),
+            tiers
+        );
+        assert_eq!(endpoint.methods, [http::Method::GET]);
+        assert_eq!(
+            (endpoint.cost.get(), &*endpoint.upstream),
+            (1, "prediction-data")
+        );
+    }
+    assert_eq!(
+        config.tier(&"pro".parse().unwrap()).unwrap().daily.get(),
+        3_000
+    );
+    assert!(config.tier(&"gold".parse().unwrap()).is_none());
+    assert_eq!(
+        config.upstream("prediction-data").unwrap().servers,
+        ["127.0.0.1:9000".parse().unwrap()]
+    );
+    assert_eq!(config.hash.len(), 12);
+}
+
+#[test]
+fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
+    let shipped = parse(SHIPPED).unwrap();
+    let text: serde_yaml::Value = serde_yaml::from_str(SHIPPED).unwrap();
+    // Every section but those that have no default, first left out whole, then emptied.
+    for emptied in [false, true] {
+        let mut bare = text.clone();
+        let mapping = bare.as_mapping_mut().unwrap();
+        for section in [
+            "quota", "keys", "forward", "runtime", "limits", "logging", "store", "listen",
+        ] {
+            let empty = match section {
+                "store" => "{embedded: {}}",
+                "listen" => "{http: {}, https: {}, admin: {}}",
+                _ => "{}",
+            };
+            if emptied {
+                mapping.insert(section.into(), serde_yaml::from_str(empty).unwrap());
+            } else {
+                assert!(mapping.remove(section).is_some(), "{section}");
+            }
+        }
+        let upstream = bare["upstreams"]["prediction-data"]
+            .as_mapping_mut()
+            .unwrap();
+        upstream.remove("timeouts").unwrap();
+        upstream.remove("retries").unwrap();
+        for endpoint in bare["endpoints"].as_sequence_mut().unwrap() {
+            let endpoint = endpoint.as_mapping_mut().unwrap();
+            endpoint.remove("methods").unwrap();
+            endpoint.remove("cost").unwrap();
+        }
+        let mut bare = parse(&serde_yaml::to_string(&bare).unwrap()).unwrap();
+        assert_ne!(bare.hash, shipped.hash);
+        bare.hash.clone_from(&shipped.hash);
+        assert_eq!(format!("{bare:#?}"), format!("{shipped:#?}"));
+    }
+}
+
+#[test]
+fn each_mistake_is_told_with_its_line_column_and_path() {
+    let cases = [
+        ("limit: {}", "1:1 limit: there is no such key"),
+        (
+            "limits: {header_byte: 1KiB}",
+            "1:10 limits.header_byte: there is no such key",
+        ),
+        ("limits: 5", "1:9 limits: expected keys, found a number"),
+        ("limits:", "1:1 limits: the section is empty"),
+        (
+            "limits: {header_bytes: 16}",
+            "1:24 limits.header_bytes: expected a size, found the number 16",
+        ),
+        (
+            "limits: {header_bytes: 16KB}",
+            "1:24 limits.header_bytes: \"16KB\" is not a size",
+        ),
+        (
+            "limits: {header_bytes: 1023B}",
+            "1:24 limits.header_bytes: 1023B is too small",
+        ),
+        (
+            "limits: {header_count: 257}",
+            "1:24 limits.header_count: 257 is too large",
+        ),
+        (
+            "limits: {header_count: \"64\"}",
+            "1:24 limits.header_count: expected a whole number, found \"64\"",
+        ),
+        (
+            "limits: {header_count: -1}",
+            "1:24 limits.header_count: \"-1\" is not a whole number",
+        ),
+        (
+            "limits: {header_count: 1.5}",
+            "1:24 limits.header_count: \"1.5\" is not a whole number",
+        ),
+        (
+            "limits: {header_count: 99999999999999999999}",
+            "1:24 limits.header_count: the number is too large",
+        ),
+        (
+            "limits: {header_count: [64]}",
+            "1:10 limits.header_count: expected a whole number, found a list",
+        ),
+        (
+            "limits:\n  header_count:\n",
+            "2:3 limits.header_count: expected a whole number, found nothing",
+        ),
+        (
+            "limits: {shutdown_grace: soon}",
+            "1:26 limits.shutdown_grace: \"soon\" is not a duration",
+        ),
+        ("listen: {}", "1:1 listen: there is no listener for clients"),
+        (
+            "listen: {http: {address: localhost:80}}",
+            "1:26 listen.http.address: \"localhost:80\" is not an address to listen on",
+        ),
+        (
+            "listen: {http: {address: 0.0.0.0:80}}",
+            "1:26 listen.http.address: 0.0.0.0:80 would take API keys in clear text from the network",
+        ),
+        (
+            "listen: {http: {cleartext: yes}}",
+            "1:28 listen.http.cleartext: \"yes\" is not a choice for cleartext",
+        ),
+        (
+            "listen: {https: {address: 0.0.0.0:443, certificate: self-signed}}",
+            "1:53 listen.https.certificate: a self-signed certificate is for loopback addresses only",
+        ),
+        (
+            "listen: {https: {certificate: /none.pem, private_key: Cargo.toml}}",
+            "1:31 listen.https.certificate: cannot read /none.pem: No such file or directory (os error 2)",
+        ),
+        (
+            "listen: {https: {certificate: Cargo.toml}}",
+            "1:10 listen.https.private_key: the key is missing",
+        ),
+        (
+            "listen: {https: {private_key: Cargo.toml}}",
+            "1:31 listen.https.private_key: a self-signed certificate has its own key",
+        ),
+        (
+            "listen: {http: {}, admin: {address: 0.0.0.0:9}}",
+            "1:37 listen.admin.address: 0.0.0.0:9 would open the admin listener to the network",
+        ),
+        (
+            "listen: {http: {address: 127.0.0.1:9090}}",
+            "1:1 listen.admin.address: the http listener has this address already",
+        ),
+        ("store: {}", "1:1 store: there is no store"),
+        (
+            "store: {embedded: {}, redis: {}}",
+            "1:23 store.redis: there are two stores",
+        ),
+        (
+            "store: {embedded: {durability: never}}",
+            "1:32 store.embedded.durability: \"never\" is not a durability",
+        ),
+        (
+            "store: {embedded: {durability: 2m}}",
+            "1:32 store.embedded.durability: 2m is too large",
+        ),
+        (
+            "store: {embedded: {path: \"\"}}",
+            "1:26 store.embedded.path: \"\" is not a file name",
+        ),
+        (
+            "store: {redis: {url: \"http://x\"}}",
+            "1:22 store.redis.url: it is not the URL of a Redis server",
+        ),
+        (
+            "store: {redis: {password_file: /none}}",
+            "1:32 store.redis.password_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
+            "store: {redis: {key_prefix: \"a{b\"}}",
+            "1:29 store.redis.key_prefix: \"a{b\" is not a prefix of names in Redis",
+        ),
+        (
+            "store: {redis: {timeout: 11s}}",
+            "1:26 store.redis.timeout: 11s is too large",
+        ),
+        (
+            "quota: {timezone: Mars/Olympus}",
+            "1:19 quota.timezone: \"Mars/Olympus\" is not an IANA time zone",
+        ),
+        (
+            "quota: {timezone: \"${NONE}\"}",
+            "1:19 quota.timezone: the environment has no variable NONE",
+        ),
+        (
+            "quota: {timezone: \"${\"}",
+            "1:19 quota.timezone: `${` without a variable's name and `}`",
+        ),
+        (
+            "runtime: {threads: \"${SECRET}\"}",
+            "1:20 runtime.threads: its value is not a whole number",
+        ),
+        (
+            "keys: {prefix: FPD}",
+            "1:16 keys.prefix: \"FPD\" is not a key prefix",
+        ),
+        (
+            "keys: {realm: 'a\"b'}",
+            "1:15 keys.realm: \"a\\\"b\" is not a realm",
+        ),
+        (
+            "forward: {headers_denied: [cookie, a b]}",
+            "1:36 forward.headers_denied[1]: \"a b\" is not a header name",
+        ),
+        (
+            "forward: {headers_denied: cookie}",
+            "1:27 forward.headers_denied: expected a list, found a text",
+        ),
+        (
+            "runtime: {threads: 257}",
+            "1:20 runtime.threads: 257 is too large",
+        ),
+        (
+            "logging: {level: loud}",
+            "1:18 logging.level: \"loud\" is not a log level",
+        ),
+        (
+            "logging: {access_log: stdour}",
+            "1:23 logging.access_log: \"stdour\" is not a place for the access log",
+        ),
+        ("1: x", "1:1 1: there is no such key"),
+    ];
+    for (more, expected) in cases {
+        assert_eq!(problems_of(with(more), 3), [expected], "{more}");
+    }
+}
+
+#[test]
+fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
+    let tiers = "tiers: {pro: {daily: 5}}";
+    let endpoints = "endpoints: [{path: /a, tiers: [pro], upstream: u}]";
+    let upstreams = "upstreams: {u: {servers: [127.0.0.1:9000]}}";
+    let cases = [
+        (
+            "tiers: {pro: {dayly: 5}}",
+            endpoints,
+            upstreams,
+            vec![
+                "1:9 tiers.pro.daily: the key is missing",
+                "1:15 tiers.pro.dayly: there is no such key",
+            ],
+        ),
+        (
+            "tiers: {pro: {daily: 0}}",
+            endpoints,
+            upstreams,
+            vec!["1:22 tiers.pro.daily: 0 is too small"],
+        ),
+        (
+            "tiers: {pro: {daily: 5}, Gold: {daily: 5}}",
+            endpoints,
+            upstreams,
+            vec!["1:26 tiers.Gold: this is not the name of a tier"],
+        ),
+        (
+            "tiers: {}",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: at least one is needed"],
+        ),
+        (
+            "tiers: [pro]",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: expected names with their values, found a list"],
+        ),
+        (
+            "",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: the key is missing"],
+        ),
+        (
+            tiers,
+            "endpoints: []",
+            upstreams,
+            vec!["2:1 endpoints: at least one is needed"],
+        ),
+        (
+            tiers,
+            "endpoints: [5]",
+            upstreams,
+            vec!["2:13 endpoints[0]: expected keys, found a number"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [por], upstream: w}]",
+            upstreams,
+            vec![
+                "2:32 endpoints[0].tiers[0]: there is no tier \"por\"",
+                "2:48 endpoints[0].upstream: there is no upstream \"w\"",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro, pro], upstream: u}]",
+            upstreams,
+            vec!["2:37 endpoints[0].tiers[1]: it is in the list already"],
+        ),
+        (
+            tiers,
+            "endpoints: [{methods: [get], cost: 0}]",
+            upstreams,
+            vec![
+                "2:13 endpoints[0].path: the key is missing",
+                "2:13 endpoints[0].tiers: the key is missing",
+                "2:13 endpoints[0].upstream: the key is missing",
+                "2:14 endpoints[0].methods: there is no valid method",
+                "2:24 endpoints[0].methods[0]: \"get\" is not a method an endpoint can take",
+                "2:36 endpoints[0].cost: \"0\" is not a positive whole number",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: '/a/{x}', tiers: [pro], upstream: u}, {path: a, tiers: [pro], upstream: u}, {path: /a/b, tiers: [pro], upstream: u}]",
+            upstreams,
+            vec![
+                "2:65 endpoints[1].path: this is not a path pattern",
+                "2:103 endpoints[2].path: it overlaps with /a/{x}",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: '/{x}', tiers: [pro], upstream: u}]",
+            upstreams,
+            vec!["2:20 endpoints[0].path: the gateway answers this path itself"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: []}}",
+            vec!["3:17 upstreams.u.servers: at least one server is needed"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {}}",
+            vec!["3:13 upstreams.u.servers: the key is missing"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: [127.0.0.1, 'a:0', bad.example:1, 127.0.0.1:1, 127.0.0.1:1], retries: 4}}",
+            vec![
+                "3:27 upstreams.u.servers[0]: \"127.0.0.1\" is not a server",
+                "3:38 upstreams.u.servers[1]: \"a:0\" is not a server",
+                "3:45 upstreams.u.servers[2]: \"bad.example:1\" cannot be resolved: no such host",
+                "3:73 upstreams.u.servers[4]: 127.0.0.1:1 is in the list already",
+                "3:96 upstreams.u.retries: 4 is too large",
+            ],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: ['127.0.0.1:1'], timeouts: {conect: 1s, idle: 2h}}}",
+            vec![
+                "3:54 upstreams.u.timeouts.conect: there is no such key",
+                "3:72 upstreams.u.timeouts.idle: 2h is too large",
+            ],
+        ),
+    ];
+    for (tiers, endpoints, upstreams, expected) in cases {
+        let text = format!("{tiers}\n{endpoints}\n{upstreams}\n");
+        assert_eq!(problems_of(parse(&text), 0), expected, "{text}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+    let errors =
+        with("logging: {level: loud, fromat: json}\nlimits: {header_count: many}\nzzz: 1\n")
+            .unwrap_err();
+    assert_eq!(
+        errors.to_string(),
+        "g.yaml:4:18: logging.level: \"loud\" is not a log level (hint: write error, warn, info, debug or trace)\n\
+         g.yaml:4:24: logging.fromat: there is no such key (hint: did you mean `format`?)\n\
+         g.yaml:5:24: limits.header_count: expected a whole number, found \"many\" (hint: write digits only, such as 1000)\n\
+         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, endpoints, upstreams, forward, runtime, limits, logging)"
+    );
+}
+
+#[test]
+fn what_is_not_a_configuration_at_all_is_one_problem() {
+    let bomb = format!("a: &a [x]\n{}", "b: [*a, *a]\n");
+    for (text, expected) in [
+        ("", "1:1 : the file is empty"),
+        ("# nothing\n", "1:1 : the file is empty"),
+        ("5", "1:1 : expected keys, found a number"),
+        ("- a\n", "1:1 : expected keys, found a list"),
+        ("a: [\n", "2:1 : this is not YAML: "),
+        ("a: 1\n\tb: 2\n", "2:1 : this is not YAML: "),
+        (
+            "a: 1\na: 1\n",
+            "2:1 a: the key is given twice, first in line 1",
+        ),
+        (
+            "a: 1\n---\na: 1\n",
+            "2:1 : a second YAML document begins here",
+        ),
+        (
+            &bomb,
+            "2:5 b[0]: aliases (`*name`, `<<`) are not taken here",
+        ),
+    ] {
+        let problems = problems_of(parse(text), 0);
+        assert!(
+            problems.len() == 1 && problems[0].starts_with(expected),
+            "{text:?}: {problems:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_one_problem() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gateway.yaml");
+    let problem = || problems_of(Config::load(&file), 0).remove(0);
+    assert!(problem().starts_with("1:1 : cannot read the file: "));
+    std::fs::write(&file, b"a: 1\nb: \xff\n").unwrap();
+    assert_eq!(problem(), "2:4 : the file is not UTF-8");
+    std::fs::write(&file, vec![b'#'; FILE_BYTES_MAX + 1]).unwrap();
+    assert_eq!(problem(), "1:1 : the file is too large");
+    std::fs::write(&file, format!("{NEEDED}#").into_bytes()).unwrap();
+    assert!(Config::load(&file).is_ok());
+}
+
+#[test]
+fn both_ends_of_a_range_are_taken() {
+    for more in [
+        "limits: {header_count: 8, header_bytes: 1KiB, target_bytes: 256B, body_bytes: 0B, shutdown_grace: 0s}",
+        "limits: {header_count: 256, header_bytes: 1MiB, target_bytes: 64KiB, body_bytes: 1GiB, shutdown_grace: 1h}",
+        "runtime: {threads: 256}",
+        "store: {embedded: {durability: 10ms}}",
+        "store: {embedded: {durability: commit}}",
+        "store: {redis: {timeout: 1ms}}",
+        "store: {redis: {timeout: 10s}}",
+        "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
+        "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
+    ] {
+        assert_eq!(problems_of(with(more), 3), Vec::<String>::new(), "{more}");
+    }
+}
+
+#[test]
+fn variables_and_files_give_values_that_are_never_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("password");
+    std::fs::write(&file, "pass word\n").unwrap();
+    let config = with(&format!(
+        "store: {{redis: {{url: \"redis://:${{SECRET}}@h:1\", password_file: {}}}}}\nruntime: {{threads: \"${{FIVE}}\"}}\nquota: {{timezone: \"${{ZONE}}/London\"}}\n",
+        file.display()
+    ))
+    .unwrap();
+    let StoreConfig::Redis(redis) = &config.store else {
+        panic!("{:?}", config.store)
+    };
+    assert_eq!(redis.url.reveal(), "redis://:hunter2@h:1");
+    assert_eq!(redis.password.as_ref().unwrap().reveal(), "pass word");
+    assert_eq!(config.runtime.threads, 5);
+    assert_eq!(config.calendar.name(), "Europe/London");
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("pass word"));
+}
+
+#[test]
+fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
+    let text = NEEDED.replace("127.0.0.1:9000", "good.example:9000");
+    assert_eq!(
+        parse(&text).unwrap().upstreams[0].servers,
+        ["192.0.2.1:9000".parse().unwrap()]
+    );
+}
+
+proptest! {
+    #[test]
+    fn no_mutation_of_the_shipped_file_makes_the_check_panic(
+        edits in prop::collection::vec((any::<prop::sample::Index>(), 0usize..12, "[ -~\t\nü]|\\$\\{A\\}|[0-9]{1,25}(KiB|ms)?|- |: |\\{|\\[|&a |\\*a|!x "), 1..6),
+    ) {
+        let mut text: Vec<char> = SHIPPED.chars().collect();
+        for (at, removed, inserted) in edits {
+            let at = at.index(text.len());
+            let end = (at + removed).min(text.len());
+            text.splice(at..end, inserted.chars());
+        }
+        let text: String = text.into_iter().collect();
+        if let Err(errors) = parse(&text) {
+            prop_assert!(!errors.problems.is_empty());
+            let lines = text.lines().count() + 1;
+            prop_assert!(errors.problems.iter().all(|problem| (1..=lines).contains(&problem.line) && problem.column >= 1));
+        }
+    }
+}
