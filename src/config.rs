@@ -177,11 +177,20 @@ pub struct Upstream {
     /// The name that endpoints use.
     pub name: Arc<str>,
     /// Its servers, resolved; at least one, none twice.
-    pub servers: Vec<SocketAddr>,
+    pub servers: Vec<Server>,
     /// How long it may take.
     pub timeouts: Timeouts,
     /// How often a request that reached no server is tried again, 0 to 3.
     pub retries: u8,
+}
+
+/// One server of an upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// `host:port` as it was written: what requests to it name in `Host`.
+    pub name: String,
+    /// What the name was resolved to at start.
+    pub address: SocketAddr,
 }
 
 /// How long an upstream may take.
@@ -189,10 +198,8 @@ pub struct Upstream {
 pub struct Timeouts {
     /// To accept a connection.
     pub connect: Duration,
-    /// From the request to the answer's header.
-    pub first_byte: Duration,
-    /// Between two parts of the answer.
-    pub between_bytes: Duration,
+    /// Silence: before the answer's header, and between two parts of the answer.
+    pub read: Duration,
     /// For the whole answer.
     pub total: Duration,
     /// Without a header for longer than this, a client that hangs up is refunded.

@@ -1,5 +1,68 @@
-//! Touchline.
+//! Touchline: the gateway in front of a football prediction data API. It lets paying customers in with an API key, holds
+//! each key to its tier's endpoints and daily quota, tells every caller where they stand, and forwards what is allowed.
+//!
+//! This page is the map of the house.
+//!
+//! # The life of a request
+//!
+//! A connection is accepted and decrypted by pingora, which reads the request's head and calls the hooks of
+//! [`proxy::Edge`]. The first, `request_filter`, begins an [`proxy::exchange::Exchange`] and asks
+//! [`proxy::admission::admit`], where the contract reads from top to bottom:
+//!
+//! 1. the head is well-formed ([`proxy::well_formed`], [`policy::target`]);
+//! 2. there is an API key, and 3. it is known and usable ([`policy::api_key`], [`store::KeyTable`],
+//!    [`policy::key_record`]);
+//! 4. the path is an endpoint, 5. it takes the method, 6. the key's tier includes it ([`policy::endpoint`]);
+//! 7. (burst and concurrency limits: not built yet);
+//! 8. the daily quota has room: one atomic charge ([`store::Store::charge`]) on the quota day of
+//!    [`policy::calendar`].
+//!
+//! What comes out is a [`proxy::admission::Permit`], the only way to an upstream, or a refusal, which
+//! [`policy::rejection`] turns into an answer. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
+//! server of its upstream ([`proxy::upstreams`]). If we or the upstream fail, the client gets the contract's 500 and
+//! its units back ([`store::Store::refund`]). Every answer to an authenticated request carries its standing
+//! ([`policy::rate_limit`]); every request leaves one line in the access log and its traces in the metrics
+//! ([`telemetry`]).
+//!
+//! # Floors
+//!
+//! A module imports only from lower floors, and siblings do not know each other; `tests/house` keeps it so.
+//!
+//! | Floor | Room | Job |
+//! |---|---|---|
+//! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
+//! | 4 | [`server`] | composition: configuration → store, services, listeners; drain |
+//! | 3 | [`proxy`] | the edge on pingora: the request path, forwarding, answers |
+//! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/metrics` |
+//! | 2 | [`config`] | `gateway.yaml`: text types → checked `Config`; problems with positions |
+//! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |
+//! | 1 | [`telemetry`] | metric families, access log, diagnostic log |
+//! | 0 | [`policy`] | every decision of the contract as a pure function |
+//! | 0 | [`clock`] | the wall clock as a value |
+//!
+//! # Invariants
+//!
+//! - Nothing reaches an upstream without a permit, and every permit was charged exactly once.
+//! - Units granted minus refunded for a key and day never exceed its limit, on any number of gateways.
+//! - A request that ends in a 500 costs nothing; a unit is given back at most once, on the day it was charged.
+//! - A key that was revoked is refused from the next request on: the charge itself compares record versions.
+//! - An API key exists in memory only while its request is checked; stored, logged and forwarded is its digest or its id.
+//! - No request waits without a timeout, and nothing that a client sends becomes a metric label.
+//!
+//! # Vocabulary
+//!
+//! *Key id*: the public name of an API key. *Key digest*: its SHA-256, all that is stored of the secret. *Key record*:
+//! customer, tier, state, expiry, grants, version. *Quota day*: a calendar day of the configured zone. *Unit*: what an
+//! endpoint costs, 1 unless configured. *Charge*: taking units, all or nothing. *Receipt*: proof of a charge. *Refund*:
+//! giving its units back. *Standing*: limit, used and day of a key. *Permit*: the right to forward one request.
+//! *Rejection*: what a client is told instead. *Node*: one gateway process. *Producer*: a node's name in the counters.
+
+pub mod admin;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod policy;
+pub mod proxy;
+pub mod server;
 pub mod store;
+pub mod telemetry;

@@ -1,2 +1,3 @@
-//! x
+//! The `touchline` program.
+
 fn main() {}

@@ -114,7 +114,10 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
     assert!(config.tier(&"gold".parse().unwrap()).is_none());
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
-        ["127.0.0.1:9000".parse().unwrap()]
+        [Server {
+            name: "127.0.0.1:9000".into(),
+            address: "127.0.0.1:9000".parse().unwrap(),
+        }]
     );
     assert_eq!(config.hash.len(), 12);
 }
@@ -575,7 +578,10 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
     let text = NEEDED.replace("127.0.0.1:9000", "good.example:9000");
     assert_eq!(
         parse(&text).unwrap().upstreams[0].servers,
-        ["192.0.2.1:9000".parse().unwrap()]
+        [Server {
+            name: "good.example:9000".into(),
+            address: "192.0.2.1:9000".parse().unwrap(),
+        }]
     );
 }
 

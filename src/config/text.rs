@@ -229,8 +229,7 @@ sections! {
     }
     TimeoutsText {
         connect: Leaf<Duration>,
-        first_byte: Leaf<Duration>,
-        between_bytes: Leaf<Duration>,
+        read: Leaf<Duration>,
         total: Leaf<Duration>,
         slow: Leaf<Duration>,
         idle: Leaf<Duration>,

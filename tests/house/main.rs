@@ -1,1 +1,10 @@
-//! Integration tests: house.
+//! The house keeps its order: floors, forbidden rooms, and the versions that its safety rests on.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test that cannot go on may stop"
+)]
+
+mod floors;
+mod versions;

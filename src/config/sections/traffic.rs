@@ -16,7 +16,7 @@ use crate::config::scalar::Text;
 use crate::config::text::{
     EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
-use crate::config::{Tier, Timeouts, Upstream};
+use crate::config::{Server, Tier, Timeouts, Upstream};
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::key_record::TierName;
 
@@ -105,7 +105,7 @@ pub(super) fn upstreams(
     Some(upstreams)
 }
 
-fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<SocketAddr> {
+fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<Server> {
     const HINT: &str = "write host:port, such as 127.0.0.1:9000";
     let given = list.is_given();
     let mut written = Vec::new();
@@ -128,16 +128,19 @@ fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<SocketAddr
         };
         check.wrong(at, message, "write servers: [127.0.0.1:9000]");
     }
-    let mut addresses: Vec<SocketAddr> = Vec::new();
+    let mut servers: Vec<Server> = Vec::new();
     for (at, server) in written {
         let Some(server) = server else { continue };
         match address_of(check, &server) {
-            Ok(address) if addresses.contains(&address) => check.wrong(
+            Ok(address) if servers.iter().any(|server| server.address == address) => check.wrong(
                 &at,
                 format!("{address} is in the list already"),
                 "remove one of them",
             ),
-            Ok(address) => addresses.push(address),
+            Ok(address) => servers.push(Server {
+                name: server,
+                address,
+            }),
             Err(reason) => check.wrong(
                 &at,
                 format!("{server:?} cannot be resolved: {reason}"),
@@ -145,7 +148,7 @@ fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<SocketAddr
             ),
         }
     }
-    addresses
+    servers
 }
 
 /// The address of a `host:port`: of a name the first of IPv4, else the first.
@@ -166,18 +169,7 @@ fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) ->
     let text = check.section(at, section).unwrap_or_default();
     Timeouts {
         connect: check.bounded(&at.key("connect"), &text.connect, SECOND, MS..=MINUTE),
-        first_byte: check.bounded(
-            &at.key("first_byte"),
-            &text.first_byte,
-            seconds(10),
-            MS..=HOUR,
-        ),
-        between_bytes: check.bounded(
-            &at.key("between_bytes"),
-            &text.between_bytes,
-            seconds(10),
-            MS..=HOUR,
-        ),
+        read: check.bounded(&at.key("read"), &text.read, seconds(10), MS..=HOUR),
         total: check.bounded(&at.key("total"), &text.total, MINUTE, MS..=HOUR),
         slow: check.bounded(
             &at.key("slow"),

@@ -1,0 +1,35 @@
+# The commands of the house. `make run` and `make test` set up a fresh machine that has Rust, a C compiler, make and git.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help run test lint check-tools test-tools advisories clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: build-tools ## build, start the sample upstream and the gateway, issue demo keys, print commands to try
+	@deploy/demo/run
+
+test: test-tools ## install what the tests need and run them all
+	cargo test --workspace --locked
+
+lint: ## formatting, clippy, documentation, floors of the dependency tree
+	cargo fmt --all -- --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
+	@deploy/install cargo-deny
+	cargo deny --locked check licenses bans sources
+
+advisories: ## known holes of dependencies (needs the advisory database)
+	@deploy/install cargo-deny
+	cargo deny --locked check advisories
+
+build-tools:
+	@deploy/install cmake curl
+
+test-tools: build-tools
+	@deploy/install redis-server faketime
+
+clean: ## remove what was built and what the demo left
+	cargo clean
+	rm -rf var

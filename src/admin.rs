@@ -1,0 +1,153 @@
+//! The admin listener: `/livez`, `/readyz`, `/metrics`.
+//!
+//! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
+//! the process answers; `/readyz` that a request sent now can be served, and else why not.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
+use http::{Method, Response, StatusCode};
+use pingora::apps::http_app::ServeHttp;
+use pingora::protocols::http::ServerSession;
+use serde::Serialize;
+
+use crate::store::Store;
+use crate::telemetry::metrics::Metrics;
+
+/// The Prometheus text format.
+const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+const JSON_TYPE: &str = "application/json";
+
+/// The application behind the admin listener.
+pub struct Admin {
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+    view: Box<dyn Fn() -> View + Send + Sync>,
+}
+
+/// What the composition tells the admin listener of the rest of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// Whether the gateway is about to stop.
+    pub draining: bool,
+    /// Access log lines lost so far.
+    pub access_log_dropped: usize,
+}
+
+/// The body of `/readyz`.
+#[derive(Debug, PartialEq, Serialize)]
+struct Readiness {
+    status: &'static str,
+    draining: bool,
+    store_up: bool,
+    keys_loaded: bool,
+    keys_age_seconds: f64,
+    keys: usize,
+}
+
+impl Admin {
+    /// An admin application; `view` is asked at each request.
+    pub fn new(
+        store: Arc<dyn Store>,
+        metrics: Arc<Metrics>,
+        view: impl Fn() -> View + Send + Sync + 'static,
+    ) -> Admin {
+        Admin {
+            store,
+            metrics,
+            view: Box::new(view),
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        let health = self.store.health();
+        let draining = (self.view)().draining;
+        let ready = health.up && health.keys_loaded && !draining;
+        Readiness {
+            status: if ready { "ready" } else { "unready" },
+            draining,
+            store_up: health.up,
+            keys_loaded: health.keys_loaded,
+            keys_age_seconds: health.keys_age.as_secs_f64(),
+            keys: self.store.keys().len(),
+        }
+    }
+
+    fn render_metrics(&self) -> String {
+        let readiness = self.readiness();
+        self.metrics.store_up.set(i64::from(readiness.store_up));
+        self.metrics
+            .keys
+            .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
+        self.metrics.keys_age.set(readiness.keys_age_seconds);
+        self.metrics
+            .access_log_dropped
+            .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));
+        self.metrics.render()
+    }
+
+    fn answer(&self, method: &Method, path: &str) -> Response<Vec<u8>> {
+        let (status, content_type, body) = match path {
+            "/livez" => (StatusCode::OK, JSON_TYPE, br#"{"status":"live"}"#.to_vec()),
+            "/readyz" => {
+                let readiness = self.readiness();
+                let status = if readiness.status == "ready" {
+                    StatusCode::OK
+                } else {
+                    StatusCode::SERVICE_UNAVAILABLE
+                };
+                (
+                    status,
+                    JSON_TYPE,
+                    serde_json::to_vec(&readiness).unwrap_or_default(),
+                )
+            }
+            "/metrics" => (
+                StatusCode::OK,
+                METRICS_TYPE,
+                self.render_metrics().into_bytes(),
+            ),
+            _ => (
+                StatusCode::NOT_FOUND,
+                JSON_TYPE,
+                br#"{"paths":["/livez","/readyz","/metrics"]}"#.to_vec(),
+            ),
+        };
+        let taken = method == Method::GET || method == Method::HEAD;
+        let (status, body) = if taken {
+            (status, body)
+        } else {
+            (StatusCode::METHOD_NOT_ALLOWED, Vec::new())
+        };
+        let mut answer = Response::builder()
+            .status(status)
+            .header(CONTENT_TYPE, content_type)
+            .header(CONTENT_LENGTH, body.len())
+            .header(CACHE_CONTROL, "no-store");
+        if !taken {
+            answer = answer.header(ALLOW, "GET, HEAD");
+        }
+        let body = if method == Method::HEAD {
+            Vec::new()
+        } else {
+            body
+        };
+        answer.body(body).unwrap_or_default()
+    }
+}
+
+#[async_trait]
+impl ServeHttp for Admin {
+    async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
+        let header = session.req_header();
+        self.answer(&header.method, header.uri.path())
+    }
+}
+
+impl fmt::Debug for Admin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Admin")
+    }
+}

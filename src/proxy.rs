@@ -1,0 +1,27 @@
+//! The edge on pingora: the request path, forwarding, answers.
+//!
+//! | Room | Job |
+//! |---|---|
+//! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit` |
+//! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
+//! | [`exchange`] | one request from its header to its line in the access log |
+//! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
+//! | [`well_formed`] | step 1 on the head of a request |
+//! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
+//! | [`respond`] | writing the gateway's own answers |
+//! | [`upstreams`] | servers to forward to |
+//!
+//! Invariants: nothing is forwarded without a [`admission::Permit`], and only [`admission::admit`] makes one; a permit's
+//! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its standing.
+
+pub mod admission;
+pub mod exchange;
+pub mod forward;
+pub mod gate;
+pub mod hooks;
+pub mod respond;
+pub mod upstreams;
+pub mod well_formed;
+
+pub use gate::{Gate, Snapshot};
+pub use hooks::Edge;

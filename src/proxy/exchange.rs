@@ -1,0 +1,214 @@
+//! One request from its header to its line in the access log: what pingora hands from hook to hook.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::HeaderValue;
+use jiff::Timestamp;
+use prometheus::IntGauge;
+
+use super::admission::{Permit, Refusal};
+use super::gate::{Gate, Snapshot};
+use super::upstreams::Upstream;
+use crate::policy::endpoint::Endpoint;
+use crate::policy::rate_limit::Standing;
+use crate::policy::rejection::Rejection;
+use crate::policy::request_id;
+use crate::store::{KeyEntry, Receipt};
+
+/// A request under way.
+#[derive(Debug)]
+pub struct Exchange {
+    /// The configuration it began with and keeps.
+    pub snapshot: Arc<Snapshot>,
+    /// When its header had been read, for durations.
+    pub started: Instant,
+    /// The same on the wall clock.
+    pub time: Timestamp,
+    /// Its id; empty until the first hook has run.
+    pub request_id: HeaderValue,
+    /// Time spent waiting for the store.
+    pub store_wait: Duration,
+    /// How far it has come.
+    pub stage: Stage,
+    _in_flight: InFlight,
+}
+
+/// How far a request has come.
+#[derive(Debug)]
+pub enum Stage {
+    /// Not decided yet.
+    Arrived,
+    /// Answered by the gateway itself.
+    Refused(Refusal),
+    /// On its way to the upstream and back.
+    Forwarding(Forwarding),
+}
+
+/// A permitted request with its upstream.
+#[derive(Debug)]
+pub struct Forwarding {
+    /// The key that pays.
+    pub key: Arc<KeyEntry>,
+    /// The endpoint.
+    pub endpoint: Arc<Endpoint>,
+    /// Where the key stands, after a refund without the request.
+    pub standing: Standing,
+    /// Units charged.
+    pub units: u32,
+    /// The upstream it goes to.
+    pub upstream: Arc<Upstream>,
+    /// The server of the present attempt.
+    pub server: usize,
+    /// Attempts so far.
+    pub attempts: u32,
+    /// When it was forwarded first.
+    pub since: Instant,
+    /// How long after that the upstream's header came.
+    pub header_after: Option<Duration>,
+    /// Request body bytes passed on.
+    pub request_body_bytes: usize,
+    /// How long the client's connection had refused bytes when the last part of the body was handed to it.
+    pub client_blocked: Duration,
+    /// How it ended, unless served whole.
+    pub ending: Option<Ending>,
+    receipt: Option<Receipt>,
+}
+
+/// How a forwarded request ended otherwise than served whole.
+#[derive(Debug)]
+pub enum Ending {
+    /// The gateway answered in the upstream's place.
+    Rejected(Rejection),
+    /// The upstream broke off after its header had been passed on.
+    Cut,
+    /// The client went away.
+    ClientClosed,
+}
+
+/// Why units are given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RefundReason {
+    /// The request ended in a 500.
+    Failed,
+    /// The answer was cut.
+    Cut,
+    /// The client gave up on an upstream that had been silent for long.
+    Slow,
+    /// The request's body was refused while it was forwarded.
+    Body,
+}
+
+impl RefundReason {
+    fn as_str(self) -> &'static str {
+        match self {
+            RefundReason::Failed => "failed",
+            RefundReason::Cut => "cut",
+            RefundReason::Slow => "slow",
+            RefundReason::Body => "body",
+        }
+    }
+}
+
+impl Exchange {
+    /// A request whose header has just been read.
+    pub fn begin(gate: &Gate) -> Exchange {
+        Exchange {
+            snapshot: gate.snapshot(),
+            started: Instant::now(),
+            time: gate.store.now(),
+            request_id: HeaderValue::from_static(""),
+            store_wait: Duration::ZERO,
+            stage: Stage::Arrived,
+            _in_flight: InFlight::enter(&gate.metrics.in_flight),
+        }
+    }
+
+    /// Keeps the client's request id if it is acceptable, else makes one.
+    pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
+        self.request_id =
+            match client_sent.filter(|value| request_id::is_acceptable(value.as_bytes())) {
+                Some(kept) => kept.clone(),
+                None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
+                    .unwrap_or(self.request_id.clone()),
+            };
+    }
+
+    /// The request id as text.
+    pub fn request_id_str(&self) -> &str {
+        self.request_id.to_str().unwrap_or_default()
+    }
+
+    /// The forwarding under way, if it has come so far.
+    pub fn forwarding(&mut self) -> Option<&mut Forwarding> {
+        match &mut self.stage {
+            Stage::Forwarding(forwarding) => Some(forwarding),
+            Stage::Arrived | Stage::Refused(_) => None,
+        }
+    }
+}
+
+impl Forwarding {
+    /// Begins with a permit; its receipt is kept until it is refunded.
+    pub fn begin(permit: Permit, upstream: Arc<Upstream>) -> Forwarding {
+        let key = permit.key().clone();
+        let endpoint = permit.endpoint().clone();
+        let standing = permit.standing();
+        let receipt = permit.into_receipt();
+        Forwarding {
+            key,
+            endpoint,
+            standing,
+            units: receipt.units,
+            upstream,
+            server: 0,
+            attempts: 0,
+            since: Instant::now(),
+            header_after: None,
+            request_body_bytes: 0,
+            client_blocked: Duration::ZERO,
+            ending: None,
+            receipt: Some(receipt),
+        }
+    }
+
+    /// Gives the units back, once; a second call does nothing.
+    pub async fn refund(&mut self, gate: &Gate, reason: RefundReason) {
+        if let Some(receipt) = self.receipt.take() {
+            let asked = Instant::now();
+            self.standing.used = gate.store.refund(receipt).await;
+            gate.metrics.store_call("refund", asked.elapsed(), Ok(()));
+            gate.metrics
+                .refunds
+                .with_label_values(&[reason.as_str()])
+                .inc();
+            let tier = self.key.record.tier.as_str();
+            gate.metrics
+                .quota_units
+                .with_label_values(&[tier, "refunded"])
+                .inc_by(u64::from(self.units));
+        }
+    }
+
+    /// Whether the units were given back.
+    pub fn refunded(&self) -> bool {
+        self.receipt.is_none()
+    }
+}
+
+/// Counts a request as being answered while it lives, however it ends.
+#[derive(Debug)]
+struct InFlight(IntGauge);
+
+impl InFlight {
+    fn enter(gauge: &IntGauge) -> InFlight {
+        gauge.inc();
+        InFlight(gauge.clone())
+    }
+}
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}

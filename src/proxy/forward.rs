@@ -1,0 +1,343 @@
+//! What crosses the gateway: the request as the upstream gets it, the answer's header as the client gets it.
+//!
+//! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers go, ours come. Header names are
+//! compared with `_` taken as `-`, because some servers read both alike. The target goes through byte for byte.
+
+use std::collections::HashSet;
+use std::net::IpAddr;
+
+use http::header::{
+    CONNECTION, HOST, RETRY_AFTER, SERVER, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use pingora::http::{RequestHeader, ResponseHeader};
+
+use crate::policy::rate_limit;
+
+/// The header that carries the API key.
+pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The request id, in both directions.
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+const X_CONSUMER_ID: HeaderName = HeaderName::from_static("x-consumer-id");
+const X_CONSUMER_TIER: HeaderName = HeaderName::from_static("x-consumer-tier");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
+
+/// What the upstream is told of a request.
+#[derive(Debug)]
+pub struct Identity<'a> {
+    /// The request id.
+    pub request_id: &'a HeaderValue,
+    /// The client's address.
+    pub client: Option<IpAddr>,
+    /// `https` or `http`.
+    pub scheme: &'static str,
+    /// The host that the client asked for.
+    pub host: Option<HeaderValue>,
+    /// The public id of the key.
+    pub key_id: &'a str,
+    /// The key's tier.
+    pub tier: &'a str,
+    /// The upstream server's own name or address.
+    pub upstream_host: &'a str,
+    /// 128 and 64 random bits for a trace without one, and for our own span in it.
+    pub trace: (u128, u64),
+}
+
+/// Request headers that never reach an upstream, beside those that are always removed. Made once for a configuration.
+#[derive(Debug, Default)]
+pub struct DeniedHeaders(HashSet<HeaderName>);
+
+impl DeniedHeaders {
+    /// Denies `names`.
+    pub fn new(names: impl IntoIterator<Item = HeaderName>) -> DeniedHeaders {
+        DeniedHeaders(names.into_iter().collect())
+    }
+
+    fn contains(&self, name: &HeaderName) -> bool {
+        let text = name.as_str();
+        let folded = if text.contains('_') {
+            HeaderName::try_from(text.replace('_', "-")).ok()
+        } else {
+            None
+        };
+        let name = folded.as_ref().unwrap_or(name);
+        let text = name.as_str();
+        *name == X_API_KEY
+            || text.starts_with("x-consumer-")
+            || text.starts_with("x-forwarded-")
+            || (folded.is_some() && (*name == X_REQUEST_ID || *name == TRACEPARENT))
+            || self.0.contains(name)
+    }
+}
+
+/// Turns the client's header, cleared of hop-by-hop fields by pingora, into the upstream's.
+///
+/// # Errors
+/// If a value of ours is no header value, which checked configurations exclude.
+pub fn rebuild_request(
+    header: &mut RequestHeader,
+    identity: &Identity<'_>,
+    denied: &DeniedHeaders,
+) -> pingora::Result<()> {
+    let unwanted: Vec<HeaderName> = header
+        .headers
+        .keys()
+        .filter(|name| denied.contains(name))
+        .cloned()
+        .collect();
+    for name in &unwanted {
+        header.remove_header(name);
+    }
+    for name in [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE] {
+        header.remove_header(&name);
+    }
+    let traceparent = traceparent(header.headers.get(TRACEPARENT), identity.trace);
+    if traceparent.starts_new_trace {
+        header.remove_header(&TRACESTATE);
+    }
+    header.insert_header(TRACEPARENT, traceparent.value)?;
+    header.insert_header(X_REQUEST_ID, identity.request_id.clone())?;
+    header.insert_header(X_CONSUMER_ID, identity.key_id)?;
+    header.insert_header(X_CONSUMER_TIER, identity.tier)?;
+    header.insert_header(X_FORWARDED_PROTO, identity.scheme)?;
+    if let Some(client) = identity.client {
+        header.insert_header(X_FORWARDED_FOR, client.to_string())?;
+    }
+    if let Some(host) = &identity.host {
+        header.insert_header(X_FORWARDED_HOST, host.clone())?;
+    }
+    header.insert_header(HOST, identity.upstream_host)?;
+    // Over HTTP/2 the client's authority is part of the URI, and would be taken for the host again.
+    let target = header.raw_path().to_vec();
+    header.set_raw_path(&target)
+}
+
+struct Traceparent {
+    value: String,
+    starts_new_trace: bool,
+}
+
+/// W3C Trace Context: a valid trace goes on with a span of ours, else a new, unsampled one begins.
+fn traceparent(client_sent: Option<&HeaderValue>, (trace, span): (u128, u64)) -> Traceparent {
+    let kept = client_sent
+        .and_then(|value| value.to_str().ok())
+        .filter(|text| is_traceparent(text));
+    match kept.and_then(|text| Some((text.get(3..35)?, text.get(53..55)?))) {
+        Some((trace_id, flags)) => Traceparent {
+            value: format!("00-{trace_id}-{:016x}-{flags}", span.max(1)),
+            starts_new_trace: false,
+        },
+        None => Traceparent {
+            value: format!("00-{:032x}-{:016x}-00", trace.max(1), span.max(1)),
+            starts_new_trace: true,
+        },
+    }
+}
+
+/// Version 00 of the header: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
+fn is_traceparent(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('-').collect();
+    let is_hex = |part: &str, length: usize| {
+        part.len() == length
+            && part
+                .bytes()
+                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let not_zero = |part: &str| part.bytes().any(|byte| byte != b'0');
+    match parts.as_slice() {
+        ["00", trace, span, flags] => {
+            is_hex(trace, 32)
+                && is_hex(span, 16)
+                && is_hex(flags, 2)
+                && not_zero(trace)
+                && not_zero(span)
+        }
+        _ => false,
+    }
+}
+
+/// Whether an upstream's status says that we failed, so that the client gets the contract's 500 instead.
+pub fn is_our_failure(status: StatusCode) -> bool {
+    status.is_server_error()
+        || matches!(status.as_u16(), 401 | 403 | 407 | 408 | 421 | 429)
+        // A switch of protocols that nobody asked for.
+        || status == StatusCode::SWITCHING_PROTOCOLS
+}
+
+/// Removes from the upstream's answer what is between it and us, or ours to say.
+pub fn clean_response(header: &mut ResponseHeader) {
+    for name in nominated(&header.headers) {
+        header.remove_header(&name);
+    }
+    for name in [
+        CONNECTION,
+        KEEP_ALIVE,
+        PROXY_CONNECTION,
+        PROXY_AUTHENTICATE,
+        TRAILER,
+        UPGRADE,
+        SERVER,
+        RETRY_AFTER,
+        X_REQUEST_ID,
+    ] {
+        header.remove_header(&name);
+    }
+    for name in rate_limit::ALL {
+        header.remove_header(&name);
+    }
+}
+
+/// The names that `Connection` nominates as hop-by-hop (RFC 9110 section 7.6.1), but for those that frame the body.
+fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
+    headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|token| HeaderName::try_from(token.trim()).ok())
+        .filter(|name| *name != TRANSFER_ENCODING && *name != http::header::CONTENT_LENGTH)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rebuilt(headers: &[(&'static str, &str)]) -> HeaderMap {
+        let mut header = RequestHeader::build("GET", b"/a?b=%20c", None).unwrap();
+        for (name, value) in headers {
+            header.append_header(*name, *value).unwrap();
+        }
+        let identity = Identity {
+            request_id: &HeaderValue::from_static("r-1"),
+            client: Some("192.0.2.1".parse().unwrap()),
+            scheme: "https",
+            host: Some(HeaderValue::from_static("api.example")),
+            key_id: "abcdefghijkl",
+            tier: "pro",
+            upstream_host: "127.0.0.1:9000",
+            trace: (7, 9),
+        };
+        let denied = DeniedHeaders::new([
+            HeaderName::from_static("cookie"),
+            HeaderName::from_static("x-real-ip"),
+        ]);
+        rebuild_request(&mut header, &identity, &denied).unwrap();
+        assert_eq!(header.raw_path(), b"/a?b=%20c");
+        header.headers.clone()
+    }
+
+    #[test]
+    fn the_key_and_forged_identity_never_pass_in_any_spelling() {
+        let headers = rebuilt(&[
+            ("x-api-key", "secret"),
+            ("x_api_key", "secret"),
+            ("x-consumer-id", "forged"),
+            ("x_consumer_id", "forged"),
+            ("x-consumer-role", "admin"),
+            ("x-forwarded-for", "203.0.113.9"),
+            ("x_forwarded_for", "203.0.113.9"),
+            ("x-forwarded-prefix", "/x"),
+            ("x_request_id", "forged"),
+            ("cookie", "a=b"),
+            ("x_real_ip", "203.0.113.9"),
+            ("accept", "application/json"),
+            ("x-custom", "kept"),
+        ]);
+        let mut names: Vec<&str> = headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(
+            names,
+            [
+                "accept",
+                "host",
+                "traceparent",
+                "x-consumer-id",
+                "x-consumer-tier",
+                "x-custom",
+                "x-forwarded-for",
+                "x-forwarded-host",
+                "x-forwarded-proto",
+                "x-request-id",
+            ]
+        );
+        assert_eq!(headers["x-consumer-id"], "abcdefghijkl");
+        assert_eq!(headers["x-consumer-tier"], "pro");
+        assert_eq!(headers["x-forwarded-for"], "192.0.2.1");
+        assert_eq!(headers["x-forwarded-proto"], "https");
+        assert_eq!(headers["x-forwarded-host"], "api.example");
+        assert_eq!(headers["host"], "127.0.0.1:9000");
+    }
+
+    #[test]
+    fn a_valid_trace_goes_on_with_a_span_of_ours_and_a_broken_one_is_replaced() {
+        let sent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let headers = rebuilt(&[("traceparent", sent), ("tracestate", "a=b")]);
+        assert_eq!(
+            headers["traceparent"],
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000009-01"
+        );
+        assert_eq!(headers["tracestate"], "a=b");
+        for broken in [
+            "",
+            "x",
+            "00-0-0-0",
+            "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ] {
+            let headers = rebuilt(&[("traceparent", broken), ("tracestate", "a=b")]);
+            assert_eq!(
+                headers["traceparent"],
+                "00-00000000000000000000000000000007-0000000000000009-00"
+            );
+            assert!(!headers.contains_key("tracestate"));
+        }
+    }
+
+    #[test]
+    fn an_answer_loses_hop_by_hop_headers_and_what_is_ours_to_say() {
+        let mut header = ResponseHeader::build(200, None).unwrap();
+        for (name, value) in [
+            ("connection", "x-hop, close"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("server", "upstream/1.0"),
+            ("x-ratelimit-limit", "1"),
+            ("ratelimit", "x"),
+            ("retry-after", "9"),
+            ("x-request-id", "theirs"),
+            ("etag", "\"e\""),
+            ("content-length", "0"),
+        ] {
+            header.append_header(name, value).unwrap();
+        }
+        clean_response(&mut header);
+        let mut names: Vec<&str> = header.headers.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["content-length", "etag"]);
+    }
+
+    #[test]
+    fn statuses_that_say_we_failed() {
+        for status in [101, 401, 403, 407, 408, 421, 429, 500, 502, 503, 504, 599] {
+            assert!(
+                is_our_failure(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
+        }
+        for status in [
+            200, 204, 206, 304, 400, 402, 404, 405, 406, 409, 410, 412, 416, 422, 451,
+        ] {
+            assert!(
+                !is_our_failure(StatusCode::from_u16(status).unwrap()),
+                "{status}"
+            );
+        }
+    }
+}

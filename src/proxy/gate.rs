@@ -1,0 +1,144 @@
+//! What all requests share.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use jiff::Timestamp;
+
+use super::forward::DeniedHeaders;
+use super::upstreams::{Timeouts, Upstream};
+use super::well_formed::HeadLimits;
+use crate::config::Config;
+use crate::policy::calendar::{Calendar, CalendarError, Day};
+use crate::store::Store;
+use crate::telemetry::access_log::AccessLog;
+use crate::telemetry::metrics::Metrics;
+
+/// A checked configuration with what is made of it once. A request loads it once and keeps it to its end.
+#[derive(Debug)]
+pub struct Snapshot {
+    /// The configuration.
+    pub config: Config,
+    /// The limits of a request's head.
+    pub head_limits: HeadLimits,
+    /// Request headers that are not forwarded.
+    pub denied: DeniedHeaders,
+    upstreams: HashMap<Arc<str>, Arc<Upstream>>,
+}
+
+impl Snapshot {
+    /// A snapshot of `config`.
+    pub fn new(config: Config) -> Snapshot {
+        let head_limits = HeadLimits {
+            target_bytes_max: config.limits.target_bytes,
+            header_bytes_max: config.limits.header_bytes,
+            header_count_max: config.limits.header_count,
+            body_bytes_max: usize::try_from(config.limits.body_bytes).unwrap_or(usize::MAX),
+        };
+        let upstreams = config
+            .upstreams
+            .iter()
+            .map(|upstream| {
+                let timeouts = Timeouts {
+                    connect: upstream.timeouts.connect,
+                    read: upstream.timeouts.read,
+                    total: upstream.timeouts.total,
+                    slow: upstream.timeouts.slow,
+                    idle: upstream.timeouts.idle,
+                };
+                let servers = upstream
+                    .servers
+                    .iter()
+                    .map(|server| (server.address, server.name.clone()));
+                let upstream = Upstream::new(
+                    upstream.name.clone(),
+                    servers,
+                    timeouts,
+                    u32::from(upstream.retries),
+                );
+                (upstream.name.clone(), Arc::new(upstream))
+            })
+            .collect();
+        let denied = DeniedHeaders::new(config.forward.headers_denied.iter().cloned());
+        Snapshot {
+            config,
+            head_limits,
+            denied,
+            upstreams,
+        }
+    }
+
+    /// The upstream with this name.
+    pub fn upstream(&self, name: &str) -> Option<&Arc<Upstream>> {
+        self.upstreams.get(name)
+    }
+}
+
+/// The gateway as its requests see it.
+pub struct Gate {
+    snapshot: ArcSwap<Snapshot>,
+    /// Keys and counts.
+    pub store: Arc<dyn Store>,
+    /// Metric families.
+    pub metrics: Arc<Metrics>,
+    /// The access log.
+    pub access_log: AccessLog,
+    /// The quota day of the last request; asked anew when it is over.
+    day: ArcSwapOption<Day>,
+    draining: AtomicBool,
+}
+
+impl Gate {
+    /// A gate on `store` with a first snapshot.
+    pub fn new(
+        snapshot: Snapshot,
+        store: Arc<dyn Store>,
+        metrics: Arc<Metrics>,
+        access_log: AccessLog,
+    ) -> Gate {
+        Gate {
+            snapshot: ArcSwap::from_pointee(snapshot),
+            store,
+            metrics,
+            access_log,
+            day: ArcSwapOption::empty(),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    /// The snapshot of the moment.
+    pub fn snapshot(&self) -> Arc<Snapshot> {
+        self.snapshot.load_full()
+    }
+
+    /// The quota day that `now` lies in. Costs a look into the zone table once a day, else nothing.
+    pub fn day_at(&self, calendar: &Calendar, now: Timestamp) -> Result<Day, CalendarError> {
+        if let Some(day) = self.day.load().as_deref()
+            && day.contains(now)
+        {
+            return Ok(*day);
+        }
+        let day = calendar.day_at(now)?;
+        self.day.store(Some(Arc::new(day)));
+        Ok(day)
+    }
+
+    /// Says that the gateway is about to stop: connections are closed after their current request.
+    pub fn start_draining(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether it is about to stop.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
+}

@@ -1,0 +1,562 @@
+//! pingora's hooks, in the order in which they run for a request.
+//!
+//! `request_filter` runs once and admits; everything from `upstream_peer` to `response_filter` runs again for each
+//! attempt, so nothing is charged there; `upstream_response_filter` and `response_filter` also run for 1xx answers.
+//! `fail_to_proxy` settles what went wrong, `logging` only records.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::Version;
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
+use pingora::upstreams::peer::HttpPeer;
+use pingora::{Error, ErrorSource, ErrorType};
+
+use super::admission::{self, Refusal};
+use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Stage};
+use super::forward::{self, Identity, X_REQUEST_ID};
+use super::gate::Gate;
+use super::respond::{Answer, insert_standing};
+use super::well_formed;
+use crate::policy::rejection::{Malformed, Rejection};
+use crate::telemetry::access_log::Line;
+use crate::telemetry::metrics::NONE;
+
+/// The answer's status said that the upstream failed us.
+const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
+/// The exchange took longer than the upstream's `total`.
+const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
+/// The request's body grew over the limit.
+const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// An unread request body up to this size is read before an early answer, so that clients that write first and read
+/// later get the answer; a larger one costs them the connection.
+const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
+/// How long such a body may take.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// If the client's connection had refused bytes for this long since the last part of the body, the gateway was waiting
+/// for the client when the upstream broke off.
+const CLIENT_BLOCKED_MIN: Duration = Duration::from_millis(100);
+
+/// The gateway as pingora's application.
+#[derive(Debug, Clone)]
+pub struct Edge {
+    gate: Arc<Gate>,
+}
+
+impl Edge {
+    /// The edge of `gate`.
+    pub fn new(gate: Arc<Gate>) -> Edge {
+        Edge { gate }
+    }
+
+    /// Answers a refused request and leaves the connection fit for the next one where that is safe.
+    async fn refuse(
+        &self,
+        session: &mut Session,
+        exchange: &mut Exchange,
+        refusal: Refusal,
+    ) -> pingora::Result<()> {
+        let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
+        if ambiguous {
+            session.set_keepalive(None);
+        } else if !session.is_body_done() && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
+        {
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
+        }
+        if let Some(limit) = limit_name(&refusal.rejection) {
+            self.gate
+                .metrics
+                .limit_hits
+                .with_label_values(&[limit])
+                .inc();
+        }
+        let method = &session.req_header().method;
+        let now = self.gate.store.now();
+        let answer = Answer::to(method, exchange, &refusal.rejection, refusal.standing, now)?;
+        exchange.stage = Stage::Refused(refusal);
+        answer.write(session).await
+    }
+
+    /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
+    async fn settle(&self, session: &Session, error: &Error, forwarding: &mut Forwarding) {
+        let header_passed = session
+            .response_written()
+            .is_some_and(|header| !header.status.is_informational());
+        let (ending, reason) = if *error.etype() == BODY_TOO_LARGE {
+            (
+                Ending::Rejected(Rejection::PayloadTooLarge),
+                Some(RefundReason::Body),
+            )
+        } else if *error.esource() == ErrorSource::Downstream {
+            if *error.etype() == ErrorType::InvalidHTTPHeader && !header_passed {
+                let malformed = Rejection::BadRequest(Malformed::Framing);
+                (Ending::Rejected(malformed), Some(RefundReason::Body))
+            } else {
+                let slow = forwarding.header_after.is_none()
+                    && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
+                (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
+            }
+        } else if header_passed {
+            let blocked = client_blocked(session).saturating_sub(forwarding.client_blocked);
+            (
+                Ending::Cut,
+                (blocked < CLIENT_BLOCKED_MIN).then_some(RefundReason::Cut),
+            )
+        } else {
+            (
+                Ending::Rejected(Rejection::Internal),
+                Some(RefundReason::Failed),
+            )
+        };
+        forwarding.ending = Some(ending);
+        if let Some(reason) = reason {
+            forwarding.refund(&self.gate, reason).await;
+        }
+    }
+}
+
+#[async_trait]
+impl ProxyHttp for Edge {
+    type CTX = Exchange;
+
+    fn new_ctx(&self) -> Exchange {
+        Exchange::begin(&self.gate)
+    }
+
+    fn init_downstream_modules(&self, _: &mut pingora::modules::http::HttpModules) {
+        // pingora's default is a compression module that does nothing until it is configured.
+    }
+
+    async fn request_filter(
+        &self,
+        session: &mut Session,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<bool> {
+        let limits = &exchange.snapshot.config.limits;
+        let keepalive = if self.gate.is_draining() {
+            None
+        } else {
+            Some(limits.keepalive_idle.as_secs().max(1))
+        };
+        session.set_keepalive(keepalive);
+        session.set_read_timeout(Some(limits.request_read));
+        session.set_write_timeout(Some(limits.response_write));
+        exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
+        let raw = session
+            .as_http1()
+            .map(|session| session.get_headers_raw_bytes());
+        let snapshot = exchange.snapshot.clone();
+        let admitted = admission::admit(
+            &self.gate,
+            &snapshot,
+            session.req_header(),
+            raw.as_deref(),
+            &mut exchange.store_wait,
+        )
+        .await;
+        match admitted {
+            Err(refusal) => {
+                self.refuse(session, exchange, refusal).await?;
+                Ok(true)
+            }
+            Ok(permit) => {
+                let tier = permit.key().record.tier.as_str();
+                let charged = u64::from(permit.endpoint().cost.get());
+                self.gate
+                    .metrics
+                    .quota_units
+                    .with_label_values(&[tier, "charged"])
+                    .inc_by(charged);
+                let upstream = snapshot.upstream(&permit.endpoint().upstream).cloned();
+                let upstream = upstream
+                    .ok_or_else(|| Error::explain(ErrorType::InternalError, "no such upstream"))?;
+                exchange.stage = Stage::Forwarding(Forwarding::begin(permit, upstream));
+                Ok(false)
+            }
+        }
+    }
+
+    async fn upstream_peer(
+        &self,
+        _: &mut Session,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<Box<HttpPeer>> {
+        let Some(forwarding) = exchange.forwarding() else {
+            return Err(Error::explain(
+                ErrorType::InternalError,
+                "nothing is forwarded without a permit",
+            ));
+        };
+        forwarding.attempts += 1;
+        let server = forwarding.upstream.next_server();
+        let peer = server.and_then(|server| {
+            forwarding.server = server;
+            forwarding.upstream.peer(server)
+        });
+        peer.map(Box::new)
+            .ok_or_else(|| Error::explain(ErrorType::InternalError, "the upstream has no server"))
+    }
+
+    fn fail_to_connect(
+        &self,
+        _: &mut Session,
+        _: &HttpPeer,
+        exchange: &mut Exchange,
+        mut error: Box<Error>,
+    ) -> Box<Error> {
+        // Nothing was sent, so any method may try another server.
+        let may_retry = exchange
+            .forwarding()
+            .is_some_and(|forwarding| forwarding.attempts <= forwarding.upstream.retries);
+        error.set_retry(may_retry);
+        error
+    }
+
+    fn error_while_proxy(
+        &self,
+        peer: &HttpPeer,
+        session: &mut Session,
+        error: Box<Error>,
+        exchange: &mut Exchange,
+        client_reused: bool,
+    ) -> Box<Error> {
+        let mut error = error.more_context(format!("Peer: {peer}"));
+        let may_retry = exchange
+            .forwarding()
+            .is_some_and(|forwarding| forwarding.attempts <= forwarding.upstream.retries);
+        let repeatable = session.req_header().method.is_idempotent()
+            && !session.as_ref().retry_buffer_truncated();
+        if may_retry && repeatable {
+            error.retry.decide_reuse(client_reused);
+        } else {
+            error.set_retry(false);
+        }
+        error
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        session: &mut Session,
+        request: &mut RequestHeader,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<()> {
+        let snapshot = exchange.snapshot.clone();
+        let request_id = exchange.request_id.clone();
+        let Some(forwarding) = exchange.forwarding() else {
+            return Err(Error::explain(
+                ErrorType::InternalError,
+                "nothing is forwarded without a permit",
+            ));
+        };
+        let encrypted = session
+            .digest()
+            .is_some_and(|digest| digest.ssl_digest.is_some());
+        let record = &forwarding.key.record;
+        let identity = Identity {
+            request_id: &request_id,
+            client: session
+                .client_addr()
+                .and_then(|address| address.as_inet())
+                .map(std::net::SocketAddr::ip),
+            scheme: if encrypted { "https" } else { "http" },
+            host: well_formed::host(session.req_header()),
+            key_id: record.id.as_str(),
+            tier: record.tier.as_str(),
+            upstream_host: forwarding.upstream.host_of(forwarding.server),
+            trace: (fastrand::u128(..), fastrand::u64(..)),
+        };
+        forward::rebuild_request(request, &identity, &snapshot.denied)
+    }
+
+    async fn request_body_filter(
+        &self,
+        _: &mut Session,
+        body: &mut Option<Bytes>,
+        _end_of_stream: bool,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<()> {
+        let limit = exchange.snapshot.head_limits.body_bytes_max;
+        if let (Some(body), Some(forwarding)) = (body.as_ref(), exchange.forwarding()) {
+            forwarding.request_body_bytes += body.len();
+            if forwarding.request_body_bytes > limit {
+                return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
+            }
+        }
+        Ok(())
+    }
+
+    async fn upstream_response_filter(
+        &self,
+        _: &mut Session,
+        response: &mut ResponseHeader,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<()> {
+        let switches_protocol = response.status == http::StatusCode::SWITCHING_PROTOCOLS;
+        if response.status.is_informational() && !switches_protocol {
+            return Ok(());
+        }
+        if let Some(forwarding) = exchange.forwarding() {
+            forwarding.header_after = Some(forwarding.since.elapsed());
+        }
+        if forward::is_our_failure(response.status) {
+            let context = format!("the upstream answered {}", response.status.as_u16());
+            return Err(Error::create(
+                UPSTREAM_STATUS,
+                ErrorSource::Upstream,
+                Some(context.into()),
+                None,
+            ));
+        }
+        Ok(())
+    }
+
+    async fn response_filter(
+        &self,
+        _: &mut Session,
+        response: &mut ResponseHeader,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<()> {
+        forward::clean_response(response);
+        if response.status.is_informational() {
+            return Ok(());
+        }
+        response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        let now = self.gate.store.now();
+        match exchange.forwarding() {
+            Some(forwarding) => insert_standing(response, forwarding.standing, now),
+            None => Ok(()),
+        }
+    }
+
+    fn response_body_filter(
+        &self,
+        session: &mut Session,
+        _: &mut Option<Bytes>,
+        end_of_stream: bool,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<Option<Duration>> {
+        let blocked = client_blocked(session);
+        if let Some(forwarding) = exchange.forwarding() {
+            forwarding.client_blocked = blocked;
+            if !end_of_stream && forwarding.since.elapsed() > forwarding.upstream.timeouts.total {
+                let context = "the upstream took longer than timeouts.total".into();
+                return Err(Error::create(
+                    TOTAL_TIMEOUT,
+                    ErrorSource::Upstream,
+                    Some(context),
+                    None,
+                ));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn fail_to_proxy(
+        &self,
+        session: &mut Session,
+        error: &Error,
+        exchange: &mut Exchange,
+    ) -> FailToProxy {
+        let cause = error.to_string();
+        match &mut exchange.stage {
+            Stage::Forwarding(forwarding) => self.settle(session, error, forwarding).await,
+            Stage::Refused(_) => {}
+            Stage::Arrived => {
+                let refusal = Refusal {
+                    cause: Some(cause),
+                    ..Refusal::of(Rejection::Internal)
+                };
+                exchange.stage = Stage::Refused(refusal);
+            }
+        }
+        let (rejection, standing) = match &exchange.stage {
+            Stage::Forwarding(forwarding) => match &forwarding.ending {
+                Some(Ending::Rejected(rejection)) => (rejection, Some(forwarding.standing)),
+                Some(Ending::Cut | Ending::ClientClosed) | None => return failed_with(0),
+            },
+            Stage::Refused(refusal) => (&refusal.rejection, refusal.standing),
+            Stage::Arrived => return failed_with(0),
+        };
+        let method = &session.req_header().method;
+        let answer = Answer::to(method, exchange, rejection, standing, self.gate.store.now());
+        let status = rejection.status().as_u16();
+        if let Ok(answer) = answer {
+            // If the client is gone there is nobody to tell.
+            let _ = answer.write_instead(session).await;
+        }
+        failed_with(status)
+    }
+
+    async fn logging(&self, session: &mut Session, error: Option<&Error>, exchange: &mut Exchange) {
+        self.record(session, error, exchange);
+    }
+
+    fn suppress_error_log(&self, _: &Session, _: &Exchange, _: &Error) -> bool {
+        // The access log has the cause.
+        true
+    }
+
+    fn suppress_proxy_warn_log(
+        &self,
+        _: &Session,
+        _: &Exchange,
+        _: &Error,
+        _: ProxyWarnLogContext,
+    ) -> bool {
+        true
+    }
+}
+
+impl Edge {
+    /// The request's line in the access log and its metrics.
+    fn record(&self, session: &Session, error: Option<&Error>, exchange: &Exchange) {
+        let header = session.req_header();
+        let outcome = Outcome::of(&exchange.stage);
+        let endpoint = outcome.endpoint.unwrap_or(NONE);
+        let duration = exchange.started.elapsed();
+        let metrics = &self.gate.metrics;
+        metrics
+            .requests
+            .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
+            .inc();
+        metrics
+            .request_duration
+            .with_label_values(&[endpoint])
+            .observe(duration.as_secs_f64());
+        if let Some((upstream, waited)) = outcome.upstream {
+            metrics
+                .upstream_duration
+                .with_label_values(&[upstream])
+                .observe(waited.as_secs_f64());
+        }
+        let cause = match (&exchange.stage, error) {
+            (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
+            (_, Some(error)) => Some(error.to_string()),
+            (_, None) => None,
+        };
+        self.gate.access_log.write(&Line {
+            time: exchange.time,
+            request_id: exchange.request_id_str(),
+            client: session
+                .client_addr()
+                .and_then(|address| address.as_inet())
+                .copied(),
+            protocol: match header.version {
+                Version::HTTP_2 => "HTTP/2",
+                Version::HTTP_10 => "HTTP/1.0",
+                _ => "HTTP/1.1",
+            },
+            method: header.method.as_str(),
+            path: header.uri.path(),
+            endpoint: outcome.endpoint,
+            key_id: outcome.key_id,
+            tier: outcome.tier,
+            status: session
+                .response_written()
+                .map_or(0, |header| header.status.as_u16()),
+            outcome: outcome.word,
+            units: outcome.units,
+            refunded: outcome.refunded,
+            duration_ms: duration,
+            store_ms: exchange.store_wait,
+            upstream_ms: outcome.upstream.map(|(_, waited)| waited),
+            bytes_sent: session.body_bytes_sent(),
+            cause: cause.as_deref(),
+        });
+    }
+}
+
+/// What the access log and the metrics say of a request.
+struct Outcome<'a> {
+    word: &'static str,
+    endpoint: Option<&'a str>,
+    key_id: Option<&'a str>,
+    tier: Option<&'a str>,
+    units: u32,
+    refunded: bool,
+    upstream: Option<(&'a str, Duration)>,
+}
+
+impl<'a> Outcome<'a> {
+    fn of(stage: &'a Stage) -> Outcome<'a> {
+        let nothing = Outcome {
+            word: "INTERNAL_ERROR",
+            endpoint: None,
+            key_id: None,
+            tier: None,
+            units: 0,
+            refunded: false,
+            upstream: None,
+        };
+        match stage {
+            Stage::Arrived => nothing,
+            Stage::Refused(refusal) => Outcome {
+                word: refusal.rejection.code(),
+                endpoint: refusal.endpoint.as_ref().map(|endpoint| &*endpoint.pattern),
+                key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
+                tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
+                ..nothing
+            },
+            Stage::Forwarding(forwarding) => Outcome {
+                word: match &forwarding.ending {
+                    None => "served",
+                    Some(Ending::Rejected(rejection)) => rejection.code(),
+                    Some(Ending::Cut) => "cut",
+                    Some(Ending::ClientClosed) => "client_closed",
+                },
+                endpoint: Some(&forwarding.endpoint.pattern),
+                key_id: Some(forwarding.key.record.id.as_str()),
+                tier: Some(forwarding.key.record.tier.as_str()),
+                units: forwarding.units,
+                refunded: forwarding.refunded(),
+                upstream: forwarding
+                    .header_after
+                    .map(|waited| (&*forwarding.upstream.name, waited)),
+            },
+        }
+    }
+}
+
+fn failed_with(status: u16) -> FailToProxy {
+    FailToProxy {
+        error_code: status,
+        can_reuse_downstream: false,
+    }
+}
+
+/// The limit that a rejection hit, as a metric label.
+fn limit_name(rejection: &Rejection) -> Option<&'static str> {
+    match rejection {
+        Rejection::PayloadTooLarge => Some("body_bytes"),
+        Rejection::UriTooLong => Some("target_bytes"),
+        Rejection::HeadersTooLarge => Some("headers"),
+        Rejection::BadRequest(_)
+        | Rejection::MissingApiKey
+        | Rejection::InvalidApiKey
+        | Rejection::NotFound
+        | Rejection::MethodNotAllowed { .. }
+        | Rejection::TierInsufficient { .. }
+        | Rejection::DailyQuotaExceeded { .. }
+        | Rejection::Internal => None,
+    }
+}
+
+/// The body that the request announces; one of unknown length counts as too large to drain.
+fn declared_body_bytes(session: &Session) -> usize {
+    let headers = &session.req_header().headers;
+    let declared = headers
+        .get(http::header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    declared.unwrap_or(usize::MAX)
+}
+
+/// How long the client's connection has refused bytes so far. Known over HTTP/1 only: HTTP/2 connections are shared.
+fn client_blocked(session: &Session) -> Duration {
+    match session.as_http1() {
+        Some(session) => session.stream().get_write_pending_time(),
+        None => Duration::ZERO,
+    }
+}

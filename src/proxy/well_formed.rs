@@ -1,0 +1,312 @@
+//! Contract step 1: is the request well-formed and within the limits.
+//!
+//! Works on the header as pingora parsed it and, over HTTP/1, on the bytes it was parsed from, because pingora cuts a
+//! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). What pingora
+//! refuses before any hook runs never gets here.
+
+use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::{HeaderValue, Method, Version};
+use pingora::http::RequestHeader;
+
+use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::target::{Target, TargetError};
+
+/// What a request may measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadLimits {
+    /// Bytes of the target.
+    pub target_bytes_max: usize,
+    /// Bytes of all header names and values, four more for each.
+    pub header_bytes_max: usize,
+    /// Header lines.
+    pub header_count_max: usize,
+    /// Bytes of a body.
+    pub body_bytes_max: usize,
+}
+
+/// Checks a request's head; `raw` is the head as it came over HTTP/1.
+pub fn check<'a>(
+    header: &'a RequestHeader,
+    raw: Option<&[u8]>,
+    limits: &HeadLimits,
+) -> Result<Target<'a>, Rejection> {
+    let target = header.raw_path();
+    if target.len() > limits.target_bytes_max {
+        return Err(Rejection::UriTooLong);
+    }
+    let header_bytes: usize = header
+        .headers
+        .iter()
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum();
+    if header.headers.len() > limits.header_count_max || header_bytes > limits.header_bytes_max {
+        return Err(Rejection::HeadersTooLarge);
+    }
+    if raw
+        .and_then(raw_target)
+        .is_some_and(|raw| raw.contains(&b'#'))
+    {
+        return Err(malformed(Malformed::Target(
+            TargetError::ForbiddenCharacter,
+        )));
+    }
+    let target = Target::parse(target).map_err(|error| malformed(Malformed::Target(error)))?;
+    check_host(header)?;
+    check_body(header, raw, limits)?;
+    Ok(target)
+}
+
+fn malformed(reason: Malformed) -> Rejection {
+    Rejection::BadRequest(reason)
+}
+
+/// The target between method and version of the first line.
+fn raw_target(head: &[u8]) -> Option<&[u8]> {
+    let line = head.split(|byte| *byte == b'\n').next()?;
+    line.split(|byte| *byte == b' ').nth(1)
+}
+
+/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` stands for it.
+fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
+    let mut hosts = header.headers.get_all(HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (Some(host), None) if is_host(host.as_bytes()) => Ok(()),
+        (None, None) if header.version == Version::HTTP_10 => Ok(()),
+        (None, None) if header.version == Version::HTTP_2 => match header.uri.authority() {
+            Some(authority) if is_host(authority.as_str().as_bytes()) => Ok(()),
+            _ => Err(malformed(Malformed::Host)),
+        },
+        _ => Err(malformed(Malformed::Host)),
+    }
+}
+
+/// The host that the client asked for, as it wrote it.
+pub fn host(header: &RequestHeader) -> Option<HeaderValue> {
+    match header.headers.get(HOST) {
+        Some(host) => Some(host.clone()),
+        None => header
+            .uri
+            .authority()
+            .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),
+    }
+}
+
+/// A registered name or address with an optional port; no user, path, list or space.
+fn is_host(host: &[u8]) -> bool {
+    let name = match host.iter().rposition(|byte| *byte == b':') {
+        Some(colon) if !host.ends_with(b"]") => {
+            let (name, port) = host.split_at(colon);
+            if port.len() > 6 || !port.iter().skip(1).all(u8::is_ascii_digit) {
+                return false;
+            }
+            name
+        }
+        _ => host,
+    };
+    match name.strip_prefix(b"[").map(|rest| rest.strip_suffix(b"]")) {
+        Some(Some(address)) => std::str::from_utf8(address)
+            .is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()),
+        Some(None) => false,
+        None => {
+            !name.is_empty()
+                && name
+                    .iter()
+                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
+        }
+    }
+}
+
+fn check_body(
+    header: &RequestHeader,
+    raw: Option<&[u8]>,
+    limits: &HeadLimits,
+) -> Result<(), Rejection> {
+    let chunked = header.headers.contains_key(TRANSFER_ENCODING);
+    if chunked && raw.is_some_and(has_content_length) {
+        return Err(malformed(Malformed::Framing));
+    }
+    let mut lengths = header.headers.get_all(CONTENT_LENGTH).iter();
+    let length = match (lengths.next(), lengths.next()) {
+        (None, _) => 0,
+        (Some(length), None) => std::str::from_utf8(length.as_bytes())
+            .ok()
+            .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
+            .and_then(|text| text.parse::<u64>().ok())
+            .ok_or_else(|| malformed(Malformed::Framing))?,
+        (Some(_), Some(_)) => return Err(malformed(Malformed::Framing)),
+    };
+    if (length > 0 || chunked) && !takes_body(&header.method) {
+        return Err(malformed(Malformed::UnexpectedBody));
+    }
+    if usize::try_from(length).map_or(true, |length| length > limits.body_bytes_max) {
+        return Err(Rejection::PayloadTooLarge);
+    }
+    Ok(())
+}
+
+/// Whether a body has a meaning with this method (RFC 9110 section 9.3); for unknown methods it may have one.
+pub fn takes_body(method: &Method) -> bool {
+    !matches!(
+        *method,
+        Method::GET | Method::HEAD | Method::DELETE | Method::OPTIONS | Method::TRACE
+    )
+}
+
+/// Whether a raw head has a `Content-Length` line.
+fn has_content_length(head: &[u8]) -> bool {
+    head.split(|byte| *byte == b'\n').any(|line| {
+        line.get(..15)
+            .is_some_and(|start| start.eq_ignore_ascii_case(b"content-length:"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: HeadLimits = HeadLimits {
+        target_bytes_max: 64,
+        header_bytes_max: 256,
+        header_count_max: 4,
+        body_bytes_max: 10,
+    };
+
+    fn request(method: &str, target: &str, headers: &[(&'static str, &str)]) -> RequestHeader {
+        let mut header = RequestHeader::build(method, target.as_bytes(), None).unwrap();
+        header.set_version(Version::HTTP_11);
+        for (name, value) in headers {
+            header.append_header(*name, *value).unwrap();
+        }
+        header
+    }
+
+    fn outcome(
+        method: &str,
+        target: &str,
+        headers: &[(&'static str, &str)],
+    ) -> Result<(), &'static str> {
+        check(&request(method, target, headers), None, &LIMITS)
+            .map(|_| ())
+            .map_err(|rejection| rejection.code())
+    }
+
+    #[test]
+    fn both_sides_of_each_limit() {
+        let host = ("host", "h");
+        let target = |length: usize| format!("/{}", "a".repeat(length - 1));
+        assert_eq!(outcome("GET", &target(64), &[host]), Ok(()));
+        assert_eq!(outcome("GET", &target(65), &[host]), Err("URI_TOO_LONG"));
+        assert_eq!(
+            outcome("GET", "/", &[host, ("a", "1"), ("b", "1"), ("c", "1")]),
+            Ok(())
+        );
+        assert_eq!(
+            outcome(
+                "GET",
+                "/",
+                &[host, ("a", "1"), ("b", "1"), ("c", "1"), ("d", "1")]
+            ),
+            Err("HEADERS_TOO_LARGE")
+        );
+        let value = |length: usize| "v".repeat(length);
+        assert_eq!(outcome("GET", "/", &[host, ("a", &value(242))]), Ok(()));
+        assert_eq!(
+            outcome("GET", "/", &[host, ("a", &value(243))]),
+            Err("HEADERS_TOO_LARGE")
+        );
+        assert_eq!(
+            outcome("POST", "/", &[host, ("content-length", "10")]),
+            Ok(())
+        );
+        assert_eq!(
+            outcome("POST", "/", &[host, ("content-length", "11")]),
+            Err("PAYLOAD_TOO_LARGE")
+        );
+    }
+
+    #[test]
+    fn exactly_one_valid_host_is_needed() {
+        for good in [
+            "h",
+            "a-b.example:8443",
+            "127.0.0.1:80",
+            "[::1]:8080",
+            "[::1]",
+            "h:",
+        ] {
+            assert_eq!(outcome("GET", "/", &[("host", good)]), Ok(()), "{good}");
+        }
+        for bad in [
+            "", "a b", "a,b", "a/b", "u@h", "h:x", "h:123456", "[::1", "::1", "[x]", "h:1:2",
+        ] {
+            assert_eq!(
+                outcome("GET", "/", &[("host", bad)]),
+                Err("BAD_REQUEST"),
+                "{bad}"
+            );
+        }
+        assert_eq!(outcome("GET", "/", &[]), Err("BAD_REQUEST"));
+        assert_eq!(
+            outcome("GET", "/", &[("host", "h"), ("host", "h")]),
+            Err("BAD_REQUEST")
+        );
+    }
+
+    #[test]
+    fn a_body_needs_a_method_that_takes_one_and_clear_framing() {
+        let host = ("host", "h");
+        assert_eq!(
+            outcome("GET", "/", &[host, ("content-length", "0")]),
+            Ok(())
+        );
+        for method in ["GET", "HEAD", "DELETE", "OPTIONS", "TRACE"] {
+            assert_eq!(
+                outcome(method, "/", &[host, ("content-length", "1")]),
+                Err("BAD_REQUEST")
+            );
+            assert_eq!(
+                outcome(method, "/", &[host, ("transfer-encoding", "chunked")]),
+                Err("BAD_REQUEST")
+            );
+        }
+        assert_eq!(
+            outcome("POST", "/", &[host, ("transfer-encoding", "chunked")]),
+            Ok(())
+        );
+        for bad in ["+5", "5 5", "-1", "0x5", "", "5, 5", "99999999999999999999"] {
+            assert_eq!(
+                outcome("POST", "/", &[host, ("content-length", bad)]),
+                Err("BAD_REQUEST"),
+                "{bad}"
+            );
+        }
+        assert_eq!(
+            outcome(
+                "POST",
+                "/",
+                &[host, ("content-length", "5"), ("content-length", "5")]
+            ),
+            Err("BAD_REQUEST")
+        );
+    }
+
+    #[test]
+    fn what_pingora_hides_is_found_in_the_raw_head() {
+        let fragment = b"GET /a#b HTTP/1.1\r\nhost: h\r\n\r\n";
+        let header = request("GET", "/a", &[("host", "h")]);
+        assert_eq!(
+            check(&header, Some(fragment), &LIMITS).unwrap_err().code(),
+            "BAD_REQUEST"
+        );
+        let both = b"POST / HTTP/1.1\r\nhost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
+        let header = request(
+            "POST",
+            "/",
+            &[("host", "h"), ("transfer-encoding", "chunked")],
+        );
+        assert_eq!(
+            check(&header, Some(both), &LIMITS).unwrap_err().code(),
+            "BAD_REQUEST"
+        );
+    }
+}

