@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -99,8 +99,10 @@ pub const ZONE: &str = "UTC";
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A day with this date that has been going on for an hour and goes on for another, so that no fact meets midnight.
+/// The same whenever it is asked for.
 pub fn day_around_now(date: &str) -> Day {
-    let now = Timestamp::now().as_second();
+    static NOW: LazyLock<i64> = LazyLock::new(|| Timestamp::now().as_second());
+    let now = *NOW;
     Day {
         date: date.parse().unwrap(),
         start: now - 3_600,
