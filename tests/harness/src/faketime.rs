@@ -62,8 +62,10 @@ impl Faketime {
 
     /// Puts `command` under this clock.
     pub fn wrap(&self, command: &mut Command) {
+        // Debian's redis-server brings jemalloc, which looks at the clock while it starts, and faketime allocates while it
+        // starts: glibc's allocator put before jemalloc ends that circle.
         command
-            .env("LD_PRELOAD", self.library)
+            .env("LD_PRELOAD", format!("{} libc.so.6", self.library))
             .env("FAKETIME_TIMESTAMP_FILE", &self.file)
             .env("FAKETIME_NO_CACHE", "1")
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");

@@ -11,6 +11,8 @@ use crate::{Faketime, eventually, process::Process};
 
 /// How long a server may take to answer its first PING.
 const START_DEADLINE: Duration = Duration::from_secs(10);
+/// How long one command may take: a stopped server accepts and never answers.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(2);
 /// Attempts to find a port that nobody took in between.
 const PORT_ATTEMPTS: usize = 5;
 
@@ -90,6 +92,14 @@ impl RedisServer {
 
     /// Sends one command and gives the raw reply.
     pub async fn command(&self, words: &[&str]) -> std::io::Result<String> {
+        let exchange = self.exchange(words);
+        match tokio::time::timeout(COMMAND_DEADLINE, exchange).await {
+            Ok(reply) => reply,
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    async fn exchange(&self, words: &[&str]) -> std::io::Result<String> {
         let mut socket = TcpStream::connect(("127.0.0.1", self.port)).await?;
         let mut request = format!("*{}\r\n", words.len());
         for word in words {
