@@ -1,1 +1,45 @@
-//! Harness.
+//! What integration tests stand on: the real binary, real sockets, a real `redis-server`, an upstream that records what
+//! it received and can misbehave, clients that remember what they saw, and one assertion over all four ledgers.
+//!
+//! A test begins a [`Scene`], issues keys, calls, and ends with [`Scene::assert_ledgers_agree`]. Nothing here knows the
+//! crate under test: the path of its binary is an argument (`env!("CARGO_BIN_EXE_touchline")`). Everything lives in a
+//! directory of its own and on ports that the operating system chose, so tests run in parallel. There are no sleeps
+//! that a test relies on: every wait polls with a deadline.
+
+pub mod client;
+pub mod faketime;
+pub mod gateway;
+pub mod ledger;
+pub mod process;
+pub mod redis;
+pub mod scene;
+pub mod upstream;
+
+use std::time::{Duration, Instant};
+
+pub use client::{Answer, Call, Client, Protocol};
+pub use faketime::Faketime;
+pub use gateway::{Gateway, GatewaySpec, StoreSpec};
+pub use ledger::{Allowances, Ledgers};
+pub use redis::RedisServer;
+pub use scene::{IssuedKey, Scene, SceneBuilder, Store};
+pub use upstream::{Behaviour, RecordingUpstream};
+
+/// Pause between two looks at something that is about to become true.
+const POLL_PAUSE: Duration = Duration::from_millis(10);
+
+/// Polls `probe` until it gives a value; panics with `what` after `deadline`.
+pub async fn eventually<T>(
+    what: &str,
+    deadline: Duration,
+    mut probe: impl AsyncFnMut() -> Option<T>,
+) -> T {
+    let end = Instant::now() + deadline;
+    loop {
+        if let Some(value) = probe().await {
+            return value;
+        }
+        assert!(Instant::now() < end, "not within {deadline:?}: {what}");
+        tokio::time::sleep(POLL_PAUSE).await;
+    }
+}

@@ -1,0 +1,427 @@
+//! A gateway process on a configuration of its own, and the command line beside it.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Output};
+use std::time::Duration;
+
+use crate::{Faketime, eventually, process::Process};
+
+/// How long a gateway may take until it listens.
+const START_DEADLINE: Duration = Duration::from_secs(20);
+/// How long a gateway may take to end after SIGTERM.
+const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
+/// How long one command may take.
+const COMMAND_DEADLINE: Duration = Duration::from_secs(20);
+
+/// The store of a gateway.
+#[derive(Debug, Clone)]
+pub enum StoreSpec {
+    /// SQLite at this path.
+    Embedded(PathBuf),
+    /// A Redis at this URL, with keys under this prefix.
+    Redis {
+        /// `redis://…`.
+        url: String,
+        /// The first part of every key.
+        key_prefix: String,
+    },
+}
+
+/// A tier.
+#[derive(Debug, Clone)]
+pub struct TierSpec {
+    /// Its name.
+    pub name: String,
+    /// Units a day.
+    pub daily: u64,
+}
+
+/// An endpoint.
+#[derive(Debug, Clone)]
+pub struct EndpointSpec {
+    /// The pattern.
+    pub path: String,
+    /// Its methods.
+    pub methods: Vec<String>,
+    /// The tiers that include it.
+    pub tiers: Vec<String>,
+    /// Units per request.
+    pub cost: u64,
+}
+
+impl EndpointSpec {
+    /// A GET endpoint with the cost 1.
+    pub fn get(path: &str, tiers: &[&str]) -> EndpointSpec {
+        EndpointSpec {
+            path: path.to_owned(),
+            methods: vec!["GET".into()],
+            tiers: tiers.iter().map(|tier| (*tier).to_owned()).collect(),
+            cost: 1,
+        }
+    }
+
+    /// Whether a path (without query) is this endpoint.
+    pub fn matches(&self, path: &str) -> bool {
+        let pattern: Vec<&str> = self.path.split('/').collect();
+        let segments: Vec<&str> = path.split('/').collect();
+        pattern.len() == segments.len()
+            && pattern
+                .iter()
+                .zip(&segments)
+                .all(|(one, other)| one == other || (one.starts_with('{') && !other.is_empty()))
+    }
+}
+
+/// A `gateway.yaml` to be.
+#[derive(Debug, Clone)]
+pub struct GatewaySpec {
+    /// Where keys and counts live.
+    pub store: StoreSpec,
+    /// The tiers; the three of the contract unless changed.
+    pub tiers: Vec<TierSpec>,
+    /// The endpoints; those of the shipped file unless changed.
+    pub endpoints: Vec<EndpointSpec>,
+    /// The prediction-data service.
+    pub upstream: SocketAddr,
+    /// `timeouts` of the upstream, each a duration such as `500ms`.
+    pub timeouts: BTreeMap<String, String>,
+    /// `retries` of the upstream.
+    pub retries: u32,
+    /// The zone of the quota day.
+    pub timezone: String,
+    /// Worker threads.
+    pub threads: u32,
+    /// More entries of `store.redis`, such as `timeout: 1s`.
+    pub redis_extra: String,
+    /// More top-level YAML, such as `limits: { header_count: 64 }`.
+    pub extra_yaml: String,
+    /// The clock of the process.
+    pub clock: Option<Faketime>,
+}
+
+impl GatewaySpec {
+    /// The shipped tiers and endpoints in front of `upstream`.
+    pub fn new(store: StoreSpec, upstream: SocketAddr) -> GatewaySpec {
+        let tier = |name: &str, daily| TierSpec {
+            name: name.into(),
+            daily,
+        };
+        let all = ["starter", "pro", "enterprise"];
+        GatewaySpec {
+            store,
+            tiers: vec![
+                tier("starter", 1_000),
+                tier("pro", 3_000),
+                tier("enterprise", 10_000),
+            ],
+            endpoints: vec![
+                EndpointSpec::get("/api/v1/data/markets", &all),
+                EndpointSpec::get("/api/v1/data/predictions", &all),
+                EndpointSpec::get("/api/v1/data/predictions/{fixture_id}", &all),
+                EndpointSpec::get("/api/v1/data/insights", &["pro", "enterprise"]),
+                EndpointSpec::get("/api/v1/data/sentiment", &["pro", "enterprise"]),
+                EndpointSpec::get("/api/v1/data/rankings", &["enterprise"]),
+            ],
+            upstream,
+            timeouts: BTreeMap::from([
+                ("connect".into(), "1s".into()),
+                ("first_byte".into(), "10s".into()),
+            ]),
+            retries: 1,
+            timezone: "UTC".into(),
+            threads: 1,
+            redis_extra: "timeout: 2s".into(),
+            extra_yaml: String::new(),
+            clock: None,
+        }
+    }
+
+    /// The units a day of a tier.
+    pub fn daily(&self, tier: &str) -> Option<u64> {
+        let tier = self.tiers.iter().find(|one| one.name == tier)?;
+        Some(tier.daily)
+    }
+
+    /// The endpoint that a target is.
+    pub fn endpoint(&self, target: &str) -> Option<&EndpointSpec> {
+        let path = target.split('?').next().unwrap_or_default();
+        self.endpoints.iter().find(|one| one.matches(path))
+    }
+
+    /// The text of the file.
+    pub fn yaml(&self, access_log: &Path) -> String {
+        let store = match &self.store {
+            StoreSpec::Embedded(path) => {
+                format!("  embedded: {{ path: \"{}\" }}", path.display())
+            }
+            StoreSpec::Redis { url, key_prefix } => {
+                let comma = if self.redis_extra.is_empty() {
+                    ""
+                } else {
+                    ", "
+                };
+                format!(
+                    "  redis: {{ url: \"{url}\", key_prefix: \"{key_prefix}\"{comma}{} }}",
+                    self.redis_extra
+                )
+            }
+        };
+        let tiers: String = self
+            .tiers
+            .iter()
+            .map(|tier| format!("  {}: {{ daily: {} }}\n", tier.name, tier.daily))
+            .collect();
+        let endpoints: String = self
+            .endpoints
+            .iter()
+            .map(|one| {
+                format!(
+                    "  - {{ path: \"{}\", methods: [{}], tiers: [{}], cost: {}, upstream: prediction-data }}\n",
+                    one.path,
+                    one.methods.join(", "),
+                    one.tiers.join(", "),
+                    one.cost
+                )
+            })
+            .collect();
+        let timeouts: Vec<String> = self
+            .timeouts
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}"))
+            .collect();
+        format!(
+            "listen:
+  http: {{ address: \"127.0.0.1:0\" }}
+  https: {{ address: \"127.0.0.1:0\", certificate: self-signed }}
+  admin: {{ address: \"127.0.0.1:0\" }}
+store:
+{store}
+quota: {{ timezone: {} }}
+tiers:
+{tiers}endpoints:
+{endpoints}upstreams:
+  prediction-data:
+    servers: [\"{}\"]
+    timeouts: {{ {} }}
+    retries: {}
+runtime: {{ threads: {} }}
+logging: {{ level: info, format: json, access_log: \"{}\" }}
+{}
+",
+            self.timezone,
+            self.upstream,
+            timeouts.join(", "),
+            self.retries,
+            self.threads,
+            access_log.display(),
+            self.extra_yaml,
+        )
+    }
+}
+
+/// A running gateway; dropping it kills the process.
+#[derive(Debug)]
+pub struct Gateway {
+    binary: PathBuf,
+    name: String,
+    directory: PathBuf,
+    process: Process,
+    clock: Option<Faketime>,
+    /// `gateway.yaml`.
+    pub config: PathBuf,
+    /// Its access log.
+    pub access_log: PathBuf,
+    /// The clear listener.
+    pub http: SocketAddr,
+    /// The TLS listener.
+    pub https: SocketAddr,
+    /// The admin listener.
+    pub admin: SocketAddr,
+}
+
+impl Gateway {
+    /// Writes `NAME.yaml` to `directory`, starts the binary on it and waits until it listens.
+    ///
+    /// # Panics
+    /// With all it has said, if it ends or does not listen in time.
+    pub async fn start(binary: &Path, directory: &Path, name: &str, spec: &GatewaySpec) -> Gateway {
+        let config = directory.join(format!("{name}.yaml"));
+        let access_log = directory.join(format!("{name}.access.log"));
+        std::fs::write(&config, spec.yaml(&access_log)).expect("gateway.yaml");
+        let (process, listening) =
+            spawn(binary, directory, name, &config, spec.clock.as_ref()).await;
+        Gateway {
+            binary: binary.to_owned(),
+            name: name.to_owned(),
+            directory: directory.to_owned(),
+            process,
+            clock: spec.clock.clone(),
+            config,
+            access_log,
+            http: listening.http,
+            https: listening.https,
+            admin: listening.admin,
+        }
+    }
+
+    /// The process.
+    pub fn process(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// Ends it without warning.
+    pub fn kill9(&mut self) {
+        self.process.kill9();
+    }
+
+    /// Asks it to end and waits.
+    ///
+    /// # Panics
+    /// If it does not end in time.
+    pub fn terminate(&mut self) -> ExitStatus {
+        match self.process.terminate(TERMINATE_DEADLINE) {
+            Some(status) => status,
+            None => panic!("still running after SIGTERM\n{}", self.process.output()),
+        }
+    }
+
+    /// Starts it again on the same configuration; ports change.
+    pub async fn restart(&mut self) {
+        self.process.kill9();
+        let (process, listening) = spawn(
+            &self.binary,
+            &self.directory,
+            &self.name,
+            &self.config,
+            self.clock.as_ref(),
+        )
+        .await;
+        self.process = process;
+        self.http = listening.http;
+        self.https = listening.https;
+        self.admin = listening.admin;
+    }
+
+    /// Runs a command of the binary on the same configuration.
+    pub async fn cli(&self, arguments: &[&str]) -> Output {
+        cli(&self.binary, &self.config, self.clock.as_ref(), arguments).await
+    }
+
+    /// The access log so far, one JSON value a line.
+    pub fn access_lines(&self) -> Vec<serde_json::Value> {
+        let text = std::fs::read_to_string(&self.access_log).unwrap_or_default();
+        // The last line may still be on its way.
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        whole
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap_or_else(|_| line.into()))
+            .collect()
+    }
+
+    /// All it has said on its standard output and error.
+    pub fn output(&self) -> String {
+        self.process.output()
+    }
+}
+
+/// Runs a command of the binary with `--config`.
+pub async fn cli(
+    binary: &Path,
+    config: &Path,
+    clock: Option<&Faketime>,
+    arguments: &[&str],
+) -> Output {
+    let mut command = Command::new(binary);
+    command.args(arguments).arg("--config").arg(config);
+    if let Some(clock) = clock {
+        clock.wrap(&mut command);
+    }
+    let running = tokio::process::Command::from(command)
+        .kill_on_drop(true)
+        .output();
+    match tokio::time::timeout(COMMAND_DEADLINE, running).await {
+        Ok(output) => output.expect("the binary runs"),
+        Err(_) => panic!("{arguments:?} still runs after {COMMAND_DEADLINE:?}"),
+    }
+}
+
+struct Listening {
+    http: SocketAddr,
+    https: SocketAddr,
+    admin: SocketAddr,
+}
+
+async fn spawn(
+    binary: &Path,
+    directory: &Path,
+    name: &str,
+    config: &Path,
+    clock: Option<&Faketime>,
+) -> (Process, Listening) {
+    let mut command = Command::new(binary);
+    command.args(["serve", "--config"]).arg(config);
+    command.current_dir(directory);
+    if let Some(clock) = clock {
+        clock.wrap(&mut command);
+    }
+    // Output is appended over restarts: only what this process says counts.
+    let stdout = directory.join(format!("{name}.stdout"));
+    let before = std::fs::metadata(&stdout).map_or(0, |file| file.len());
+    let mut process = Process::spawn(&mut command, directory, name).expect("the binary runs");
+    let listening = eventually("the gateway listens or ends", START_DEADLINE, async || {
+        if let Some(status) = process.ended() {
+            panic!(
+                "the gateway ended with {status}\n{}\n--- {}\n{}",
+                process.output(),
+                config.display(),
+                std::fs::read_to_string(config).unwrap_or_default()
+            );
+        }
+        let said = std::fs::read(&stdout).ok()?;
+        let said = said.get(usize::try_from(before).ok()?..)?;
+        let whole = said.iter().rposition(|byte| *byte == b'\n')?;
+        String::from_utf8_lossy(&said[..whole])
+            .lines()
+            .find_map(read_listening)
+    });
+    // The deadline's own message would not tell what the process said.
+    let listening = listening.await;
+    (process, listening)
+}
+
+fn read_listening(line: &str) -> Option<Listening> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    if value.get("event")?.as_str()? != "listening" {
+        return None;
+    }
+    let address = |name: &str| value.get(name)?.as_str()?.parse().ok();
+    Some(Listening {
+        http: address("http")?,
+        https: address("https")?,
+        admin: address("admin")?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pattern_matches_whole_segments_only() {
+        let endpoint = EndpointSpec::get("/d/predictions/{id}", &["pro"]);
+        assert!(endpoint.matches("/d/predictions/fx-1"));
+        for other in ["/d/predictions", "/d/predictions/", "/d/predictions/a/b"] {
+            assert!(!endpoint.matches(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn the_listening_line_gives_all_ports() {
+        let line = r#"{"event":"listening","http":"127.0.0.1:1","https":"127.0.0.1:2","admin":"127.0.0.1:3"}"#;
+        assert_eq!(read_listening(line).unwrap().https.port(), 2);
+        assert!(read_listening(r#"{"event":"other"}"#).is_none());
+        assert!(read_listening("text").is_none());
+    }
+}

@@ -1,0 +1,100 @@
+//! A child process that never outlives its guard, with its output in files.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+/// A running child. Dropping it kills that process, by its pid.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    /// Where its standard output goes.
+    pub stdout: PathBuf,
+    /// Where its standard error goes.
+    pub stderr: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its output in `NAME.stdout` and `NAME.stderr` of `directory`, appended over restarts.
+    pub fn spawn(command: &mut Command, directory: &Path, name: &str) -> std::io::Result<Process> {
+        let stdout = directory.join(format!("{name}.stdout"));
+        let stderr = directory.join(format!("{name}.stderr"));
+        let open = |path: &Path| File::options().create(true).append(true).open(path);
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(open(&stdout)?)
+            .stderr(open(&stderr)?)
+            .spawn()?;
+        Ok(Process {
+            child,
+            stdout,
+            stderr,
+        })
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its exit status, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Stops it (`SIGSTOP`): sockets stay open, nothing answers.
+    pub fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+    }
+
+    /// Lets it run again (`SIGCONT`).
+    pub fn resume(&self) {
+        self.signal(Signal::SIGCONT);
+    }
+
+    /// Ends it without warning (`SIGKILL`) and waits until it is gone.
+    pub fn kill9(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to end (`SIGTERM`); its status, or `None` if it still runs after `deadline`.
+    pub fn terminate(&mut self, deadline: Duration) -> Option<ExitStatus> {
+        self.signal(Signal::SIGTERM);
+        let end = Instant::now() + deadline;
+        while Instant::now() < end {
+            if let Some(status) = self.ended() {
+                return Some(status);
+            }
+            std::thread::sleep(crate::POLL_PAUSE);
+        }
+        None
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
+    }
+
+    /// What it has written so far, for a failing test's message.
+    pub fn output(&self) -> String {
+        let read =
+            |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
+        format!(
+            "--- stdout\n{}\n--- stderr\n{}",
+            read(&self.stdout),
+            read(&self.stderr)
+        )
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill9();
+    }
+}

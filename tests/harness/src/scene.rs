@@ -1,0 +1,370 @@
+//! Everything a test needs, standing: a store, gateways, an upstream, clients and their ledger.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use tempfile::TempDir;
+
+use crate::client::{Call, Client, ClientLedger, Protocol};
+use crate::faketime::Faketime;
+use crate::gateway::{Gateway, GatewaySpec, StoreSpec};
+use crate::ledger::{AccessLine, Allowances, Ledgers, UsageRow, date_of, read_usage};
+use crate::redis::RedisServer;
+use crate::upstream::RecordingUpstream;
+
+pub use crate::ledger::IssuedKey;
+
+/// How long asynchronous writers (access log, refunds, ledger) may take until all ledgers agree.
+const AGREE_DEADLINE: Duration = Duration::from_secs(5);
+/// Pause between two gatherings of the ledgers, each of which runs a command.
+const GATHER_PAUSE: Duration = Duration::from_millis(100);
+/// Days around today that are asked of the store.
+const USAGE_DAYS: u64 = 2;
+
+/// The store that a scene stands on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Store {
+    /// SQLite, shared by all gateways of the scene.
+    Embedded,
+    /// A `redis-server` of the scene's own.
+    Redis,
+}
+
+type Change = Box<dyn FnOnce(&mut GatewaySpec) + Send>;
+
+/// A [`Scene`] to be.
+pub struct SceneBuilder {
+    binary: PathBuf,
+    store: Store,
+    gateways: usize,
+    faketime: bool,
+    changes: Vec<Change>,
+}
+
+impl SceneBuilder {
+    /// Stands on that store; embedded unless said.
+    pub fn store(mut self, store: Store) -> SceneBuilder {
+        self.store = store;
+        self
+    }
+
+    /// So many gateway processes on one store; one unless said.
+    pub fn gateways(mut self, gateways: usize) -> SceneBuilder {
+        self.gateways = gateways;
+        self
+    }
+
+    /// Another daily quota of a tier.
+    pub fn daily(self, tier: &'static str, daily: u64) -> SceneBuilder {
+        self.spec(move |spec| {
+            for one in &mut spec.tiers {
+                if one.name == tier {
+                    one.daily = daily;
+                }
+            }
+        })
+    }
+
+    /// Another timeout of the upstream, such as `("first_byte", "300ms")`.
+    pub fn timeout(self, name: &'static str, value: &'static str) -> SceneBuilder {
+        self.spec(move |spec| {
+            spec.timeouts.insert(name.into(), value.into());
+        })
+    }
+
+    /// Any change to the configuration.
+    pub fn spec(mut self, change: impl FnOnce(&mut GatewaySpec) + Send + 'static) -> SceneBuilder {
+        self.changes.push(Box::new(change));
+        self
+    }
+
+    /// Puts gateways, commands and Redis under a clock that [`Scene::clock`] sets.
+    pub fn faketime(mut self) -> SceneBuilder {
+        self.faketime = true;
+        self
+    }
+
+    /// Starts everything.
+    pub async fn start(self) -> Scene {
+        let directory = TempDir::new().expect("a temporary directory");
+        let clock = self.faketime.then(|| Faketime::new(directory.path()));
+        let upstream = RecordingUpstream::start().await;
+        let (store, redis) = match self.store {
+            Store::Embedded => {
+                let path = directory.path().join("touchline.db");
+                (StoreSpec::Embedded(path), None)
+            }
+            Store::Redis => {
+                let server = RedisServer::start(directory.path(), false, clock.clone()).await;
+                let store = StoreSpec::Redis {
+                    url: server.url(),
+                    key_prefix: "touchline".into(),
+                };
+                (store, Some(server))
+            }
+        };
+        let mut spec = GatewaySpec::new(store, upstream.address());
+        spec.clock = clock;
+        for change in self.changes {
+            change(&mut spec);
+        }
+        let mut gateways = Vec::new();
+        for number in 0..self.gateways {
+            let name = format!("gateway-{number}");
+            let mut own = spec.clone();
+            // What is private to a node must not be shared by two.
+            own.redis_extra.push_str(&format!(
+                ", journal: \"{}\"",
+                directory
+                    .path()
+                    .join(format!("{name}.journal.db"))
+                    .display()
+            ));
+            gateways.push(Gateway::start(&self.binary, directory.path(), &name, &own).await);
+        }
+        Scene {
+            spec,
+            upstream,
+            gateways,
+            redis,
+            ledger: Arc::default(),
+            keys: Mutex::default(),
+            directory,
+        }
+    }
+}
+
+/// A store, gateways on it, an upstream behind them, and the ledgers of all that happens.
+pub struct Scene {
+    /// The configuration of the gateways.
+    pub spec: GatewaySpec,
+    /// The upstream behind them.
+    pub upstream: RecordingUpstream,
+    /// The gateways.
+    pub gateways: Vec<Gateway>,
+    /// The Redis under them, where the store is one.
+    pub redis: Option<RedisServer>,
+    ledger: Arc<ClientLedger>,
+    keys: Mutex<Vec<IssuedKey>>,
+    // Dropped last: the processes above write to it.
+    directory: TempDir,
+}
+
+impl Scene {
+    /// Begins a scene with the binary under test, `env!("CARGO_BIN_EXE_touchline")`.
+    pub fn builder(binary: impl AsRef<Path>) -> SceneBuilder {
+        SceneBuilder {
+            binary: binary.as_ref().to_owned(),
+            store: Store::Embedded,
+            gateways: 1,
+            faketime: false,
+            changes: Vec::new(),
+        }
+    }
+
+    /// A client of the first gateway, with a connection of its own.
+    pub fn client(&self, protocol: Protocol) -> Client {
+        self.client_of(0, protocol)
+    }
+
+    /// A client of one of the gateways.
+    pub fn client_of(&self, gateway: usize, protocol: Protocol) -> Client {
+        let gateway = &self.gateways[gateway];
+        let address = if protocol.is_tls() {
+            gateway.https
+        } else {
+            gateway.http
+        };
+        Client::new(protocol, address, Arc::clone(&self.ledger))
+    }
+
+    /// What the clients saw so far.
+    pub fn client_ledger(&self) -> &ClientLedger {
+        &self.ledger
+    }
+
+    /// The clock of the processes.
+    ///
+    /// # Panics
+    /// If the scene was not begun with `faketime`.
+    pub fn clock(&self) -> &Faketime {
+        self.spec.clock.as_ref().expect("a scene with faketime")
+    }
+
+    /// Where everything of this scene lies.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Issues a key that never expires.
+    pub async fn issue(&self, tier: &str) -> IssuedKey {
+        self.issue_with(tier, &[]).await
+    }
+
+    /// Issues a key with more options, such as `["--expires", "2027-01-31"]`.
+    pub async fn issue_with(&self, tier: &str, options: &[&str]) -> IssuedKey {
+        let mut arguments = vec!["keys", "issue", "--tier", tier, "--customer", "Acme"];
+        arguments.extend(options);
+        arguments.extend(["--output", "json"]);
+        let text = self.cli(&arguments).await;
+        let value: serde_json::Value =
+            serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        let member = |name: &str| match value.get(name).and_then(serde_json::Value::as_str) {
+            Some(text) => text.to_owned(),
+            None => panic!("no {name:?} in {text}"),
+        };
+        let key = IssuedKey {
+            id: member("id"),
+            key: member("key"),
+            tier: tier.to_owned(),
+        };
+        self.keys().push(key.clone());
+        key
+    }
+
+    /// Revokes a key.
+    pub async fn revoke(&self, key: &IssuedKey) {
+        self.cli(&["keys", "revoke", &key.id, "--yes"]).await;
+    }
+
+    /// Runs a command on the configuration of the first gateway; its standard output.
+    ///
+    /// # Panics
+    /// With all it said, if it fails.
+    pub async fn cli(&self, arguments: &[&str]) -> String {
+        let output = self.gateways[0].cli(arguments).await;
+        assert!(
+            output.status.success(),
+            "touchline {arguments:?}: {}\n{}\n{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// What the store counts.
+    pub async fn usage(&self) -> Vec<UsageRow> {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .expect("a time after 1970")
+            .as_secs();
+        let from = date_of(now - USAGE_DAYS * 86_400);
+        let to = date_of(now + USAGE_DAYS * 86_400);
+        let text = self
+            .cli(&["usage", "--from", &from, "--to", &to, "--output", "json"])
+            .await;
+        read_usage(&text).unwrap_or_else(|error| panic!("touchline usage: {error}\n{text}"))
+    }
+
+    /// Units that the store counts for a key, over all days.
+    pub async fn used(&self, key: &IssuedKey) -> u64 {
+        let rows = self.usage().await;
+        let own = rows.iter().filter(|row| row.key == key.id);
+        own.map(|row| row.used).sum()
+    }
+
+    /// Polls until the store counts so many units for a key; refunds are written behind the answer.
+    pub async fn expect_used(&self, key: &IssuedKey, units: u64) {
+        let end = Instant::now() + AGREE_DEADLINE;
+        loop {
+            let used = self.used(key).await;
+            if used == units {
+                return;
+            }
+            assert!(
+                Instant::now() < end,
+                "the store counts {used} units, not {units}"
+            );
+            tokio::time::sleep(GATHER_PAUSE).await;
+        }
+    }
+
+    /// GET on the admin listener of a gateway; status and body.
+    pub async fn admin(&self, gateway: usize, path: &str) -> (u16, String) {
+        let address = self.gateways[gateway].admin;
+        let client = Client::new(Protocol::Http1, address, Arc::default());
+        let answer = client.call(Call::get(path)).await;
+        (
+            answer.status,
+            String::from_utf8_lossy(&answer.body).into_owned(),
+        )
+    }
+
+    /// The end of every integration test: all four ledgers agree, by the rules of the contract alone.
+    ///
+    /// # Panics
+    /// With the differences, if they do not within a few seconds.
+    pub async fn assert_ledgers_agree(&mut self) {
+        self.assert_ledgers_agree_with(&Allowances::default()).await;
+    }
+
+    /// The same with what this test knows to be different.
+    pub async fn assert_ledgers_agree_with(&mut self, allowed: &Allowances) {
+        let end = Instant::now() + AGREE_DEADLINE;
+        loop {
+            let (ledgers, mut differences) = self.gather().await;
+            differences.extend(ledgers.disagreements(allowed));
+            if differences.is_empty() {
+                return;
+            }
+            if Instant::now() >= end {
+                let outputs: String = self.gateways.iter().map(Gateway::output).collect();
+                panic!(
+                    "the ledgers disagree:\n  {}\n{}\n{outputs}",
+                    differences.join("\n  "),
+                    ledgers.summary()
+                );
+            }
+            tokio::time::sleep(GATHER_PAUSE).await;
+        }
+    }
+
+    async fn gather(&mut self) -> (Ledgers, Vec<String>) {
+        let mut differences = Vec::new();
+        let mut artefacts = Vec::new();
+        let mut access = Vec::new();
+        for number in 0..self.gateways.len() {
+            for value in self.gateways[number].access_lines() {
+                match AccessLine::read(&value) {
+                    Ok(line) => access.push(line),
+                    Err(error) => differences.push(format!("access log: {error} in {value}")),
+                }
+            }
+            if self.gateways[number].process().ended().is_none() {
+                let (_, metrics) = self.admin(number, "/metrics").await;
+                artefacts.push((
+                    format!("/metrics of gateway-{number}"),
+                    metrics.into_bytes(),
+                ));
+            }
+        }
+        // Logs, outputs and the store's own files: whatever the processes wrote.
+        for entry in std::fs::read_dir(self.directory.path())
+            .expect("the scene's directory")
+            .flatten()
+        {
+            if let Ok(bytes) = std::fs::read(entry.path()) {
+                artefacts.push((entry.file_name().to_string_lossy().into_owned(), bytes));
+            }
+        }
+        let ledgers = Ledgers {
+            client: self.ledger.entries(),
+            access,
+            usage: self.usage().await,
+            upstream: self.upstream.recorded(),
+            artefacts,
+            keys: self.keys().clone(),
+            tiers: self.spec.tiers.clone(),
+            endpoints: self.spec.endpoints.clone(),
+        };
+        (ledgers, differences)
+    }
+
+    fn keys(&self) -> MutexGuard<'_, Vec<IssuedKey>> {
+        self.keys
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
