@@ -1,1 +1,275 @@
-//! The command line.
+//! The command line: arguments, subcommands, exit codes.
+//!
+//! Every command reads the same `gateway.yaml`. Results go to standard output, everything said about them to standard
+//! error, so that output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration (`EX_CONFIG` of
+//! BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+
+use crate::clock::Clock;
+use crate::config::{Config, ConfigErrors};
+use crate::server;
+use crate::store::{ChangeMark, Role, Store};
+
+mod check;
+mod keys;
+mod output;
+mod serve;
+mod usage;
+
+const EXIT_FAILED: u8 = 1;
+const EXIT_USAGE: u8 = 2;
+const EXIT_CONFIG: u8 = 78;
+/// How long a command waits for the gateways to apply its change, as the contract says.
+const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a command gives the store to write what is left.
+const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
+
+/// The API gateway in front of a football prediction data service: keys, tiers, exact daily quotas.
+#[derive(Debug, Parser)]
+#[command(
+    name = "touchline",
+    version,
+    after_help = "Example:\n  touchline check --config gateway.yaml && touchline serve --config gateway.yaml\n\n\
+                  Exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration"
+)]
+struct Arguments {
+    /// The configuration file.
+    #[arg(
+        long,
+        global = true,
+        env = "TOUCHLINE_CONFIG",
+        default_value = "gateway.yaml",
+        value_name = "FILE"
+    )]
+    config: PathBuf,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway.
+    #[command(after_help = "Example:\n  touchline serve --config gateway.yaml")]
+    Serve,
+    /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
+    #[command(after_help = "Example:\n  touchline check --config gateway.yaml")]
+    Check,
+    /// Issue, list, show and revoke API keys.
+    #[command(
+        subcommand,
+        after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31"
+    )]
+    Keys(keys::KeysCommand),
+    /// Show what was used, by key or by day.
+    #[command(
+        after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
+    )]
+    Usage(usage::UsageArguments),
+}
+
+/// A mistake in how a command was called that clap cannot see.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct UsageError(String);
+
+/// Parses the process's arguments, runs the command and tells its exit code.
+pub fn run() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Nobody is left to be told where standard output or error is closed.
+            let _ = error.print();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
+        }
+    };
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if is_closed_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            let code = exit_code(&error);
+            let text = match error.downcast_ref::<ConfigErrors>() {
+                Some(errors) => errors.to_string(),
+                None => format!("touchline: {error:#}"),
+            };
+            note(&output::escape_lines(&text));
+            ExitCode::from(code)
+        }
+    }
+}
+
+fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
+    let config = Config::load(&arguments.config)?;
+    let out = &mut io::stdout();
+    match &arguments.command {
+        Command::Serve => serve::run(config, out),
+        Command::Check => check::run(&arguments.config, &config, out),
+        Command::Keys(command) => keys::run(command, config, out),
+        Command::Usage(arguments) => usage::run(arguments, config, out),
+    }
+}
+
+fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.is::<ConfigErrors>() {
+        EXIT_CONFIG
+    } else if error.is::<UsageError>() {
+        EXIT_USAGE
+    } else {
+        EXIT_FAILED
+    }
+}
+
+fn is_closed_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Says something on standard error.
+fn note(text: &str) {
+    // Where standard error is closed there is nobody to tell.
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// A configuration and its open store, for as long as one command runs.
+struct Session {
+    config: Config,
+    store: Arc<dyn Store>,
+}
+
+impl Session {
+    /// Opens the store, does the work and closes it, whatever came of the work.
+    fn run(
+        config: Config,
+        work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        // One worker beside this thread: the store goes on while a command waits for its operator.
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let store = server::open_store(&config, Role::Command, Clock::system()).await?;
+            let session = Session { config, store };
+            let outcome = work(&session).await;
+            session.store.close(CLOSE_DEADLINE).await;
+            outcome
+        })
+    }
+
+    /// Waits until every live gateway has applied a change.
+    ///
+    /// # Errors
+    /// Names the gateways that have not within the contract's two seconds. The change is made all the same.
+    async fn applied(&self, mark: &ChangeMark) -> anyhow::Result<()> {
+        let late = self
+            .store
+            .await_applied(mark, APPLIED_PATIENCE)
+            .await
+            .map_err(|error| {
+                anyhow::anyhow!(
+                    "the change is stored, but whether the gateways applied it is unknown: {error}"
+                )
+            })?;
+        if late.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<&str> = late.iter().map(|node| node.0.as_str()).collect();
+        anyhow::bail!(
+            "the change is stored, but these gateways have not applied it within {} s: {}",
+            APPLIED_PATIENCE.as_secs(),
+            names.join(", ")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Arguments, clap::Error> {
+        Arguments::try_parse_from(line.split(' '))
+    }
+
+    #[test]
+    fn the_declared_arguments_are_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_configuration_is_named_before_or_after_the_command() {
+        for line in [
+            "touchline --config x.yaml check",
+            "touchline check --config x.yaml",
+            "touchline keys --config x.yaml list",
+            "touchline keys list --config x.yaml",
+        ] {
+            assert_eq!(parse(line).unwrap().config, Path::new("x.yaml"), "{line}");
+        }
+    }
+
+    #[test]
+    fn every_command_has_help_with_an_example() {
+        fn walk(command: &clap::Command) {
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(
+                help.contains("Example:\n  touchline "),
+                "{}",
+                command.get_name()
+            );
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            command.get_subcommands().for_each(walk);
+        }
+        walk(&Arguments::command());
+    }
+
+    #[test]
+    fn wrong_arguments_are_wrong_usage() {
+        for line in [
+            "touchline",
+            "touchline fly",
+            "touchline keys",
+            "touchline keys issue --tier pro",
+            "touchline keys issue --tier pro --customer A --expires 2027-02-30",
+            "touchline keys issue --tier pro --customer A\tB",
+            "touchline keys issue --tier pro --customer A --output csv",
+            "touchline keys show short",
+            "touchline usage --from yesterday",
+            "touchline usage --by week",
+        ] {
+            assert_eq!(
+                parse(line).unwrap_err().exit_code(),
+                i32::from(EXIT_USAGE),
+                "{line}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_kind_of_failure_has_its_exit_code() {
+        let config = ConfigErrors {
+            file: "x".into(),
+            problems: Vec::new(),
+        };
+        assert_eq!(exit_code(&config.into()), 78);
+        assert_eq!(exit_code(&UsageError("no".into()).into()), 2);
+        assert_eq!(exit_code(&anyhow::anyhow!("no")), 1);
+        assert!(is_closed_pipe(
+            &io::Error::from(io::ErrorKind::BrokenPipe).into()
+        ));
+        assert!(!is_closed_pipe(&anyhow::anyhow!("no")));
+    }
+}

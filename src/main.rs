@@ -1,3 +1,10 @@
-//! The `touchline` program.
+//! The `touchline` command.
 
-fn main() {}
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    touchline::cli::run()
+}

@@ -1,0 +1,93 @@
+//! `touchline check`: says that a configuration is good, and what it comes to.
+
+use std::io::Write;
+use std::path::Path;
+
+use crate::config::{Certificate, Config, Durability, StoreConfig};
+
+/// Writes the summary of a configuration that was loaded from `file`.
+pub(super) fn run(file: &Path, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
+    out.write_all(summary(file, config).as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn summary(file: &Path, config: &Config) -> String {
+    let tiers: Vec<String> = config
+        .tiers
+        .iter()
+        .map(|(name, tier)| format!("{name} {} a day", tier.daily))
+        .collect();
+    let endpoints = config.endpoints.iter().count();
+    let upstreams: Vec<&str> = config
+        .upstreams
+        .iter()
+        .map(|upstream| &*upstream.name)
+        .collect();
+    format!(
+        "{}: ok\n  listeners  {}\n  store      {}\n  quota day  {}\n  tiers      {}\n  endpoints  {endpoints}, served by {}\n  hash       {}\n",
+        file.display(),
+        listeners(config).join(", "),
+        store(&config.store),
+        config.calendar.name(),
+        tiers.join(", "),
+        upstreams.join(", "),
+        config.hash,
+    )
+}
+
+fn listeners(config: &Config) -> Vec<String> {
+    let http = config
+        .listen
+        .http
+        .as_ref()
+        .map(|http| format!("http {}", http.address));
+    let https = config
+        .listen
+        .https
+        .as_ref()
+        .map(|https| match &https.certificate {
+            Certificate::SelfSigned => format!("https {} (self-signed)", https.address),
+            Certificate::Files { certificate, .. } => {
+                format!("https {} ({})", https.address, certificate.display())
+            }
+        });
+    let admin = format!("admin {}", config.listen.admin);
+    http.into_iter().chain(https).chain([admin]).collect()
+}
+
+/// The store without its URL: there may be a password in it.
+fn store(store: &StoreConfig) -> String {
+    match store {
+        StoreConfig::Embedded(embedded) => {
+            let durability = match embedded.durability {
+                Durability::Commit => "safe at commit".to_owned(),
+                Durability::Interval(interval) => format!("safe within {interval:?}"),
+            };
+            format!("embedded {} ({durability})", embedded.path.display())
+        }
+        StoreConfig::Redis(redis) => format!("redis, names begin with {}", redis.key_prefix),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_of_the_shipped_file_names_what_it_comes_to() {
+        let text = include_str!("../../gateway.yaml");
+        let config = Config::parse("gateway.yaml", text, &|_| None).unwrap();
+        let summary = summary(Path::new("gateway.yaml"), &config);
+        assert_eq!(
+            summary.lines().take(6).collect::<Vec<_>>(),
+            [
+                "gateway.yaml: ok",
+                "  listeners  http 127.0.0.1:8080, https 127.0.0.1:8443 (self-signed), admin 127.0.0.1:9090",
+                "  store      embedded var/touchline.db (safe within 1s)",
+                "  quota day  UTC",
+                "  tiers      starter 1000 a day, pro 3000 a day, enterprise 10000 a day",
+                "  endpoints  6, served by prediction-data",
+            ]
+        );
+    }
+}
