@@ -24,6 +24,9 @@ pub const DENIAL_LASTS: Duration = Duration::from_secs(1);
 /// account is settled again and again.
 pub const LATE_CALL_LASTS: Duration = Duration::from_secs(5);
 
+/// How often it is looked for.
+pub const LATE_CALL_LOOK: Duration = Duration::from_secs(1);
+
 /// The most waiters that one call asks for.
 pub const BATCH_MAX: usize = 1_024;
 
@@ -125,6 +128,12 @@ struct Awaited<W> {
 }
 
 #[derive(Debug, Clone, Copy)]
+struct Late {
+    look_at: Instant,
+    until: Instant,
+}
+
+#[derive(Debug, Clone, Copy)]
 struct Known {
     used: u64,
     at: Instant,
@@ -142,8 +151,8 @@ pub struct Account<W, C> {
     calls: u64,
     /// Set when the store may hold something that was not heard of, or have lost something that it held.
     unsettled: bool,
-    /// Until when an abandoned call may still run.
-    late_until: Option<Instant>,
+    /// Set while an abandoned call may still run.
+    late: Option<Late>,
     known: Option<Known>,
     denial: Option<Denial>,
     terms: Terms<C>,
@@ -161,7 +170,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             awaited: None,
             calls: 0,
             unsettled: false,
-            late_until: None,
+            late: None,
             known: None,
             denial: None,
             terms,
@@ -233,9 +242,9 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         })
     }
 
-    /// Shares out the reply to call `number`: first come, first served; one whose cost does not fit is refused and the
+    /// Shares out the reply to call `number`, to each waiter with its cost: first come, first served; one whose cost does not fit is refused and the
     /// next tried; what is left goes back. Nothing happens if that call was abandoned.
-    pub fn settle(&mut self, number: u64, reply: &Reply, now: Instant) -> Vec<(W, Verdict)> {
+    pub fn settle(&mut self, number: u64, reply: &Reply, now: Instant) -> Vec<(W, u32, Verdict)> {
         let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
             return Vec::new();
         };
@@ -273,7 +282,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         });
         served
             .into_iter()
-            .map(|(waiter, cost, granted)| (waiter, verdict(reply, cost, granted, used)))
+            .map(|(waiter, cost, granted)| (waiter, cost, verdict(reply, cost, granted, used)))
             .collect()
     }
 
@@ -284,7 +293,10 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             return Vec::new();
         };
         self.unsettled = true;
-        self.late_until = Some(now + LATE_CALL_LASTS);
+        self.late = Some(Late {
+            look_at: now + LATE_CALL_LOOK,
+            until: now + LATE_CALL_LASTS,
+        });
         awaited
             .batch
             .into_iter()
@@ -311,17 +323,25 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.unsettled |= self.calls > 0 || self.ack > 0 || self.rack > 0;
     }
 
-    /// Asks for one more settling call if an abandoned one may have run since the last. Says whether that must be asked
-    /// again later.
+    /// Has the account settled once more, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Says whether
+    /// it must be asked again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
-        let Some(until) = self.late_until else {
+        let Some(late) = &mut self.late else {
             return false;
         };
-        self.unsettled = true;
-        if now >= until {
-            self.late_until = None;
+        if now >= late.look_at {
+            self.unsettled = true;
+            late.look_at = now + LATE_CALL_LOOK;
         }
-        true
+        if now >= late.until {
+            self.late = None;
+        }
+        self.late.is_some()
+    }
+
+    /// Whether somebody waits for a call that has not begun.
+    pub fn has_waiters(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Whether something must be told to the store although nobody waits.
@@ -332,10 +352,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// Whether nobody waits, nothing is due and nothing may still come: such an account may be dropped, if a later one
     /// for the same key and day uses another producer's name.
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty()
-            && self.awaited.is_none()
-            && self.late_until.is_none()
-            && !self.is_due()
+        self.waiting.is_empty() && self.awaited.is_none() && self.late.is_none() && !self.is_due()
     }
 
     /// Units used on the day, if a reply said so since `since`.
@@ -406,7 +423,11 @@ mod tests {
         let granted = |used| Verdict::Granted { used };
         assert_eq!(
             verdicts,
-            [("a", granted(6)), ("b", granted(8)), ("c", granted(9))]
+            [
+                ("a", 1, granted(6)),
+                ("b", 2, granted(8)),
+                ("c", 1, granted(9))
+            ]
         );
         assert!(account.is_idle());
     }
@@ -422,9 +443,9 @@ mod tests {
         assert_eq!(
             verdicts,
             [
-                ("a", Verdict::Granted { used: 8 }),
-                ("b", Verdict::Exhausted { used: 9 }),
-                ("c", Verdict::Granted { used: 9 })
+                ("a", 2, Verdict::Granted { used: 8 }),
+                ("b", 4, Verdict::Exhausted { used: 9 }),
+                ("c", 1, Verdict::Granted { used: 9 })
             ]
         );
         let settling = begin(&mut account).unwrap();
@@ -465,11 +486,10 @@ mod tests {
         assert_eq!((back.ack, back.rack, back.want), (3, 3, 0));
         account.settle(back.number, &reply(Code::Granted, 0, 0), now);
         assert_eq!(begin(&mut account), None);
-        assert!(
-            account.look_for_late_calls(now + LATE_CALL_LASTS),
-            "it may have run only now"
-        );
-        assert!(begin(&mut account).is_some());
+        assert!(account.look_for_late_calls(now), "it may run later");
+        assert_eq!(begin(&mut account), None);
+        assert!(!account.look_for_late_calls(now + LATE_CALL_LASTS));
+        assert!(begin(&mut account).is_some(), "it may have run only now");
     }
 
     #[test]

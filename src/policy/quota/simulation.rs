@@ -57,7 +57,7 @@ fn steps(faults: Faults) -> impl Strategy<Value = Vec<Step>> {
 
 struct Node {
     name: String,
-    account: Account<(u32, u32), ()>,
+    account: Account<u32, ()>,
     /// Costs of the requests that were admitted and not refunded.
     admitted: Vec<u32>,
     /// A reply that is still on its way, of a call that was given up.
@@ -150,7 +150,7 @@ impl World {
 
     fn settle(&mut self, node: usize, number: u64, reply: &Reply) {
         let node = &mut self.nodes[node];
-        for ((_, cost), verdict) in node.account.settle(number, reply, self.now) {
+        for (_, cost, verdict) in node.account.settle(number, reply, self.now) {
             match verdict {
                 Verdict::Granted { used } => {
                     node.admitted.push(cost);
@@ -169,7 +169,7 @@ impl World {
         match *step {
             Step::Ask { node, cost } => {
                 self.asked += 1;
-                let (token, terms, now) = ((self.asked, cost), self.terms(), self.now);
+                let (token, terms, now) = (self.asked, self.terms(), self.now);
                 let account = &mut self.nodes[node % count].account;
                 if let Asked::Denied { used, .. } = account.ask(token, cost, terms, now) {
                     assert!(u64::from(cost) > self.limit.saturating_sub(used));
