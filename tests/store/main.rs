@@ -1,1 +1,16 @@
-//! Integration tests: store.
+//! Integration tests: store. One suite of facts over the `Store` trait for every store, and what only one of them has.
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "a test fails by panicking"
+)]
+
+#[allow(dead_code, reason = "until a store takes part")]
+#[macro_use]
+mod suite;
+
+mod charge_script;
+mod embedded;
+mod redis_server;
+mod redis_store;
+mod tcp_proxy;
