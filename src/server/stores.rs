@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::config::{self, Config, StoreConfig};
-use crate::store::{Role, Store, StoreError, embedded};
+use crate::store::{Role, Store, StoreError, embedded, redis};
 
 /// Opens the configured store for `role`.
 ///
@@ -28,6 +28,17 @@ pub async fn open_store(
             };
             Ok(embedded::open(settings, role, zone, clock).await?)
         }
-        StoreConfig::Redis(_) => Err(StoreError::Failed("stub".into())),
+        StoreConfig::Redis(settings) => {
+            let settings = redis::Settings {
+                url: settings.url.reveal().to_owned(),
+                password: settings
+                    .password
+                    .as_ref()
+                    .map(|password| password.reveal().to_owned()),
+                key_prefix: settings.key_prefix.clone(),
+                timeout: settings.timeout,
+            };
+            Ok(redis::open(settings, role, zone, clock).await?)
+        }
     }
 }

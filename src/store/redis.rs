@@ -1,1 +1,440 @@
-//! The Redis store.
+//! The Redis store: any number of gateways on any number of machines share one count.
+//!
+//! | Room | Owns |
+//! |---|---|
+//! | [`settings`] | URL, prefix and timeout |
+//! | `link` | the connection: there or not, never waited for |
+//! | `names` | every name we use in Redis, and how long it lives |
+//! | `script` | `charge.lua` and `record.lua` as commands |
+//! | `charging` | one account per key and day, and the tasks that carry its calls |
+//! | `ledger` | totals by endpoint |
+//! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
+//! | `feed` | a gateway's replica of the key table, heartbeats |
+//! | `time`, `producer` | the store's clock; the names we count under |
+//!
+//! It does not serve anybody while Redis is away: that is the outage policy's business. Invariant: whatever becomes of a
+//! call, the next one says everything that the lost one said (see [`crate::policy::quota`]).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use redis::aio::MultiplexedConnection;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::clock::Clock;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::KeyRecord;
+use crate::policy::quota::Verdict;
+use crate::store::{
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
+    Refusal, Role, Store, StoreError,
+};
+
+mod charging;
+mod feed;
+mod ledger;
+mod link;
+mod names;
+mod producer;
+mod records;
+mod script;
+pub mod settings;
+mod time;
+
+use charging::{Accounts, Answer, other_calendar};
+use feed::Feed;
+use ledger::Ledger;
+use link::Link;
+use names::Names;
+use producer::Producer;
+use records::Records;
+use settings::Server;
+pub use settings::Settings;
+use time::StoreClock;
+
+/// The text of the charge script, for its differential test.
+pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
+
+/// How often refunds and ledger are written.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often idle accounts are dropped.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// How long commands wait for a reply, at least.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long opening a gateway's store waits for the key table.
+const LOAD_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The store. Dropping it ends its tasks without goodbye, as the death of a process would.
+pub struct RedisStore {
+    parts: Arc<Parts>,
+    tasks: Vec<AbortHandle>,
+}
+
+struct Parts {
+    keys: Arc<KeyTable>,
+    clock: Arc<StoreClock>,
+    names: Names,
+    /// For what requests wait for.
+    link: Arc<Link>,
+    /// For what only commands wait for: long replies must not hold up charges.
+    command_link: Arc<Link>,
+    accounts: Arc<Accounts>,
+    ledger: Ledger,
+    /// Held while refunds and ledger are written, so that whoever closes knows when they are.
+    flushing: tokio::sync::Mutex<()>,
+    records: Records,
+    /// A gateway's replica; commands have none.
+    feed: Option<Feed>,
+}
+
+/// Opens the store for a process whose quota days lie in `zone`.
+///
+/// A gateway's store opens although Redis is away and recovers by itself. A command's does not.
+///
+/// # Errors
+/// [`StoreError::Failed`] for a bad URL; [`StoreError::OtherCalendar`] where the store was used with another zone and
+/// says so now; [`StoreError::Unavailable`] for a command without a server.
+pub async fn open(
+    settings: Settings,
+    role: Role,
+    zone: &str,
+    clock: Clock,
+) -> Result<Arc<RedisStore>, StoreError> {
+    let server = Server::of(&settings)?;
+    let names = Names::new(&settings.key_prefix);
+    let clock = Arc::new(StoreClock::new(clock));
+    let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
+    let link = Arc::new(Link::new(server.clone(), settings.timeout));
+    let command_link = Arc::new(Link::new(server.clone(), command_timeout));
+    let prepare = {
+        let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
+        move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
+    };
+    for link in [&link, &command_link] {
+        if let Err(error) = link.connect(&prepare).await {
+            match (&role, &*error) {
+                (_, StoreError::OtherCalendar(text)) => {
+                    return Err(StoreError::OtherCalendar(text.clone()));
+                }
+                (Role::Command, error) => {
+                    return Err(StoreError::Unavailable(format!(
+                        "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+                    )));
+                }
+                (Role::Gateway(_), _) => {}
+            }
+        }
+    }
+    let keys = Arc::new(KeyTable::new());
+    let producer = Arc::new(Producer::draw());
+    let accounts = Accounts::new(
+        link.clone(),
+        names.clone(),
+        producer.clone(),
+        keys.clone(),
+        clock.clone(),
+        settings.timeout,
+    );
+    let follower = |node: NodeName| {
+        let (link, names) = (command_link.clone(), names.clone());
+        Feed::new(link, names, keys.clone(), node)
+    };
+    let parts = Arc::new(Parts {
+        ledger: Ledger::new(link.clone(), names.clone(), producer),
+        flushing: tokio::sync::Mutex::default(),
+        records: Records::new(command_link.clone(), names.clone(), command_timeout),
+        feed: match role {
+            Role::Gateway(node) => Some(follower(node)),
+            Role::Command => None,
+        },
+        keys,
+        clock,
+        names,
+        link,
+        command_link,
+        accounts,
+    });
+    let store = RedisStore {
+        tasks: tasks(&parts, prepare),
+        parts,
+    };
+    if let Some(feed) = store
+        .parts
+        .feed
+        .as_ref()
+        .filter(|_| store.parts.link.is_up())
+    {
+        let _ = timeout(LOAD_PATIENCE, feed.loaded()).await;
+    }
+    Ok(Arc::new(store))
+}
+
+/// Starts the tasks that keep the store going.
+fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
+where
+    P: Fn(MultiplexedConnection) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<(), StoreError>> + Send + 'static,
+{
+    let mut tasks = Vec::new();
+    for link in [parts.link.clone(), parts.command_link.clone()] {
+        let prepare = prepare.clone();
+        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
+    }
+    let flushed = parts.clone();
+    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
+    if parts.feed.is_some() {
+        let (follower, beater) = (parts.clone(), parts.clone());
+        tasks.push(
+            tokio::spawn(async move {
+                if let Some(feed) = &follower.feed {
+                    feed.follow().await;
+                }
+            })
+            .abort_handle(),
+        );
+        tasks.push(
+            tokio::spawn(async move {
+                if let Some(feed) = &beater.feed {
+                    feed.beat().await;
+                }
+            })
+            .abort_handle(),
+        );
+    }
+    tasks
+}
+
+/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
+async fn prepared(
+    mut connection: MultiplexedConnection,
+    names: Names,
+    zone: String,
+    clock: Arc<StoreClock>,
+) -> Result<(), StoreError> {
+    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
+    redis::cmd("PING")
+        .exec_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    script::CHARGE.load(&mut connection).await.map_err(failed)?;
+    script::RECORD.load(&mut connection).await.map_err(failed)?;
+    let mut pipeline = redis::pipe();
+    pipeline
+        .cmd("SET")
+        .arg(names.zone())
+        .arg(&zone)
+        .arg("NX")
+        .ignore()
+        .cmd("GET")
+        .arg(names.zone());
+    let (stored,): (String,) = pipeline
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    if stored != zone {
+        return Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        )));
+    }
+    let asked = clock.now();
+    let time = redis::cmd("TIME")
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    clock.learn(asked, records::read_time(time)?);
+    Ok(())
+}
+
+impl Parts {
+    /// Writes refunds and ledger again and again; after a reconnection, everything.
+    async fn flush_for_ever(&self) {
+        let mut connections = self.link.made();
+        let mut swept = Instant::now();
+        let mut ticks = tokio::time::interval(FLUSH_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let lost = async {
+                match &self.feed {
+                    Some(feed) => feed.store_lost.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let store_lost = tokio::select! {
+                _ = ticks.tick() => false,
+                () = lost => true,
+            };
+            let made = self.link.made();
+            if store_lost || made != connections {
+                connections = made;
+                self.accounts.repeat_all();
+                self.ledger.repeat_all();
+            }
+            self.flush().await;
+            if swept.elapsed() >= SWEEP_EVERY {
+                swept = Instant::now();
+                self.accounts.sweep();
+                self.ledger.sweep(self.clock.now().as_second());
+            }
+        }
+    }
+
+    /// Writes refunds and ledger; says whether everything is written now.
+    async fn flush(&self) -> bool {
+        let _turn = self.flushing.lock().await;
+        self.accounts.settle().await;
+        if let Err(error) = self.ledger.write().await {
+            tracing::warn!(%error, "the ledger is not written; trying again");
+        }
+        self.accounts.is_settled() && self.ledger.is_written()
+    }
+}
+
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+#[async_trait]
+impl Store for RedisStore {
+    fn keys(&self) -> &KeyTable {
+        &self.parts.keys
+    }
+
+    fn now(&self) -> Timestamp {
+        self.parts.clock.now()
+    }
+
+    async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
+        let Charge {
+            key,
+            day,
+            limit,
+            cost,
+            endpoint,
+        } = charge;
+        let id = key.record.id;
+        let accounts = &self.parts.accounts;
+        match accounts.charge(&key, day, limit, cost.max(1)).await {
+            Answer::Granted(units) => {
+                let used = units.take();
+                self.parts.ledger.charged(id, day, &endpoint, cost.max(1));
+                let receipt = Receipt {
+                    key: id,
+                    day,
+                    endpoint,
+                    units: cost.max(1),
+                };
+                Ok(Decision::Granted { used, receipt })
+            }
+            Answer::Failed(error) => Err(error),
+            Answer::Other(verdict) => match verdict {
+                Verdict::Granted { used }
+                | Verdict::Exhausted { used }
+                | Verdict::Told { used } => Ok(Decision::Exhausted { used }),
+                Verdict::KeyChanged => Ok(Decision::KeyChanged),
+                Verdict::OtherDay { now } => Ok(Decision::OtherDay {
+                    now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
+                }),
+                Verdict::OtherCalendar => Err(other_calendar(id, day)),
+            },
+        }
+    }
+
+    async fn refund(&self, receipt: Receipt) -> Option<u64> {
+        let Receipt {
+            key,
+            day,
+            endpoint,
+            units,
+        } = receipt;
+        self.parts.ledger.refunded(key, day, &endpoint, units);
+        self.parts.accounts.refund(key, day, units)
+    }
+
+    async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        self.parts.accounts.used(key, day).await
+    }
+
+    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        self.parts.ledger.refused(key, day, endpoint, refusal);
+    }
+
+    fn health(&self) -> Health {
+        let feed = self.parts.feed.as_ref();
+        Health {
+            up: self.parts.link.is_up(),
+            keys_loaded: feed.is_some_and(Feed::is_loaded),
+            keys_age: feed.map_or(Duration::MAX, Feed::age),
+        }
+    }
+
+    async fn close(&self, deadline: Duration) {
+        let parts = &self.parts;
+        let farewell = async {
+            while !parts.flush().await {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(deadline, farewell).await.is_err() {
+            tracing::error!("closed with refunds or ledger entries that Redis was not told");
+        }
+        self.tasks.iter().for_each(AbortHandle::abort);
+        if let Some(feed) = &parts.feed {
+            let _ = feed.say_goodbye().await;
+        }
+    }
+
+    async fn server_time(&self) -> Result<Timestamp, StoreError> {
+        self.parts.records.server_time().await
+    }
+
+    async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        let (record, mark) = self.parts.records.create(record).await?;
+        self.parts.keys.apply(record.clone());
+        Ok((record, mark))
+    }
+
+    async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        let (record, mark) = self.parts.records.update(record).await?;
+        self.parts.keys.apply(record.clone());
+        Ok((record, mark))
+    }
+
+    async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
+        self.parts.records.get(id).await
+    }
+
+    async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
+        self.parts.records.all().await
+    }
+
+    async fn await_applied(
+        &self,
+        mark: &ChangeMark,
+        patience: Duration,
+    ) -> Result<Vec<NodeName>, StoreError> {
+        feed::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+    }
+
+    async fn usage(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        let keys = match key {
+            Some(key) => vec![key],
+            None => {
+                let all = self.parts.records.all().await?;
+                all.into_iter().map(|record| record.id).collect()
+            }
+        };
+        ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+    }
+}

@@ -8,4 +8,8 @@
 #[macro_use]
 mod suite;
 
+mod charge_script;
 mod embedded;
+mod redis_server;
+mod redis_store;
+mod tcp_proxy;

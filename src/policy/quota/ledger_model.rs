@@ -1,0 +1,206 @@
+//! What the store does with a call: `charge.lua` in Rust.
+//!
+//! The script decides in production; this model says what it must decide, and a test holds both against each other.
+//! Invariant: `used` is the sum of all grants minus the sum of all that was given back; a grant never lifts `used`
+//! above the call's limit; merging a call twice, or after a later one, changes nothing.
+
+use std::collections::BTreeMap;
+
+use super::{Code, Reply};
+
+/// A key's record as the store holds it beside the counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredRecord {
+    /// Its version.
+    pub version: u64,
+    /// Its packed form, which the store does not read.
+    pub packed: String,
+}
+
+/// A call with everything the script is given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelCall {
+    /// Who calls.
+    pub producer: String,
+    /// Units consumed so far.
+    pub ack: u64,
+    /// Units given back so far.
+    pub rack: u64,
+    /// Units wanted.
+    pub want: u64,
+    /// The units that all producers together may use.
+    pub limit: u64,
+    /// The record that the caller judged by; an empty packed form heals nothing.
+    pub record: StoredRecord,
+    /// The day's first second (Unix seconds).
+    pub start: i64,
+    /// The next day's first second (Unix seconds).
+    pub end: i64,
+}
+
+/// What one producer was granted and gave back.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Units granted.
+    pub granted: u64,
+    /// Units given back.
+    pub refunded: u64,
+}
+
+/// The counts of one key on one day.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeyDay {
+    /// Units granted minus units given back. Below zero only after the store lost writes.
+    pub used: i64,
+    /// The day's first second and the next day's, once something was counted.
+    pub boundaries: Option<(i64, i64)>,
+    /// Marks by producer.
+    pub producers: BTreeMap<String, Marks>,
+}
+
+impl KeyDay {
+    /// Merges what the producer says, then grants within the limit. `stored` is the key's record, `now` the store's
+    /// time (Unix seconds).
+    pub fn charge(
+        &mut self,
+        stored: &mut Option<StoredRecord>,
+        call: &ModelCall,
+        now: i64,
+    ) -> Reply {
+        let behind = stored
+            .as_ref()
+            .is_none_or(|stored| stored.version < call.record.version);
+        if behind && !call.record.packed.is_empty() {
+            *stored = Some(call.record.clone());
+        }
+        let before = self
+            .producers
+            .get(&call.producer)
+            .copied()
+            .unwrap_or_default();
+        let mut marks = Marks {
+            granted: before.granted.max(call.ack),
+            refunded: before.refunded.max(call.rack),
+        };
+        let mut used = self.used + signed(marks.granted - before.granted)
+            - signed(marks.refunded - before.refunded);
+        let mut grant = marks.granted - call.ack;
+        let mut record = String::new();
+        let code = match (&*stored, self.boundaries) {
+            (Some(stored), _) if stored.version > call.record.version => {
+                record.clone_from(&stored.packed);
+                Code::KeyChanged
+            }
+            (_, Some(boundaries)) if boundaries != (call.start, call.end) => Code::OtherCalendar,
+            _ if call.want > 0 && !(call.start..call.end).contains(&now) => Code::OtherDay,
+            _ if call.want > grant => {
+                let room = u64::try_from(signed(call.limit) - used).unwrap_or(0);
+                let need = (call.want - grant).min(room);
+                used += signed(need);
+                marks.granted += need;
+                grant += need;
+                if grant < call.want {
+                    Code::Exhausted
+                } else {
+                    Code::Granted
+                }
+            }
+            _ => Code::Granted,
+        };
+        if marks != before || used != self.used {
+            self.used = used;
+            self.producers.insert(call.producer.clone(), marks);
+            self.boundaries.get_or_insert((call.start, call.end));
+        }
+        Reply {
+            code,
+            grant,
+            used: u64::try_from(used).unwrap_or(0),
+            version: stored.as_ref().map(|stored| stored.version),
+            now,
+            record,
+        }
+    }
+}
+
+/// Counts stay far below 2^53, where the script's numbers end.
+fn signed(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
+        ModelCall {
+            producer: producer.into(),
+            ack,
+            rack,
+            want,
+            limit: 10,
+            record: StoredRecord {
+                version: 1,
+                packed: "record".into(),
+            },
+            start: 0,
+            end: 100,
+        }
+    }
+
+    #[test]
+    fn grants_end_at_the_limit_and_a_repeated_call_takes_nothing_more() {
+        let (mut day, mut stored) = (KeyDay::default(), None);
+        let first = day.charge(&mut stored, &call("a", 0, 0, 7), 50);
+        assert_eq!((first.code, first.grant, first.used), (Code::Granted, 7, 7));
+        let again = day.charge(&mut stored, &call("a", 0, 0, 7), 50);
+        assert_eq!((again.code, again.grant, again.used), (Code::Granted, 7, 7));
+        let other = day.charge(&mut stored, &call("b", 0, 0, 7), 50);
+        assert_eq!(
+            (other.code, other.grant, other.used),
+            (Code::Exhausted, 3, 10)
+        );
+    }
+
+    #[test]
+    fn a_caller_with_an_older_record_gets_the_newer_one_and_no_grant() {
+        let (mut day, mut stored) = (KeyDay::default(), None);
+        let newer = StoredRecord {
+            version: 2,
+            packed: "newer".into(),
+        };
+        day.charge(
+            &mut stored,
+            &ModelCall {
+                record: newer.clone(),
+                ..call("a", 0, 0, 1)
+            },
+            50,
+        );
+        let reply = day.charge(&mut stored, &call("b", 0, 0, 1), 50);
+        assert_eq!(
+            (reply.code, reply.grant, reply.record.as_str()),
+            (Code::KeyChanged, 0, "newer")
+        );
+        assert_eq!(stored, Some(newer));
+    }
+
+    #[test]
+    fn yesterday_and_other_boundaries_merge_without_a_grant() {
+        let (mut day, mut stored) = (KeyDay::default(), None);
+        let late = day.charge(&mut stored, &call("a", 3, 1, 5), 100);
+        assert_eq!((late.code, late.grant, late.used), (Code::OtherDay, 0, 2));
+        let other = day.charge(
+            &mut stored,
+            &ModelCall {
+                start: 1,
+                ..call("a", 3, 2, 5)
+            },
+            50,
+        );
+        assert_eq!(
+            (other.code, other.grant, other.used),
+            (Code::OtherCalendar, 0, 1)
+        );
+    }
+}

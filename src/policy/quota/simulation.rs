@@ -1,0 +1,363 @@
+//! Random schedules of charges, lost, late and doubled calls, crashes, refunds, lost writes and service without the
+//! store, driven through the real [`Account`] against the real [`KeyDay`].
+
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::{Account, Asked, Call, KeyDay, ModelCall, Reply, StoredRecord, Terms, Verdict};
+
+const NOW: i64 = 50;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Somebody asks for units.
+    Ask { node: usize, cost: u32 },
+    /// A call goes out and comes back.
+    Answered { node: usize, doubled: bool },
+    /// A call is given up before it ran; it may run later.
+    Delayed { node: usize },
+    /// A call runs but its reply is lost; the reply may arrive later.
+    ReplyLost { node: usize },
+    /// A late or doubled call runs.
+    Late { which: usize },
+    /// A request failed and is refunded.
+    Refund { node: usize },
+    /// A process dies and another one takes its place.
+    Crash { node: usize },
+    /// The store loses its last writes.
+    Rollback { age: usize },
+    /// Units are served without the store.
+    Offline { node: usize, units: u32 },
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Faults {
+    crashes: bool,
+    lost_writes: bool,
+    offline: bool,
+}
+
+fn steps(faults: Faults) -> impl Strategy<Value = Vec<Step>> {
+    let node = 0usize..5;
+    let weight = |on: bool, weight: u32| if on { weight } else { 0 };
+    let step = prop_oneof![
+        30 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::Ask { node, cost }),
+        25 => (node.clone(), any::<bool>()).prop_map(|(node, doubled)| Step::Answered { node, doubled }),
+        8 => node.clone().prop_map(|node| Step::Delayed { node }),
+        8 => node.clone().prop_map(|node| Step::ReplyLost { node }),
+        12 => (0usize..64).prop_map(|which| Step::Late { which }),
+        6 => node.clone().prop_map(|node| Step::Refund { node }),
+        weight(faults.crashes, 3) => node.clone().prop_map(|node| Step::Crash { node }),
+        weight(faults.lost_writes, 2) => (1usize..5).prop_map(|age| Step::Rollback { age }),
+        weight(faults.offline, 3) => (node, 1u32..4).prop_map(|(node, units)| Step::Offline { node, units }),
+    ];
+    prop::collection::vec(step, 1..250)
+}
+
+struct Node {
+    name: String,
+    account: Account<u32, ()>,
+    /// Costs of the requests that were admitted and not refunded.
+    admitted: Vec<u32>,
+    /// A reply that is still on its way, of a call that was given up.
+    stray: Option<(u64, Reply)>,
+}
+
+struct World {
+    limit: u64,
+    day: KeyDay,
+    stored: Option<StoredRecord>,
+    past: Vec<KeyDay>,
+    nodes: Vec<Node>,
+    dead: Vec<Node>,
+    late: Vec<ModelCall>,
+    boots: u32,
+    asked: u32,
+    lost: u64,
+    offline: u64,
+    /// Whether anything went back or was given up, so that a count may be told twice.
+    gave_back: bool,
+    told: Vec<u64>,
+    now: Instant,
+}
+
+impl World {
+    fn new(limit: u64, nodes: usize) -> World {
+        let mut world = World {
+            limit,
+            day: KeyDay::default(),
+            stored: None,
+            past: Vec::new(),
+            nodes: Vec::new(),
+            dead: Vec::new(),
+            late: Vec::new(),
+            boots: 0,
+            asked: 0,
+            lost: 0,
+            offline: 0,
+            gave_back: false,
+            told: Vec::new(),
+            now: Instant::now(),
+        };
+        for _ in 0..nodes {
+            let node = world.boot();
+            world.nodes.push(node);
+        }
+        world
+    }
+
+    fn terms(&self) -> Terms<()> {
+        Terms {
+            limit: self.limit,
+            version: 1,
+            context: (),
+        }
+    }
+
+    fn boot(&mut self) -> Node {
+        self.boots += 1;
+        Node {
+            name: format!("p{}", self.boots),
+            account: Account::new(self.terms()),
+            admitted: Vec::new(),
+            stray: None,
+        }
+    }
+
+    fn begin(&mut self, node: usize) -> Option<(Call<()>, ModelCall)> {
+        let node = &mut self.nodes[node];
+        let call = node.account.begin(|_| true)?;
+        let sent = ModelCall {
+            producer: node.name.clone(),
+            ack: call.ack,
+            rack: call.rack,
+            want: call.want,
+            limit: call.terms.limit,
+            record: StoredRecord {
+                version: call.terms.version,
+                packed: "record".into(),
+            },
+            start: 0,
+            end: 100,
+        };
+        Some((call, sent))
+    }
+
+    fn run(&mut self, call: &ModelCall) -> Reply {
+        self.day.charge(&mut self.stored, call, NOW)
+    }
+
+    fn settle(&mut self, node: usize, number: u64, reply: &Reply) {
+        let node = &mut self.nodes[node];
+        for (_, cost, verdict) in node.account.settle(number, reply, self.now) {
+            match verdict {
+                Verdict::Granted { used } => {
+                    node.admitted.push(cost);
+                    self.told.push(used);
+                }
+                Verdict::Exhausted { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        let (_, rack) = node.account.marks();
+        self.gave_back |= rack > 0;
+    }
+
+    fn step(&mut self, step: &Step) {
+        let count = self.nodes.len();
+        match *step {
+            Step::Ask { node, cost } => {
+                self.asked += 1;
+                let (token, terms, now) = (self.asked, self.terms(), self.now);
+                let account = &mut self.nodes[node % count].account;
+                if let Asked::Denied { used, .. } = account.ask(token, cost, terms, now) {
+                    assert!(u64::from(cost) > self.limit.saturating_sub(used));
+                }
+            }
+            Step::Answered { node, doubled } => {
+                if let Some((call, sent)) = self.begin(node % count) {
+                    let reply = self.run(&sent);
+                    self.settle(node % count, call.number, &reply);
+                    self.late.extend(doubled.then_some(sent));
+                    self.gave_back |= doubled;
+                }
+            }
+            Step::Delayed { node } => {
+                if let Some((call, sent)) = self.begin(node % count) {
+                    self.nodes[node % count]
+                        .account
+                        .abandon(call.number, self.now);
+                    self.late.push(sent);
+                    self.gave_back = true;
+                }
+            }
+            Step::ReplyLost { node } => self.lose_reply(node % count),
+            Step::Late { which } => {
+                if !self.late.is_empty() {
+                    let call = self.late.swap_remove(which % self.late.len());
+                    self.run(&call);
+                }
+            }
+            Step::Refund { node } => {
+                let node = &mut self.nodes[node % count];
+                if let Some(cost) = node.admitted.pop() {
+                    node.account.refund(cost);
+                    self.gave_back = true;
+                }
+            }
+            Step::Crash { node } => {
+                let fresh = self.boot();
+                let old = std::mem::replace(&mut self.nodes[node % count], fresh);
+                self.dead.push(old);
+            }
+            Step::Rollback { age } => self.roll_back(age),
+            Step::Offline { node, units } => {
+                let node = &mut self.nodes[node % count];
+                node.account.serve_without_store(units);
+                node.admitted.push(units);
+                self.offline += u64::from(units);
+            }
+        }
+        self.past.push(self.day.clone());
+    }
+
+    /// The reply arrives after the call was given up, and changes nothing.
+    fn lose_reply(&mut self, node: usize) {
+        if let Some((number, reply)) = self.nodes[node].stray.take() {
+            assert!(
+                self.nodes[node]
+                    .account
+                    .settle(number, &reply, self.now)
+                    .is_empty()
+            );
+        }
+        if let Some((call, sent)) = self.begin(node) {
+            let reply = self.run(&sent);
+            let node = &mut self.nodes[node];
+            node.account.abandon(call.number, self.now);
+            node.stray = Some((call.number, reply));
+            self.gave_back = true;
+        }
+    }
+
+    fn roll_back(&mut self, age: usize) {
+        let Some(earlier) = self.past.iter().rev().nth(age) else {
+            return;
+        };
+        let granted = |day: &KeyDay, name: &str| {
+            day.producers
+                .get(name)
+                .map_or(0, |producer| producer.granted)
+        };
+        for (name, producer) in &self.day.producers {
+            self.lost += producer.granted.saturating_sub(granted(earlier, name));
+        }
+        self.day = earlier.clone();
+    }
+
+    fn admitted(&self) -> u64 {
+        let nodes = self.nodes.iter().chain(&self.dead);
+        nodes
+            .flat_map(|node| &node.admitted)
+            .map(|cost| u64::from(*cost))
+            .sum()
+    }
+
+    /// Everything that is late runs, and everybody settles until nothing is due.
+    fn heal(&mut self) {
+        for call in std::mem::take(&mut self.late) {
+            self.run(&call);
+        }
+        for node in 0..self.nodes.len() {
+            self.nodes[node].account.repeat();
+            while let Some((call, sent)) = self.begin(node) {
+                let reply = self.run(&sent);
+                self.settle(node, call.number, &reply);
+            }
+        }
+        // The journal of a dead process: merged, never granted.
+        for node in std::mem::take(&mut self.dead) {
+            let (ack, rack) = node.account.marks();
+            let terms = self.terms();
+            self.run(&ModelCall {
+                producer: node.name.clone(),
+                ack,
+                rack,
+                want: 0,
+                limit: terms.limit,
+                record: StoredRecord {
+                    version: terms.version,
+                    packed: String::new(),
+                },
+                start: 0,
+                end: 100,
+            });
+            self.dead.push(node);
+        }
+    }
+}
+
+fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<(), TestCaseError> {
+    let mut world = World::new(limit, nodes);
+    for step in steps {
+        world.step(step);
+        prop_assert!(world.admitted() <= limit + world.lost + world.offline);
+        let sum: i64 = world
+            .day
+            .producers
+            .values()
+            .map(|marks| marks.granted as i64 - marks.refunded as i64)
+            .sum();
+        prop_assert_eq!(sum, world.day.used);
+    }
+    if !world.gave_back && !faults.lost_writes && !faults.offline {
+        let mut distinct = world.told.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        prop_assert_eq!(distinct.len(), world.told.len());
+    }
+    world.heal();
+    let (used, truth) = (world.day.used, world.admitted() as i64);
+    if faults.crashes {
+        prop_assert!(used >= truth, "{} counted, {} served", used, truth);
+    } else {
+        prop_assert_eq!(used, truth);
+    }
+    Ok(())
+}
+
+const CALM: Faults = Faults {
+    crashes: false,
+    lost_writes: false,
+    offline: false,
+};
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn lost_late_and_doubled_calls_never_cost_or_give_a_unit(limit in 1u64..60, nodes in 1usize..6, steps in steps(CALM)) {
+        check(limit, nodes, &steps, CALM)?;
+    }
+
+    #[test]
+    fn a_crash_never_lets_more_in(limit in 1u64..60, nodes in 1usize..6, steps in steps(Faults { crashes: true, ..CALM })) {
+        check(limit, nodes, &steps, Faults { crashes: true, ..CALM })?;
+    }
+
+    #[test]
+    fn lost_writes_let_in_no_more_than_was_lost_and_are_counted_again(limit in 1u64..60, nodes in 1usize..6, steps in steps(Faults { lost_writes: true, ..CALM })) {
+        check(limit, nodes, &steps, Faults { lost_writes: true, ..CALM })?;
+    }
+
+    #[test]
+    fn service_without_the_store_is_counted_once(limit in 1u64..60, nodes in 1usize..6, steps in steps(Faults { offline: true, ..CALM })) {
+        check(limit, nodes, &steps, Faults { offline: true, ..CALM })?;
+    }
+
+    #[test]
+    fn everything_at_once_keeps_the_bound_and_the_count(limit in 1u64..60, nodes in 1usize..6, steps in steps(Faults { crashes: true, lost_writes: true, offline: true })) {
+        check(limit, nodes, &steps, Faults { crashes: true, lost_writes: true, offline: true })?;
+    }
+}

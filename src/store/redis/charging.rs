@@ -1,0 +1,456 @@
+//! Charges: the accounts of this process, and the tasks that carry their calls to the store and back.
+//!
+//! Every decision is [`Account`]'s; here are its lock, its map and its deadlines. A call runs in a task of its own, so
+//! that a request that is cancelled cannot lose the reply; units that reach nobody go back by being dropped ([`Units`]).
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use jiff::civil::Date;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::link::{Link, LinkError};
+use super::names::{Names, counts_expire_at};
+use super::producer::Producer;
+use super::script::{Arguments, CHARGE, COUNT_MAX, charge_reply};
+use super::time::StoreClock;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::KeyRecord;
+use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
+use crate::store::{KeyEntry, KeyTable, StoreError};
+
+/// Accounts are found through this many locks.
+const SHARDS: usize = 64;
+/// The most accounts kept; above it, idle ones of the running day are dropped too.
+pub const ACCOUNTS_MAX: usize = 200_000;
+/// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
+const KEPT_AFTER_DAY_SECONDS: i64 = 120;
+/// How many accounts are settled at the same time.
+const SETTLING_MAX: usize = 64;
+/// How old knowledge of a count may be to answer without asking.
+const KNOWN_LASTS: Duration = Duration::from_secs(1);
+
+/// What a call needs beside the account: the record it was judged by and its day.
+#[derive(Debug, Clone)]
+pub struct Context {
+    entry: Option<Arc<KeyEntry>>,
+    day: Day,
+}
+
+/// Records of equal version are equal, and the version is compared with the terms.
+impl PartialEq for Context {
+    fn eq(&self, other: &Context) -> bool {
+        self.day == other.day
+    }
+}
+
+/// What a waiter receives.
+#[derive(Debug)]
+pub enum Answer {
+    /// Units of its own.
+    Granted(Units),
+    /// Anything else that the store said.
+    Other(Verdict),
+    /// No reply.
+    Failed(StoreError),
+}
+
+type Waiter = oneshot::Sender<Answer>;
+type Shard = HashMap<(KeyId, Date), Arc<Slot>>;
+
+/// The account of one key and day with its names.
+#[derive(Debug)]
+pub struct Slot {
+    key: KeyId,
+    end: i64,
+    producer: String,
+    record_name: String,
+    counts_name: String,
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug)]
+struct SlotState {
+    account: Account<Waiter, Context>,
+    /// Whether it stands on the list of accounts to settle.
+    listed: bool,
+}
+
+/// Granted units: taken by who asked, or given back when dropped.
+#[derive(Debug)]
+pub struct Units {
+    accounts: Arc<Accounts>,
+    slot: Arc<Slot>,
+    used: u64,
+    units: u32,
+}
+
+impl Units {
+    /// Takes them; answers the units used on the day, these included.
+    pub fn take(mut self) -> u64 {
+        self.units = 0;
+        self.used
+    }
+}
+
+impl Drop for Units {
+    fn drop(&mut self) {
+        if self.units > 0 {
+            self.slot.state.lock().account.refund(self.units);
+            self.accounts.list(&self.slot);
+        }
+    }
+}
+
+/// All accounts of this process.
+pub struct Accounts {
+    pub(super) link: Arc<Link>,
+    names: Names,
+    producer: Arc<Producer>,
+    keys: Arc<KeyTable>,
+    clock: Arc<StoreClock>,
+    timeout: Duration,
+    hasher: RandomState,
+    shards: Vec<Mutex<Shard>>,
+    to_settle: Mutex<Vec<Arc<Slot>>>,
+    /// Accounts whose calls are being carried.
+    carrying: AtomicUsize,
+}
+
+impl std::fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Accounts")
+    }
+}
+
+impl Accounts {
+    /// No accounts yet.
+    pub fn new(
+        link: Arc<Link>,
+        names: Names,
+        producer: Arc<Producer>,
+        keys: Arc<KeyTable>,
+        clock: Arc<StoreClock>,
+        timeout: Duration,
+    ) -> Arc<Accounts> {
+        Arc::new(Accounts {
+            link,
+            names,
+            producer,
+            keys,
+            clock,
+            timeout,
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            to_settle: Mutex::default(),
+            carrying: AtomicUsize::new(0),
+        })
+    }
+
+    fn slot(&self, key: KeyId, day: Day) -> Arc<Slot> {
+        let place = (key, day.date);
+        let shard = self.hasher.hash_one(place) as usize % SHARDS;
+        let make = || {
+            Arc::new(Slot {
+                key,
+                end: day.end,
+                producer: self.producer.next_name(),
+                record_name: self.names.record(key),
+                counts_name: self.names.counts(key, day.date),
+                state: Mutex::new(SlotState {
+                    account: Account::new(self.terms(key, day)),
+                    listed: false,
+                }),
+            })
+        };
+        match self.shards.get(shard) {
+            Some(slots) => slots.lock().entry(place).or_insert_with(make).clone(),
+            None => make(),
+        }
+    }
+
+    /// Terms for calls that grant nothing.
+    fn terms(&self, key: KeyId, day: Day) -> Terms<Context> {
+        let entry = self.keys.get(key);
+        Terms {
+            limit: 0,
+            version: entry
+                .as_ref()
+                .map_or(COUNT_MAX, |entry| entry.record.version),
+            context: Context { entry, day },
+        }
+    }
+
+    /// Asks for units; waits for the store until `timeout` from now.
+    pub async fn charge(
+        self: &Arc<Self>,
+        entry: &Arc<KeyEntry>,
+        day: Day,
+        limit: u64,
+        cost: u32,
+    ) -> Answer {
+        let terms = Terms {
+            limit,
+            version: entry.record.version,
+            context: Context {
+                entry: Some(entry.clone()),
+                day,
+            },
+        };
+        let slot = self.slot(entry.record.id, day);
+        self.ask(&slot, cost, terms).await
+    }
+
+    /// Units used: known for less than a second, else asked for once for all who wait.
+    pub async fn used(self: &Arc<Self>, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        let slot = self.slot(key, day);
+        let known = {
+            let now = std::time::Instant::now();
+            let since = now.checked_sub(KNOWN_LASTS).unwrap_or(now);
+            slot.state.lock().account.used_since(since)
+        };
+        if let Some(used) = known {
+            return Ok(used);
+        }
+        let terms = self.terms(key, day);
+        match self.ask(&slot, 0, terms).await {
+            Answer::Other(Verdict::Told { used } | Verdict::Exhausted { used }) => Ok(used),
+            Answer::Other(Verdict::OtherCalendar) => Err(other_calendar(key, day)),
+            Answer::Failed(error) => Err(error),
+            Answer::Granted(units) => Ok(units.used),
+            Answer::Other(verdict) => Err(StoreError::Failed(format!(
+                "a question was answered {verdict:?}"
+            ))),
+        }
+    }
+
+    async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
+        let deadline = Instant::now() + self.timeout;
+        if let Err(error) = self.link.require() {
+            return Answer::Failed(error.into());
+        }
+        let (sender, receiver) = oneshot::channel();
+        let call = {
+            let account = &mut slot.state.lock().account;
+            match account.ask(sender, cost, terms, std::time::Instant::now()) {
+                Asked::Denied { used, .. } => {
+                    return Answer::Other(Verdict::Exhausted { used });
+                }
+                Asked::Waiting => account.begin(is_waiting),
+            }
+        };
+        if let Some(call) = call {
+            tokio::spawn(self.carry(slot, call));
+        }
+        match tokio::time::timeout_at(deadline, receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Answer::Failed(StoreError::Unavailable("the store is closed".into())),
+            Err(_) => Answer::Failed(StoreError::Unavailable(format!(
+                "no answer within {:?}",
+                self.timeout
+            ))),
+        }
+    }
+
+    /// Carries calls of one account until nobody waits. Counted from the moment it is made, before it runs.
+    fn carry(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        first: Call<Context>,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let (accounts, slot) = (self.clone(), slot.clone());
+        accounts.carrying.fetch_add(1, Ordering::SeqCst);
+        async move {
+            accounts.carry_all(&slot, first).await;
+            accounts.carrying.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    async fn carry_all(self: &Arc<Self>, slot: &Arc<Slot>, first: Call<Context>) {
+        let mut next = Some(first);
+        while let Some(call) = next {
+            let outcome = self.call(slot, &call).await;
+            let now = std::time::Instant::now();
+            let failed = outcome.is_err();
+            let answers: Vec<(Waiter, Answer)> = match outcome {
+                Ok(reply) => {
+                    let verdicts = slot.state.lock().account.settle(call.number, &reply, now);
+                    let costs = verdicts.into_iter();
+                    costs
+                        .map(|(waiter, cost, verdict)| (waiter, self.answer(slot, cost, verdict)))
+                        .collect()
+                }
+                Err(error) => {
+                    let waiters = slot.state.lock().account.abandon(call.number, now);
+                    let failure = |waiter| (waiter, Answer::Failed(error.clone().into()));
+                    waiters.into_iter().map(failure).collect()
+                }
+            };
+            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
+            for (waiter, answer) in answers {
+                let _ = waiter.send(answer);
+            }
+            let mut state = slot.state.lock();
+            next = if failed && !state.account.has_waiters() {
+                None
+            } else {
+                state.account.begin(is_waiting)
+            };
+            let due = next.is_none() && !state.account.is_idle();
+            drop(state);
+            if due {
+                self.list(slot);
+            }
+        }
+    }
+
+    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
+        match verdict {
+            Verdict::Granted { used } => Answer::Granted(Units {
+                accounts: self.clone(),
+                slot: slot.clone(),
+                used,
+                units: cost,
+            }),
+            Verdict::Exhausted { .. }
+            | Verdict::Told { .. }
+            | Verdict::KeyChanged
+            | Verdict::OtherDay { .. }
+            | Verdict::OtherCalendar => Answer::Other(verdict),
+        }
+    }
+
+    /// One round trip. A newer record in the reply is in the key table when this returns.
+    async fn call(&self, slot: &Slot, call: &Call<Context>) -> Result<Reply, LinkError> {
+        let Context { entry, day } = &call.terms.context;
+        let packed = entry.as_ref().map_or("", |entry| &entry.packed);
+        let arguments = Arguments::new()
+            .text(slot.producer.as_str())
+            .count(call.ack)
+            .count(call.rack)
+            .count(call.want)
+            .count(call.terms.limit)
+            .count(call.terms.version)
+            .text(packed)
+            .number(day.start)
+            .number(day.end)
+            .number(counts_expire_at(slot.key, day.end));
+        let asked = self.clock.now();
+        let deadline = Instant::now() + self.timeout;
+        let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
+        let value = CHARGE.run(&self.link, &keys, &arguments, deadline).await?;
+        let reply = charge_reply(value).map_err(LinkError::Lost)?;
+        self.clock.learn_second(asked, reply.now);
+        if !reply.record.is_empty() {
+            match serde_json::from_str::<KeyRecord>(&reply.record) {
+                Ok(record) => {
+                    self.keys.apply(record);
+                }
+                Err(error) => {
+                    tracing::error!(key = %slot.key, %error, "the store's record cannot be read");
+                }
+            }
+        }
+        Ok(reply)
+    }
+
+    /// Gives units back on the day of their charge. Answers the units used afterwards, if that is known.
+    pub fn refund(&self, key: KeyId, day: Day, units: u32) -> Option<u64> {
+        let slot = self.slot(key, day);
+        let used = slot.state.lock().account.refund(units);
+        self.list(&slot);
+        used
+    }
+
+    fn list(&self, slot: &Arc<Slot>) {
+        let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
+        if fresh {
+            self.to_settle.lock().push(slot.clone());
+        }
+    }
+
+    /// Whether the store was told everything; not meaningful while [`Accounts::settle`] runs.
+    pub fn is_settled(&self) -> bool {
+        self.carrying.load(Ordering::SeqCst) == 0 && self.to_settle.lock().is_empty()
+    }
+
+    /// Tells the store what it was not told yet, a bounded number of accounts at a time. What fails stays listed.
+    pub async fn settle(self: &Arc<Self>) {
+        if !self.link.is_up() {
+            return;
+        }
+        let slots = std::mem::take(&mut *self.to_settle.lock());
+        let now = std::time::Instant::now();
+        let mut running = tokio::task::JoinSet::new();
+        for slot in slots {
+            let (call, again) = {
+                let mut state = slot.state.lock();
+                state.listed = false;
+                let again = state.account.look_for_late_calls(now);
+                (state.account.begin(is_waiting), again)
+            };
+            if again {
+                self.list(&slot);
+            }
+            let Some(call) = call else { continue };
+            if running.len() >= SETTLING_MAX {
+                running.join_next().await;
+            }
+            running.spawn(self.carry(&slot, call));
+        }
+        while running.join_next().await.is_some() {}
+    }
+
+    /// Has every account say everything again: the store may have lost it.
+    pub fn repeat_all(&self) {
+        for shard in &self.shards {
+            let slots: Vec<Arc<Slot>> = shard.lock().values().cloned().collect();
+            for slot in slots {
+                slot.state.lock().account.repeat();
+                self.list(&slot);
+            }
+        }
+    }
+
+    /// Drops idle accounts of days that are over; of the running day too where there are too many.
+    pub fn sweep(&self) {
+        let now = self.clock.now().as_second();
+        let total: usize = self.shards.iter().map(|shard| shard.lock().len()).sum();
+        let crowded = total > ACCOUNTS_MAX;
+        for shard in &self.shards {
+            shard.lock().retain(|_, slot| {
+                let over = slot.end + KEPT_AFTER_DAY_SECONDS < now;
+                let idle = || {
+                    let state = slot.state.lock();
+                    !state.listed && state.account.is_idle()
+                };
+                !((over || crowded) && idle())
+            });
+        }
+        if crowded {
+            tracing::warn!(
+                total,
+                limit = ACCOUNTS_MAX,
+                "too many accounts of keys and days"
+            );
+        }
+    }
+}
+
+/// What is said of a day that the store knows otherwise.
+pub fn other_calendar(key: KeyId, day: Day) -> StoreError {
+    StoreError::OtherCalendar(format!(
+        "the day {} of key {key} is stored with other boundaries than {} to {}: another time zone or another version of the zone table was used",
+        day.date, day.start, day.end
+    ))
+}
+
+fn is_waiting(waiter: &Waiter) -> bool {
+    !waiter.is_closed()
+}

@@ -1,0 +1,113 @@
+//! The names of our keys in Redis, and how long each is kept.
+//!
+//! | Name | Type | Holds |
+//! |---|---|---|
+//! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth) |
+//! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept 35 days after the day |
+//! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept 13 months (396 days) |
+//! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
+//! | `<prefix>:feed` | stream | every change of a record |
+//! | `<prefix>:n:<node>` | string | the last change that a live gateway applied; expires after 5 s |
+//! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
+//! | `<prefix>:zone` | string | the zone of the quota days |
+//!
+//! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
+
+use jiff::civil::Date;
+
+use crate::policy::api_key::{KeyDigest, KeyId};
+
+const DAY_SECONDS: i64 = 86_400;
+/// How long counts are kept after their day.
+const COUNTS_KEPT_DAYS: i64 = 35;
+/// How long the ledger is kept after its day: 13 months.
+const LEDGER_KEPT_DAYS: i64 = 396;
+/// Within this time after their end of life the names of one day go, so that they do not all go in one second.
+const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
+
+/// The names under one prefix.
+#[derive(Debug, Clone)]
+pub struct Names {
+    prefix: String,
+}
+
+impl Names {
+    /// Names that begin with `prefix`.
+    pub fn new(prefix: &str) -> Names {
+        Names {
+            prefix: prefix.to_owned(),
+        }
+    }
+
+    /// The record of a key.
+    pub fn record(&self, id: KeyId) -> String {
+        format!("{}:k:{{{id}}}", self.prefix)
+    }
+
+    /// A pattern that all records match.
+    pub fn records(&self) -> String {
+        let escaped: String = self
+            .prefix
+            .chars()
+            .flat_map(|letter| {
+                let special = matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^');
+                special.then_some('\\').into_iter().chain([letter])
+            })
+            .collect();
+        format!("{escaped}:k:{{*}}")
+    }
+
+    /// The counts of a key's day.
+    pub fn counts(&self, id: KeyId, date: Date) -> String {
+        format!("{}:q:{{{id}}}:{date}", self.prefix)
+    }
+
+    /// The ledger of a key's day.
+    pub fn ledger(&self, id: KeyId, date: Date) -> String {
+        format!("{}:e:{{{id}}}:{date}", self.prefix)
+    }
+
+    /// The holder of a digest.
+    pub fn digest(&self, digest: &KeyDigest) -> String {
+        format!("{}:d:{digest}", self.prefix)
+    }
+
+    /// The changes of records.
+    pub fn feed(&self) -> String {
+        format!("{}:feed", self.prefix)
+    }
+
+    /// A gateway's sign of life.
+    pub fn node(&self, node: &str) -> String {
+        format!("{}:n:{node}", self.prefix)
+    }
+
+    /// The gateways that may live.
+    pub fn nodes(&self) -> String {
+        format!("{}:nodes", self.prefix)
+    }
+
+    /// The dates that have counts.
+    pub fn days(&self) -> String {
+        format!("{}:days", self.prefix)
+    }
+
+    /// The zone.
+    pub fn zone(&self) -> String {
+        format!("{}:zone", self.prefix)
+    }
+}
+
+/// When the counts of a day that ends at `end` go (Unix seconds).
+pub fn counts_expire_at(id: KeyId, end: i64) -> i64 {
+    end + COUNTS_KEPT_DAYS * DAY_SECONDS + spread(id)
+}
+
+/// When the ledger of a day that ends at `end` goes (Unix seconds).
+pub fn ledger_expires_at(id: KeyId, end: i64) -> i64 {
+    end + LEDGER_KEPT_DAYS * DAY_SECONDS + spread(id)
+}
+
+fn spread(id: KeyId) -> i64 {
+    i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS
+}

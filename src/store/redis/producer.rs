@@ -1,0 +1,35 @@
+//! The names under which this process counts.
+//!
+//! Invariant: no two accounts ever bear the same name, in this process or another, now or later: an account that starts
+//! from zero under a used name would take everybody's units for its own credit. So an idle account may be dropped, and
+//! the next one for the same key and day is simply another producer.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::policy::api_key::os_entropy;
+
+/// 96 random bits, drawn when the store is opened, and a number for each account.
+#[derive(Debug)]
+pub struct Producer {
+    process: String,
+    accounts: AtomicU64,
+}
+
+impl Producer {
+    /// A new process.
+    pub fn draw() -> Producer {
+        let mut random = [0; 12];
+        os_entropy(&mut random);
+        let process = random.iter().map(|byte| format!("{byte:02x}")).collect();
+        Producer {
+            process,
+            accounts: AtomicU64::new(0),
+        }
+    }
+
+    /// A name for a new account.
+    pub fn next_name(&self) -> String {
+        let number = self.accounts.fetch_add(1, Ordering::Relaxed);
+        format!("{}.{number:x}", self.process)
+    }
+}

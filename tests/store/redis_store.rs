@@ -1,0 +1,369 @@
+//! The Redis store: the shared suite, and what happens to it when Redis fails.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::time::Instant;
+use touchline::clock::Clock;
+use touchline::policy::api_key::KeyId;
+use touchline::policy::key_record::KeyState;
+use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
+
+use crate::redis_server::RedisServer;
+use crate::suite::{
+    Fixture, PATIENCE, ZONE, charge, eventually, eventually_used, exhausted, granted, issue,
+    new_record, today,
+};
+use crate::tcp_proxy::TcpProxy;
+
+struct RedisFixture {
+    server: RedisServer,
+}
+
+impl RedisFixture {
+    async fn new() -> RedisFixture {
+        RedisFixture {
+            server: RedisServer::start().await,
+        }
+    }
+}
+
+/// Tests share two cores with their servers; production's 100 ms would now and then be too short here.
+fn settings(url: String) -> Settings {
+    Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::of_url(url)
+    }
+}
+
+#[async_trait]
+impl Fixture for RedisFixture {
+    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError> {
+        let store = open(settings(self.server.url()), role, zone, Clock::system()).await?;
+        Ok(store)
+    }
+}
+
+store_suite!(RedisFixture::new().await);
+
+const TIMEOUT: Duration = Duration::from_millis(200);
+
+/// A gateway's handle with a short timeout.
+async fn gateway_at(url: String) -> Arc<RedisStore> {
+    let settings = Settings {
+        timeout: TIMEOUT,
+        ..Settings::of_url(url)
+    };
+    let role = Role::Gateway(NodeName("impatient".into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
+    let command: Arc<dyn Store> =
+        open(settings(server.url()), Role::Command, ZONE, Clock::system())
+            .await
+            .unwrap();
+    issue(&command).await
+}
+
+/// What Redis itself counts.
+async fn counted(server: &RedisServer, id: KeyId) -> u64 {
+    let name = format!("touchline:q:{{{id}}}:{}", today().date);
+    let used: Option<u64> = redis::cmd("HGET")
+        .arg(name)
+        .arg("t")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    used.unwrap_or(0)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_charge_whose_reply_is_lost_is_given_back() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let proxy = TcpProxy::before(server.port()).await;
+    let store = gateway_at(proxy.url()).await;
+    let (id, day) = (key.record.id, today());
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+
+    proxy.swallow_replies();
+    let lost = store.charge(charge(&key, day, 10, 4)).await;
+    assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
+    assert_eq!(
+        counted(&server, id).await,
+        5,
+        "it was delivered and counted once"
+    );
+
+    proxy.pass_replies();
+    eventually("the lost units are back", async || {
+        (counted(&server, id).await == 1).then_some(())
+    })
+    .await;
+    let mut granted_units = 1;
+    loop {
+        match store.charge(charge(&key, day, 10, 1)).await.unwrap() {
+            Decision::Granted { .. } => granted_units += 1,
+            Decision::Exhausted { used } => {
+                assert_eq!(used, 10);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(granted_units, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_redis_costs_a_charge_its_timeout_and_later_ones_nothing() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let store = gateway_at(server.url()).await;
+    let day = today();
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+
+    server.hang();
+    let asked = Instant::now();
+    let failed = store.charge(charge(&key, day, 10, 1)).await;
+    assert!(
+        matches!(failed, Err(StoreError::Unavailable(_))),
+        "{failed:?}"
+    );
+    assert!(asked.elapsed() < TIMEOUT + Duration::from_millis(150));
+    eventually("the link is given up", async || {
+        let _ = store.charge(charge(&key, day, 10, 1)).await;
+        (!store.health().up).then_some(())
+    })
+    .await;
+    let asked = Instant::now();
+    for _ in 0..100 {
+        let failed = store.charge(charge(&key, day, 10, 1)).await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+    }
+    assert!(asked.elapsed() < TIMEOUT / 2, "100 charges did not wait");
+
+    server.resume();
+    eventually(
+        "what the hung Redis granted late is given back",
+        async || {
+            let up = store.health().up;
+            (up && counted(&server, key.record.id).await == 1).then_some(())
+        },
+    )
+    .await;
+    assert_eq!(granted(store.charge(charge(&key, day, 10, 9)).await).0, 10);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_died_with_its_data_is_filled_again_by_the_gateways() {
+    let mut server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let store = gateway_at(server.url()).await;
+    let day = today();
+    eventually("the key is in the table", async || {
+        store.keys().get(key.record.id)
+    })
+    .await;
+    for used in 1..=5 {
+        assert_eq!(
+            granted(store.charge(charge(&key, day, 10, 1)).await).0,
+            used
+        );
+    }
+    server.kill();
+    eventually("the link is down", async || {
+        let failed = store.charge(charge(&key, day, 10, 1)).await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+        (!store.health().up).then_some(())
+    })
+    .await;
+    server.restart().await;
+    let used = eventually("charges are granted again", async || {
+        match store.charge(charge(&key, day, 10, 1)).await {
+            Ok(Decision::Granted { used, .. }) => Some(used),
+            Err(StoreError::Unavailable(_)) => None,
+            other => panic!("{other:?}"),
+        }
+    })
+    .await;
+    assert_eq!(used, 6);
+    assert_eq!(granted(store.charge(charge(&key, day, 10, 4)).await).0, 10);
+    assert_eq!(exhausted(store.charge(charge(&key, day, 10, 1)).await), 10);
+    eventually("records and ledger are written back", async || {
+        let record = store.key(key.record.id).await.ok()??;
+        let rows = store.usage(day.date, day.date, None).await.ok()?;
+        let requests = rows.first()?.endpoints.get("markets")?.requests;
+        (record == key.record && requests == 7).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_is_filled_again_without_a_reconnection() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let store: Arc<dyn Store> = gateway_at(server.url()).await;
+    let day = today();
+    granted(store.charge(charge(&key, day, 10, 3)).await);
+    redis::cmd("FLUSHALL")
+        .exec_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    eventually("record and count are back", async || {
+        let record = store.key(key.record.id).await.unwrap()?;
+        (record == key.record && counted(&server, record.id).await == 3).then_some(())
+    })
+    .await;
+    eventually_used(&store, &key, day, 3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_forgot_its_scripts_is_told_them_again() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let store: Arc<dyn Store> = gateway_at(server.url()).await;
+    for used in 1..=3 {
+        redis::cmd("SCRIPT")
+            .arg("FLUSH")
+            .exec_async(&mut server.connect().await)
+            .await
+            .unwrap();
+        let decision = store.charge(charge(&key, today(), 10, 1)).await;
+        assert_eq!(granted(decision).0, used);
+    }
+    redis::cmd("SCRIPT")
+        .arg("FLUSH")
+        .exec_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    issue(&store).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_opens_without_redis_and_recovers_by_itself() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let store: Arc<dyn Store> = gateway_at(server.url()).await;
+    let health = store.health();
+    assert!(!health.up && !health.keys_loaded);
+    let key = KeyEntry::new(new_record("pro"));
+    let asked = Instant::now();
+    let failed = store.charge(charge(&key, today(), 10, 1)).await;
+    assert!(
+        matches!(failed, Err(StoreError::Unavailable(_))),
+        "{failed:?}"
+    );
+    assert!(store.used(key.record.id, today()).await.is_err());
+    assert!(asked.elapsed() < Duration::from_millis(100));
+
+    server.restart().await;
+    eventually("the store is up with its keys", async || {
+        let health = store.health();
+        (health.up && health.keys_loaded).then_some(())
+    })
+    .await;
+    let key = eventually("a key can be issued", async || {
+        store.create_key(new_record("pro")).await.ok()
+    })
+    .await;
+    let key = KeyEntry::new(key.0);
+    granted(store.charge(charge(&key, today(), 10, 1)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_without_redis_is_told_where_it_looked_and_what_to_do() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let url = format!("redis://user:s3cret@127.0.0.1:{}/0", server.port());
+    let refused = open(Settings::of_url(url), Role::Command, ZONE, Clock::system()).await;
+    let Err(StoreError::Unavailable(message)) = refused else {
+        panic!("it opened");
+    };
+    assert!(
+        message.contains(&format!("127.0.0.1:{}", server.port())),
+        "{message}"
+    );
+    assert!(message.contains("store.redis.url"), "{message}");
+    assert!(!message.contains("s3cret"), "{message}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_of_another_zone_stays_unused_when_it_comes_up_later() {
+    let mut server = RedisServer::start().await;
+    server.kill();
+    let store = gateway_at(server.url()).await;
+    server.restart().await;
+    // The other process may come first or second; only if it is first is there anything to refuse.
+    let other = open(
+        settings(server.url()),
+        Role::Command,
+        "Europe/London",
+        Clock::system(),
+    )
+    .await;
+    if other.is_ok() {
+        let key = KeyEntry::new(new_record("pro"));
+        let failed = store.charge(charge(&key, today(), 10, 1)).await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+        assert!(!store.health().up);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_revocation_holds_from_the_next_charge_of_a_gateway_without_a_feed() {
+    let server = RedisServer::start().await;
+    let old = issued(&server).await;
+    let day = today();
+    // A command's handle follows no feed.
+    let role = Role::Command;
+    let deaf = open(settings(server.url()), role.clone(), ZONE, Clock::system())
+        .await
+        .unwrap();
+    let other = open(settings(server.url()), role, ZONE, Clock::system())
+        .await
+        .unwrap();
+    granted(deaf.charge(charge(&old, day, 10, 1)).await);
+    let mut record = old.record.clone();
+    record.state = KeyState::Revoked;
+    other.update_key(record).await.unwrap();
+    let decision = deaf.charge(charge(&old, day, 10, 1)).await.unwrap();
+    assert!(matches!(decision, Decision::KeyChanged), "{decision:?}");
+    let held = deaf.keys().get(old.record.id).unwrap();
+    assert_eq!(held.record.state, KeyState::Revoked);
+
+    let mut record = held.record.clone();
+    record.state = KeyState::Active;
+    other.update_key(record).await.unwrap();
+    eventually("a free answer learns it too", async || {
+        deaf.used(old.record.id, day).await.unwrap();
+        let held = deaf.keys().get(old.record.id).unwrap();
+        (held.record.state == KeyState::Active).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_clock_is_two_days_ahead_charges_the_stores_day() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let ahead = Clock::from_fn(|| jiff::Timestamp::now() + Duration::from_secs(172_800));
+    let role = Role::Gateway(NodeName("ahead".into()));
+    let store = open(settings(server.url()), role, ZONE, ahead)
+        .await
+        .unwrap();
+    assert!(today().contains(store.now()));
+    granted(store.charge(charge(&key, today(), 10, 1)).await);
+    store.close(PATIENCE).await;
+}
