@@ -383,6 +383,15 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
         ),
         (
             tiers,
+            "endpoints: [{path: /a, methods: [], tiers: [], upstream: u}]",
+            upstreams,
+            vec![
+                "2:24 endpoints[0].methods: there is no method",
+                "2:37 endpoints[0].tiers: there is no tier that includes it",
+            ],
+        ),
+        (
+            tiers,
             "endpoints: []",
             upstreams,
             vec!["2:1 endpoints: at least one is needed"],
@@ -414,9 +423,8 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             upstreams,
             vec![
                 "2:13 endpoints[0].path: the key is missing",
-                "2:13 endpoints[0].tiers: the key is missing",
+                "2:13 endpoints[0].tiers: there is no tier that includes it",
                 "2:13 endpoints[0].upstream: the key is missing",
-                "2:14 endpoints[0].methods: there is no valid method",
                 "2:24 endpoints[0].methods[0]: \"get\" is not a method an endpoint can take",
                 "2:36 endpoints[0].cost: \"0\" is not a positive whole number",
             ],

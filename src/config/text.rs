@@ -58,6 +58,11 @@ impl<T> Leaf<T> {
 }
 
 impl<T> List<T> {
+    /// Whether it is given without any item.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(&self.0, Some(Value::Sequence(items)) if items.is_empty())
+    }
+
     pub(super) fn is_given(&self) -> bool {
         self.0.is_some()
     }

@@ -264,6 +264,9 @@ fn endpoint(
     check.required(&at.key("path"), &text.path, "write path: /api/v1/data/…");
     let pattern = check.leaf(&at.key("path"), &text.path);
     let methods_at = at.key("methods");
+    if text.methods.is_empty() {
+        check.wrong(&methods_at, "there is no method", METHODS_HINT);
+    }
     let methods = check.texts(&methods_at, text.methods, |text| {
         let known = METHODS.into_iter().find(|method| method.as_str() == text);
         known.ok_or_else(|| {
@@ -273,11 +276,14 @@ fn endpoint(
             )
         })
     });
-    if methods.as_ref().is_some_and(Vec::is_empty) {
-        check.wrong(&methods_at, "there is no valid method", METHODS_HINT);
-    }
     let tiers_at = at.key("tiers");
-    let tiers_given = text.tiers.is_given();
+    if text.tiers.is_empty() || !text.tiers.is_given() {
+        check.wrong(
+            &tiers_at,
+            "there is no tier that includes it",
+            "write tiers: and a list of names",
+        );
+    }
     let included = check.texts(&tiers_at, text.tiers, |text| {
         known_name("tier", text, tiers).and_then(|()| {
             text.parse::<TierName>().map_err(|error| {
@@ -288,13 +294,6 @@ fn endpoint(
             })
         })
     });
-    if !tiers_given {
-        check.wrong(
-            &tiers_at,
-            "the key is missing",
-            "write tiers: and a list of those that include it",
-        );
-    }
     let cost = check.bounded(
         &at.key("cost"),
         &text.cost,

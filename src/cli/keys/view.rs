@@ -1,0 +1,179 @@
+//! Records as operators see them: in tables, JSON and CSV, and never with a digest.
+
+use std::collections::BTreeMap;
+
+use jiff::civil::Date;
+use jiff::{Timestamp, ToSpan};
+use serde::Serialize;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+
+/// The columns of a list.
+pub(super) const LIST_HEADER: [&str; 8] = [
+    "id", "customer", "label", "tier", "state", "expires", "created", "updated",
+];
+
+/// A record as operators see it: nothing of its secret.
+#[derive(Debug, Serialize)]
+pub(super) struct KeyView<'a> {
+    id: KeyId,
+    customer: &'a str,
+    label: Option<&'a str>,
+    tier: &'a TierName,
+    state: KeyState,
+    /// The first instant after the subscription.
+    expires: Option<Timestamp>,
+    /// Whether that instant has passed.
+    expired: bool,
+    created: Timestamp,
+    updated: Timestamp,
+}
+
+#[derive(Serialize)]
+pub(super) struct IssuedView<'a> {
+    pub(super) key: &'a str,
+    #[serde(flatten)]
+    pub(super) record: KeyView<'a>,
+}
+
+#[derive(Serialize)]
+pub(super) struct ShownView<'a> {
+    #[serde(flatten)]
+    pub(super) record: KeyView<'a>,
+    pub(super) grants: &'a BTreeMap<Date, u64>,
+    pub(super) today: TodayView,
+}
+
+/// `limit` and `remaining` are null where the key's tier is not configured.
+#[derive(Serialize)]
+pub(super) struct TodayView {
+    pub(super) date: Date,
+    pub(super) used: u64,
+    pub(super) limit: Option<u64>,
+    pub(super) remaining: Option<u64>,
+}
+
+impl<'a> KeyView<'a> {
+    pub(super) fn of(record: &'a KeyRecord, now: Timestamp) -> KeyView<'a> {
+        KeyView {
+            id: record.id,
+            customer: &record.customer,
+            label: record.label.as_deref(),
+            tier: &record.tier,
+            state: record.state,
+            expires: record.expires,
+            expired: record.expires.is_some_and(|expires| expires <= now),
+            created: record.created,
+            updated: record.updated,
+        }
+    }
+
+    /// For people: the last day of the subscription, instants without fractions. In the order of [`LIST_HEADER`].
+    pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
+        let state = match (self.state, self.expired) {
+            (KeyState::Active, true) => "expired",
+            (state, _) => state.as_str(),
+        };
+        vec![
+            ("id", self.id.to_string()),
+            ("customer", self.customer.to_owned()),
+            ("label", self.label.unwrap_or_default().to_owned()),
+            ("tier", self.tier.to_string()),
+            ("state", state.to_owned()),
+            (
+                "expires",
+                self.expires
+                    .map_or_else(|| "never".to_owned(), |expires| last_day(calendar, expires)),
+            ),
+            ("created", to_the_second(self.created)),
+            ("updated", to_the_second(self.updated)),
+        ]
+    }
+
+    pub(super) fn csv_row(&self) -> Vec<String> {
+        vec![
+            self.id.to_string(),
+            self.customer.to_owned(),
+            self.label.unwrap_or_default().to_owned(),
+            self.tier.to_string(),
+            self.state.as_str().to_owned(),
+            self.expires
+                .map(|expires| expires.to_string())
+                .unwrap_or_default(),
+            self.created.to_string(),
+            self.updated.to_string(),
+        ]
+    }
+}
+
+/// The last day that a subscription ending at `expires` is valid through, or the instant where it ends within a day.
+pub(super) fn last_day(calendar: &Calendar, expires: Timestamp) -> String {
+    let day = expires
+        .checked_sub(1.nanosecond())
+        .ok()
+        .and_then(|last| calendar.day_at(last).ok())
+        .filter(|day| day.end == expires.as_second());
+    day.map_or_else(
+        || to_the_second(expires),
+        |day| format!("after {}", day.date),
+    )
+}
+
+fn to_the_second(instant: Timestamp) -> String {
+    Timestamp::from_second(instant.as_second())
+        .unwrap_or(instant)
+        .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::key_record::tests::key_of;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn no_form_of_a_record_shows_its_digest() {
+        let (key, mut record) = key_of("pro");
+        record.expires = Some(at("2026-11-22T00:00:00Z"));
+        let calendar = Calendar::of_zone("UTC").unwrap();
+        let view = KeyView::of(&record, at("2026-11-22T00:00:00Z"));
+        let fields = view.fields(&calendar);
+        assert_eq!(
+            fields.iter().map(|(name, _)| *name).collect::<Vec<_>>(),
+            LIST_HEADER
+        );
+        assert!(
+            fields.contains(&("state", "expired".to_owned()))
+                && fields.contains(&("expires", "after 2026-11-21".to_owned()))
+        );
+        assert_eq!(view.csv_row().len(), LIST_HEADER.len());
+        let json = serde_json::to_value(&view).unwrap();
+        assert_eq!(json["state"], "active");
+        assert_eq!(json["expired"], true);
+        assert_eq!(json["label"], serde_json::Value::Null);
+        assert_eq!(json["expires"], "2026-11-22T00:00:00Z");
+        let digest = key.digest().to_string();
+        assert!(
+            !json.to_string().contains(&digest)
+                && !format!("{fields:?}{:?}", view.csv_row()).contains(&digest)
+        );
+    }
+
+    #[test]
+    fn an_issued_key_is_in_its_json_once() {
+        let (key, record) = key_of("pro");
+        let view = IssuedView {
+            key: key.reveal(),
+            record: KeyView::of(&record, Timestamp::UNIX_EPOCH),
+        };
+        let json = serde_json::to_value(&view).unwrap();
+        assert_eq!(json["key"], key.reveal());
+        assert_eq!(json["id"], key.id().as_str());
+        assert_eq!(json["tier"], "pro");
+    }
+}
