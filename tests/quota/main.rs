@@ -1,1 +1,14 @@
-//! Integration tests: quota.
+//! The promises about quotas, against the real binary: exact on any number of gateways, fair when something fails,
+//! nothing lost in a crash, revocation from the next request, one day at a time.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
+
+mod crash;
+mod exactness;
+mod fairness;
+mod midnight;
+mod revocation;
+
+/// The binary under test.
+const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
+/// An endpoint of every tier.
+const MARKETS: &str = "/api/v1/data/markets";

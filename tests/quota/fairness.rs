@@ -1,0 +1,209 @@
+//! Calls that failed on our side are not charged; calls that the client gave up are.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use harness::{Allowances, Answer, Behaviour, Call, IssuedKey, Protocol, Scene, Store, eventually};
+
+use super::{MARKETS, TOUCHLINE};
+
+const DEADLINE: Duration = Duration::from_secs(10);
+
+async fn scene(store: Store) -> (Scene, IssuedKey) {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(store)
+        .timeout("first_byte", "500ms")
+        .timeout("between_bytes", "500ms")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    (scene, key)
+}
+
+fn assert_is_refunded(answer: &Answer, remaining: u64) {
+    assert_eq!(answer.status, 500, "{answer:?}");
+    assert_eq!(answer.code().as_deref(), Some("INTERNAL_ERROR"));
+    assert_eq!(
+        answer.number("x-ratelimit-remaining"),
+        Some(remaining),
+        "after the refund"
+    );
+    assert!(answer.number("retry-after").is_some());
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_down_slow_broken_or_failing_costs_nothing() {
+    for store in [Store::Embedded, Store::Redis] {
+        let (mut scene, key) = scene(store).await;
+        for protocol in [Protocol::Http1, Protocol::Http2Tls] {
+            let client = scene.client(protocol);
+            scene.upstream.always(Behaviour::Echo);
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            let remaining = 1_000 - scene.used(&key).await;
+            for failure in [
+                Behaviour::Status(503),
+                Behaviour::ResetBeforeHeader,
+                Behaviour::Stall,
+                Behaviour::Raw(b"no HTTP\r\n\r\n".to_vec()),
+            ] {
+                scene.upstream.always(failure);
+                assert_is_refunded(&client.get(&key, MARKETS).await, remaining);
+            }
+            scene.upstream.stop().await;
+            assert_is_refunded(&client.get(&key, MARKETS).await, remaining);
+            scene.upstream.restart().await;
+        }
+        scene.upstream.always(Behaviour::Echo);
+        assert_eq!(
+            scene
+                .client(Protocol::Http1)
+                .get(&key, MARKETS)
+                .await
+                .status,
+            200
+        );
+        scene.expect_used(&key, 3).await;
+        // A connection kept from the call before may die under the next one.
+        let retries = Allowances {
+            retries: true,
+            ..Allowances::default()
+        };
+        scene.assert_ledgers_agree_with(&retries).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_the_upstream_breaks_off_is_visibly_cut_and_refunded() {
+    for store in [Store::Embedded, Store::Redis] {
+        let (mut scene, key) = scene(store).await;
+        for protocol in Protocol::ALL {
+            let client = scene.client(protocol);
+            for failure in [
+                Behaviour::ResetMidBody { after: 2_000 },
+                Behaviour::CloseMidBody { after: 2_000 },
+                Behaviour::StallAfterHeader,
+            ] {
+                scene.upstream.always(failure.clone());
+                let answer = client.get(&key, MARKETS).await;
+                assert!(
+                    answer.status == 200 && !answer.complete,
+                    "{protocol:?} {failure:?}: {answer:?}"
+                );
+            }
+        }
+        scene.expect_used(&key, 0).await;
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_retry_on_a_stale_pooled_connection_is_charged_once() {
+    for store in [Store::Embedded, Store::Redis] {
+        let (mut scene, key) = scene(store).await;
+        scene.upstream.behave(|request| match request.place {
+            1 => Behaviour::Echo,
+            _ => Behaviour::ResetBeforeHeader,
+        });
+        let client = scene.client(Protocol::Http1);
+        for _ in 0..3 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        assert!(scene.upstream.count() > 3, "no connection was reused");
+        assert_eq!(scene.used(&key).await, 3);
+        let retries = Allowances {
+            retries: true,
+            ..Allowances::default()
+        };
+        scene.assert_ledgers_agree_with(&retries).await;
+    }
+}
+
+/// Waits until the gateway has written down how that call ended.
+async fn is_logged(scene: &Scene, id: &str) {
+    eventually("the access log has the call", DEADLINE, async || {
+        let lines = scene.gateways[0].access_lines();
+        lines.iter().find(|line| line["request_id"] == id)?;
+        Some(())
+    })
+    .await;
+}
+
+async fn arrived(scene: &Scene, requests: usize) {
+    eventually("the request is at the upstream", DEADLINE, async || {
+        (scene.upstream.count() == requests).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_is_charged() {
+    for store in [Store::Embedded, Store::Redis] {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        scene.upstream.always(Behaviour::Stall);
+        for (calls, protocol) in Protocol::ALL.into_iter().enumerate() {
+            let client = scene.client(protocol);
+            let call = Call::get(MARKETS).key(&key);
+            let id = client
+                .call_and_hang_up(call, arrived(&scene, calls + 1))
+                .await;
+            is_logged(&scene, &id).await;
+        }
+        scene.expect_used(&key, 3).await;
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_on_a_slow_upstream_is_refunded() {
+    for store in [Store::Embedded, Store::Redis] {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .timeout("slow", "300ms")
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        scene.upstream.always(Behaviour::Stall);
+        let mut refunded = BTreeSet::new();
+        for (calls, protocol) in Protocol::ALL.into_iter().enumerate() {
+            let call = Call::get(MARKETS).key(&key);
+            let patience = async {
+                arrived(&scene, calls + 1).await;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            };
+            let id = scene
+                .client(protocol)
+                .call_and_hang_up(call, patience)
+                .await;
+            is_logged(&scene, &id).await;
+            refunded.insert(id);
+        }
+        scene.expect_used(&key, 0).await;
+        let allowed = Allowances {
+            refunded_hang_ups: refunded,
+            ..Allowances::default()
+        };
+        scene.assert_ledgers_agree_with(&allowed).await;
+    }
+}
+
+#[tokio::test]
+async fn refused_calls_cost_nothing() {
+    for store in [Store::Embedded, Store::Redis] {
+        let (mut scene, key) = scene(store).await;
+        let client = scene.client(Protocol::Http1);
+        for (call, status) in [
+            (Call::get("/api/v1/data//markets").key(&key), 400),
+            (Call::get(MARKETS), 401),
+            (Call::get("/none").key(&key), 404),
+            (Call::new("DELETE", MARKETS).key(&key), 405),
+            (Call::get("/api/v1/data/rankings").key(&key), 403),
+            (Call::get("/api/v1/usage").key(&key), 200),
+        ] {
+            assert_eq!(client.call(call).await.status, status);
+        }
+        assert_eq!(scene.used(&key).await, 0);
+        assert_eq!(scene.upstream.count(), 0);
+        scene.assert_ledgers_agree().await;
+    }
+}

@@ -1,0 +1,77 @@
+//! Revocation holds from the next request, on every gateway.
+
+use harness::{Call, IssuedKey, Protocol, Scene, Store};
+
+use super::{MARKETS, TOUCHLINE};
+
+/// One charged answer and three free ones.
+const TARGETS: [(&str, u16); 4] = [
+    (MARKETS, 200),
+    ("/api/v1/usage", 200),
+    ("/api/v1/data/rankings", 403),
+    ("/none", 404),
+];
+
+async fn assert_all_gateways_say(scene: &Scene, key: &IssuedKey, refused: bool) {
+    for gateway in 0..scene.gateways.len() {
+        let client = scene.client_of(gateway, Protocol::Http1);
+        for (target, served) in TARGETS {
+            let answer = client.call(Call::get(target).key(key)).await;
+            let expected = if refused { 401 } else { served };
+            assert_eq!(answer.status, expected, "{target} of gateway {gateway}");
+        }
+    }
+}
+
+async fn a_command_holds_from_the_next_request(store: Store, command: &str) {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(store)
+        .gateways(2)
+        .start()
+        .await;
+    // Several keys, so that a change seen by luck of timing does not pass.
+    for _ in 0..5 {
+        let key = scene.issue("starter").await;
+        assert_all_gateways_say(&scene, &key, false).await;
+        let mut arguments = vec!["keys", command, &key.id];
+        if command == "revoke" {
+            arguments.push("--yes");
+        }
+        scene.cli(&arguments).await;
+        assert_all_gateways_say(&scene, &key, true).await;
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_refused_from_the_next_request_on_the_embedded_store() {
+    a_command_holds_from_the_next_request(Store::Embedded, "revoke").await;
+}
+
+#[tokio::test]
+async fn a_revoked_key_is_refused_from_the_next_request_on_redis() {
+    a_command_holds_from_the_next_request(Store::Redis, "revoke").await;
+}
+
+#[tokio::test]
+async fn a_suspended_key_is_refused_from_the_next_request_on_both_stores() {
+    for store in [Store::Embedded, Store::Redis] {
+        a_command_holds_from_the_next_request(store, "suspend").await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_is_served_from_the_next_request_after_it_was_issued() {
+    for store in [Store::Embedded, Store::Redis] {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .start()
+            .await;
+        for _ in 0..5 {
+            let key = scene.issue("starter").await;
+            assert_all_gateways_say(&scene, &key, false).await;
+        }
+        scene.assert_ledgers_agree().await;
+    }
+}
