@@ -99,6 +99,7 @@ async fn report(
                 by: arguments.by,
                 rows: &rows,
                 total: &total,
+                days: &usage,
             };
             write(
                 out,
@@ -120,6 +121,7 @@ async fn report(
                 by: arguments.by,
                 rows: &rows,
                 total: &total,
+                days: &usage,
             };
             write(
                 out,
@@ -172,6 +174,8 @@ struct Report<'a, R> {
     by: By,
     rows: &'a [R],
     total: &'a Counts,
+    /// The ledger itself, by day, key and endpoint: what programs reconcile.
+    days: &'a [DayUsage],
 }
 
 /// What finance bills from. `used` is exact; the others may lag behind it by up to a second.
@@ -383,6 +387,7 @@ mod tests {
             by: By::Day,
             rows: &rows,
             total: &sum,
+            days: &[],
         };
         let written = |output| {
             let mut out = Vec::new();

@@ -7,6 +7,7 @@ mod exactness;
 mod fairness;
 mod midnight;
 mod revocation;
+mod short_days;
 
 /// The binary under test.
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");

@@ -66,7 +66,7 @@ impl SceneBuilder {
         })
     }
 
-    /// Another timeout of the upstream, such as `("first_byte", "300ms")`.
+    /// Another timeout of the upstream, such as `("read", "300ms")`.
     pub fn timeout(self, name: &'static str, value: &'static str) -> SceneBuilder {
         self.spec(move |spec| {
             spec.timeouts.insert(name.into(), value.into());
@@ -112,16 +112,7 @@ impl SceneBuilder {
         let mut gateways = Vec::new();
         for number in 0..self.gateways {
             let name = format!("gateway-{number}");
-            let mut own = spec.clone();
-            // What is private to a node must not be shared by two.
-            own.redis_extra.push_str(&format!(
-                ", journal: \"{}\"",
-                directory
-                    .path()
-                    .join(format!("{name}.journal.db"))
-                    .display()
-            ));
-            gateways.push(Gateway::start(&self.binary, directory.path(), &name, &own).await);
+            gateways.push(Gateway::start(&self.binary, directory.path(), &name, &spec).await);
         }
         Scene {
             spec,

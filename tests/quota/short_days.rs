@@ -1,0 +1,192 @@
+//! Real midnights, many of them: a calendar of 2-second days on real stores.
+//!
+//! The whole request path runs, from the head of a request to the permit, without sockets: two gates on one store ask for
+//! permits without pause while days go by.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use harness::RedisServer;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use pingora::http::RequestHeader;
+use touchline::clock::Clock;
+use touchline::config::Config;
+use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::calendar::Calendar;
+use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::rejection::Rejection;
+use touchline::proxy::admission::admit;
+use touchline::proxy::{Gate, Snapshot};
+use touchline::server::open_store;
+use touchline::store::{NodeName, Role, Store};
+use touchline::telemetry::access_log::{AccessLog, Destination};
+use touchline::telemetry::metrics::Metrics;
+
+const DAY_SECONDS: i64 = 2;
+const DAILY: u64 = 40;
+const DAYS: usize = 4;
+
+fn configuration(store: &str, calendar: &Calendar) -> Config {
+    let text = format!(
+        "store: {store}
+tiers: {{ starter: {{ daily: {DAILY} }} }}
+endpoints: [ {{ path: /a, tiers: [starter], upstream: u }} ]
+upstreams: {{ u: {{ servers: [127.0.0.1:1] }} }}
+"
+    );
+    let mut config = Config::parse("gateway.yaml", &text, &|_| None).unwrap();
+    config.calendar = calendar.clone();
+    config
+}
+
+async fn gate(store: &str, calendar: &Calendar, name: &str) -> Arc<Gate> {
+    let config = configuration(store, calendar);
+    let role = Role::Gateway(NodeName(name.into()));
+    let opened = open_store(&config, role, Clock::system()).await.unwrap();
+    let log = AccessLog::open(&Destination::Off).unwrap();
+    Arc::new(Gate::new(
+        Snapshot::new(config),
+        opened,
+        Arc::new(Metrics::new().unwrap()),
+        log,
+    ))
+}
+
+async fn issue(store: &Arc<dyn Store>) -> ApiKey {
+    let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let now = Timestamp::now();
+    let record = KeyRecord {
+        id: key.id(),
+        customer: "Acme".into(),
+        label: None,
+        tier: "starter".parse().unwrap(),
+        state: KeyState::Active,
+        expires: None,
+        digest: key.digest(),
+        previous: None,
+        grants: BTreeMap::new(),
+        created: now,
+        updated: now,
+        version: 0,
+    };
+    let (_, mark) = store.create_key(record).await.unwrap();
+    assert_eq!(
+        store
+            .await_applied(&mark, Duration::from_secs(5))
+            .await
+            .unwrap(),
+        []
+    );
+    key
+}
+
+/// What one client of a gate got: permits by day, and whether a day was ever seen to end early or late.
+async fn call_without_pause(
+    gate: Arc<Gate>,
+    key: String,
+    stop: Arc<AtomicBool>,
+) -> BTreeMap<Date, u64> {
+    let mut header = RequestHeader::build("GET", b"/a", None).unwrap();
+    header.set_version(http::Version::HTTP_11);
+    header.append_header("host", "h").unwrap();
+    header.append_header("x-api-key", key).unwrap();
+    let mut permits = BTreeMap::new();
+    while !stop.load(Ordering::Relaxed) {
+        let before = Timestamp::now();
+        let snapshot = gate.snapshot();
+        let admitted = admit(&gate, &snapshot, &header, None, &mut Duration::default()).await;
+        let after = Timestamp::now();
+        let standing = match admitted {
+            Ok(permit) => {
+                let standing = permit.standing();
+                *permits.entry(standing.day.date).or_default() += 1;
+                standing
+            }
+            Err(refusal) => {
+                assert!(
+                    matches!(refusal.rejection, Rejection::DailyQuotaExceeded { .. }),
+                    "{refusal:?}"
+                );
+                // What is known to be exhausted stays so for a moment; more of it would only heat the machine.
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                refusal.standing.unwrap()
+            }
+        };
+        assert_eq!(standing.limit, DAILY);
+        assert_eq!(standing.day.length_seconds(), DAY_SECONDS);
+        // The reset that the headers tell is the end of a day that the call touched.
+        let day = standing.day;
+        assert!(
+            before.as_second() < day.end && after.as_second() >= day.start,
+            "{before} {after} {day:?}"
+        );
+    }
+    permits
+}
+
+async fn days_cross_real_midnights(store: &str) {
+    let calendar = Calendar::of_fixed_days(
+        Timestamp::from_second(Timestamp::now().as_second()).unwrap(),
+        DAY_SECONDS,
+    );
+    let gates = [
+        gate(store, &calendar, "one").await,
+        gate(store, &calendar, "two").await,
+    ];
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !gates.iter().all(|gate| gate.store.health().keys_loaded) {
+        assert!(Instant::now() < deadline, "the stores come up");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let key = issue(&gates[0].store).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..8)
+        .map(|client| {
+            let gate = gates[client % gates.len()].clone();
+            tokio::spawn(call_without_pause(
+                gate,
+                key.reveal().to_owned(),
+                stop.clone(),
+            ))
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_secs(DAY_SECONDS as u64 * DAYS as u64)).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut permits: BTreeMap<Date, u64> = BTreeMap::new();
+    for client in clients {
+        for (date, count) in client.await.unwrap() {
+            *permits.entry(date).or_default() += count;
+        }
+    }
+    assert!(permits.len() >= DAYS, "{permits:?}");
+    // Every day but the last one began anew and was used up to the unit, never beyond.
+    let last = *permits.keys().next_back().unwrap();
+    for (date, count) in &permits {
+        assert!(*count <= DAILY, "{date} had {count}");
+        assert!(*date == last || *count == DAILY, "{date} had only {count}");
+    }
+    let first = *permits.keys().next().unwrap();
+    let usage = gates[0].store.usage(first, last, None).await.unwrap();
+    let stored: BTreeMap<Date, u64> = usage.iter().map(|day| (day.date, day.used)).collect();
+    assert_eq!(stored, permits);
+    for gate in gates {
+        gate.store.close(Duration::from_secs(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_request_lands_on_its_own_day_over_real_midnights_on_the_embedded_store() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("touchline.db");
+    days_cross_real_midnights(&format!("{{ embedded: {{ path: {} }} }}", path.display())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_request_lands_on_its_own_day_over_real_midnights_on_redis() {
+    let directory = tempfile::tempdir().unwrap();
+    let redis = RedisServer::start(directory.path(), false, None).await;
+    days_cross_real_midnights(&format!("{{ redis: {{ url: \"{}\" }} }}", redis.url())).await;
+}
