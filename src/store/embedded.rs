@@ -62,6 +62,8 @@ use crate::policy::key_record::KeyRecord;
 
 /// How often the log is folded into the database where every commit is synced anyway.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// How often the gateways' progress is read while somebody waits for it.
 const PROGRESS_POLL: Duration = Duration::from_millis(5);
 
@@ -70,7 +72,7 @@ const PROGRESS_POLL: Duration = Duration::from_millis(5);
 pub enum Durability {
     /// Before its answers leave: one fsync per group.
     Commit,
-    /// At most so long afterwards. Default: 1 s.
+    /// At most so long afterwards, 10 ms at least. Default: 1 s.
     Interval(Duration),
 }
 
@@ -203,7 +205,7 @@ fn open_blocking(
     let sync_desk = desk.clone();
     let interval = match durability {
         Durability::Commit => CHECKPOINT_INTERVAL,
-        Durability::Interval(interval) => interval,
+        Durability::Interval(interval) => interval.max(INTERVAL_MIN),
     };
     start(&desk.path, "store-sync", move || {
         feed::checkpoint_regularly(&syncing, &sync_desk, interval, &stop);
