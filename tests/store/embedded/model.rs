@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::KeyState;
-use touchline::store::{Charge, Decision, KeyEntry, Receipt, Refusal, Store};
+use touchline::store::{Decision, KeyEntry, Receipt, Refusal, Store};
 
 use super::EmbeddedFixture;
 use crate::suite::{
@@ -76,6 +76,18 @@ impl Model {
         *used += u64::from(cost);
         Ok(*used)
     }
+
+    /// Holds what the store decided against what the model decides, and keeps the receipt.
+    fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, told: Decision) {
+        match (told, self.charge(place, cost, limit)) {
+            (Decision::Granted { used, receipt }, Ok(expected)) => {
+                assert_eq!(used, expected);
+                self.receipts.push((place.0, place.1, receipt));
+            }
+            (Decision::Exhausted { used }, Err(expected)) => assert_eq!(used, expected),
+            (told, expected) => panic!("{told:?} instead of {expected:?}"),
+        }
+    }
 }
 
 async fn run_history(steps: Vec<Step>) {
@@ -96,34 +108,14 @@ async fn run_history(steps: Vec<Step>) {
                 cost,
                 limit,
             } => {
-                let asked = charge(&keys[key], days[day], limit, cost);
-                match (
-                    store.charge(asked).await.unwrap(),
-                    model.charge((key, day), cost, limit),
-                ) {
-                    (Decision::Granted { used, receipt }, Ok(expected)) => {
-                        assert_eq!(used, expected);
-                        model.receipts.push((key, day, receipt));
-                    }
-                    (Decision::Exhausted { used }, Err(expected)) => assert_eq!(used, expected),
-                    (told, expected) => panic!("{told:?} instead of {expected:?}"),
-                }
+                let decision = store
+                    .charge(charge(&keys[key], days[day], limit, cost))
+                    .await;
+                model.compare((key, day), cost, limit, decision.unwrap());
             }
             Step::ChargeAndLeave { key, day } => {
-                let mut future = store.charge(charge(&keys[key], days[day], 1_000, 1));
-                let left = tokio::time::timeout(Duration::ZERO, &mut future).await;
-                if let Ok(decision) = left {
-                    let (_, receipt) = granted(decision);
-                    store.refund(receipt).await;
-                }
-                drop(future);
-                settled(
-                    &store,
-                    &keys[key],
-                    days[day],
-                    model.used.get(&(key, day)).copied(),
-                )
-                .await;
+                let used = model.used.get(&(key, day)).copied().unwrap_or(0);
+                charge_and_leave(&store, &keys[key], days[day], used).await;
             }
             Step::Refund { which } => {
                 if model.receipts.is_empty() {
@@ -169,18 +161,19 @@ async fn run_history(steps: Vec<Step>) {
     reconcile(&store, &keys, &days, &model).await;
 }
 
-/// The dropped charge is under way until the writer has put it back, which a charge too dear to be granted waits out.
-async fn settled(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, expected: Option<u64>) {
-    let expected = expected.unwrap_or(0);
+/// Drops a charge that is under way. What was granted is back once two more charges have been through the same queue.
+async fn charge_and_leave(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, used: u64) {
+    let mut future = store.charge(charge(key, day, 1_000, 1));
+    let left = tokio::time::timeout(Duration::ZERO, &mut future).await;
+    if let Ok(decision) = left {
+        store.refund(granted(decision).1).await;
+    }
+    drop(future);
     for _ in 0..2 {
-        let asked = Charge {
-            limit: u64::MAX,
-            ..charge(key, day, 0, 1)
-        };
-        let (_, receipt) = granted(store.charge(asked).await);
+        let (_, receipt) = granted(store.charge(charge(key, day, u64::MAX, 1)).await);
         store.refund(receipt).await;
     }
-    eventually_used(store, key, day, expected).await;
+    eventually_used(store, key, day, used).await;
 }
 
 /// After the history: each count is the model's, and the ledger adds up to it.
