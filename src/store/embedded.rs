@@ -62,6 +62,8 @@ use crate::policy::key_record::KeyRecord;
 
 /// How often the log is folded into the database where every commit is synced anyway.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// How often the gateways' progress is read while somebody waits for it.
 const PROGRESS_POLL: Duration = Duration::from_millis(5);
 
@@ -70,7 +72,7 @@ const PROGRESS_POLL: Duration = Duration::from_millis(5);
 pub enum Durability {
     /// Before its answers leave: one fsync per group.
     Commit,
-    /// At most so long afterwards. Default: 1 s.
+    /// At most so long afterwards, 10 ms at least. Default: 1 s.
     Interval(Duration),
 }
 
@@ -149,66 +151,51 @@ fn open_blocking(
     schema::create_file(&path)?;
     let mut writing = schema::connect(&path, durability)?;
     schema::prepare(&mut writing, &path, zone)?;
-    let following = schema::connect(&path, durability)?;
-    let syncing = schema::connect(&path, durability)?;
+    let connections = Connections {
+        writing,
+        following: schema::connect(&path, durability)?,
+        syncing: schema::connect(&path, durability)?,
+    };
     let reading = schema::connect(&path, durability)?;
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,
     };
     let keys = Follower::default();
-    load(&writing, &keys, gateway.as_ref()).map_err(|error| schema::failure(&path, &error))?;
+    load(&connections.writing, &keys, gateway.as_ref())
+        .map_err(|error| schema::failure(&path, &error))?;
 
-    let desk = Arc::new(Desk {
-        path,
-        clock,
-        inbox: Arc::new(Inbox::default()),
-        keys,
-        learnt: Learnt::default(),
-        up: AtomicBool::new(true),
-        dirty: AtomicBool::new(true),
-    });
-    let polled = Arc::new(Polled::now());
-    let stop = Arc::new(Stop::default());
-    let goodbye = Arc::new(AtomicBool::new(false));
-    let (at_work, watched) = watch::channel(());
+    let (at_work, writing) = watch::channel(());
     let store = EmbeddedStore {
-        desk: desk.clone(),
+        desk: Arc::new(Desk {
+            path,
+            clock,
+            inbox: Arc::new(Inbox::default()),
+            keys,
+            learnt: Learnt::default(),
+            up: AtomicBool::new(true),
+            dirty: AtomicBool::new(true),
+        }),
         timeout,
         reader: Arc::new(Mutex::new(reading)),
-        polled: polled.clone(),
-        stop: stop.clone(),
-        goodbye: goodbye.clone(),
-        writing: watched,
+        polled: Arc::new(Polled::now()),
+        stop: Arc::new(Stop::default()),
+        goodbye: Arc::new(AtomicBool::new(false)),
+        writing,
     };
-
-    let (writer_desk, writer_gateway) = (desk.clone(), gateway.clone());
-    start(&desk.path, "store-writer", move || {
-        let _at_work = at_work;
-        writer::run_to_the_end(&writing, &writer_desk);
-        if goodbye.load(Ordering::Acquire) {
-            leave(&writing, writer_gateway.as_ref());
-        }
-    })?;
-    let (feed_desk, feed_stop) = (desk.clone(), stop.clone());
-    start(&desk.path, "store-feed", move || {
-        feed::follow(
-            &following,
-            &feed_desk,
-            &polled,
-            gateway.as_ref(),
-            &feed_stop,
-        );
-    })?;
-    let sync_desk = desk.clone();
     let interval = match durability {
         Durability::Commit => CHECKPOINT_INTERVAL,
-        Durability::Interval(interval) => interval,
+        Durability::Interval(interval) => interval.max(INTERVAL_MIN),
     };
-    start(&desk.path, "store-sync", move || {
-        feed::checkpoint_regularly(&syncing, &sync_desk, interval, &stop);
-    })?;
+    store.start_threads(connections, gateway, interval, at_work)?;
     Ok(store)
+}
+
+/// A connection for each thread that lives as long as the store.
+struct Connections {
+    writing: Connection,
+    following: Connection,
+    syncing: Connection,
 }
 
 /// Reads the key table. A gateway is on the list before it reads, so that no change slips in between unseen.
@@ -252,6 +239,37 @@ fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Resul
 }
 
 impl EmbeddedStore {
+    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is told to stop.
+    fn start_threads(
+        &self,
+        connections: Connections,
+        gateway: Option<NodeName>,
+        interval: Duration,
+        at_work: watch::Sender<()>,
+    ) -> Result<(), StoreError> {
+        let Connections {
+            writing,
+            following,
+            syncing,
+        } = connections;
+        let (desk, goodbye, name) = (self.desk.clone(), self.goodbye.clone(), gateway.clone());
+        start(&self.desk.path, "store-writer", move || {
+            let _at_work = at_work;
+            writer::run_to_the_end(&writing, &desk);
+            if goodbye.load(Ordering::Acquire) {
+                leave(&writing, name.as_ref());
+            }
+        })?;
+        let (desk, polled, stop) = (self.desk.clone(), self.polled.clone(), self.stop.clone());
+        start(&self.desk.path, "store-feed", move || {
+            feed::follow(&following, &desk, &polled, gateway.as_ref(), &stop);
+        })?;
+        let (desk, stop) = (self.desk.clone(), self.stop.clone());
+        start(&self.desk.path, "store-sync", move || {
+            feed::checkpoint_regularly(&syncing, &desk, interval, &stop);
+        })
+    }
+
     /// Does something on the writer's connection; not if the caller has left before it is its turn.
     async fn on_writer<T: Send + 'static>(
         &self,

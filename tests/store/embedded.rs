@@ -1,6 +1,5 @@
 //! The embedded store: the shared suite, and what only it has: a file, an injected clock, a model.
 
-use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,15 +8,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use proptest::prelude::*;
 use rusqlite::Connection;
 use touchline::clock::Clock;
-use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::calendar::Calendar;
+use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Durability, EmbeddedStore, Settings, open};
-use touchline::store::{
-    Charge, Decision, KeyEntry, NodeName, Receipt, Refusal, Role, Store, StoreError,
-};
+use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
@@ -62,6 +58,8 @@ impl Fixture for EmbeddedFixture {
         Ok(store)
     }
 }
+
+mod model;
 
 store_suite!(EmbeddedFixture::new());
 
@@ -287,6 +285,31 @@ async fn while_another_process_holds_the_lock_charges_wait_and_then_fail_without
 }
 
 #[tokio::test]
+async fn a_key_known_to_be_exhausted_is_refused_without_asking_the_database() {
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let key = issue(&store).await;
+    let day = today();
+    granted(store.charge(charge(&key, day, 3, 3)).await);
+    let other = Connection::open(fixture.path()).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    assert_eq!(exhausted(store.charge(charge(&key, day, 3, 1)).await), 3);
+    assert_eq!(store.used(key.record.id, day).await.unwrap(), 3);
+    // A second later it asks again.
+    let asked = tokio::time::timeout(PATIENCE, async {
+        loop {
+            let mut asking = store.charge(charge(&key, day, 3, 1));
+            let told = tokio::time::timeout(Duration::from_millis(50), &mut asking).await;
+            if told.is_err() {
+                other.execute_batch("ROLLBACK").unwrap();
+                return asking.await;
+            }
+        }
+    });
+    assert_eq!(exhausted(asked.await.unwrap()), 3);
+}
+
+#[tokio::test]
 async fn a_group_that_cannot_be_written_charges_nothing_and_keeps_its_refunds() {
     let fixture = EmbeddedFixture::new();
     let store = fixture.gateway("a").await;
@@ -328,207 +351,6 @@ async fn a_closed_store_turns_charges_away_at_once() {
         matches!(refused, Err(StoreError::Unavailable(_))),
         "{refused:?}"
     );
-}
-
-/// One step of a random history.
-#[derive(Debug, Clone)]
-enum Step {
-    Charge {
-        key: usize,
-        day: usize,
-        cost: u32,
-        limit: u64,
-    },
-    ChargeAndLeave {
-        key: usize,
-        day: usize,
-    },
-    Refund {
-        which: usize,
-    },
-    Refuse {
-        key: usize,
-        day: usize,
-    },
-    Change {
-        key: usize,
-    },
-    Used {
-        key: usize,
-        day: usize,
-    },
-    Reopen,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let (key, day) = (0..3_usize, 0..2_usize);
-    prop_oneof![
-        8 => (key.clone(), day.clone(), 1..5_u32, 0..12_u64)
-            .prop_map(|(key, day, cost, limit)| Step::Charge { key, day, cost, limit }),
-        1 => (key.clone(), day.clone()).prop_map(|(key, day)| Step::ChargeAndLeave { key, day }),
-        4 => (0..8_usize).prop_map(|which| Step::Refund { which }),
-        1 => (key.clone(), day.clone()).prop_map(|(key, day)| Step::Refuse { key, day }),
-        1 => key.clone().prop_map(|key| Step::Change { key }),
-        2 => (key, day).prop_map(|(key, day)| Step::Used { key, day }),
-        1 => Just(Step::Reopen),
-    ]
-}
-
-/// What the store must say, kept as simply as it can be.
-#[derive(Default)]
-struct Model {
-    used: BTreeMap<(usize, usize), u64>,
-    refused: BTreeMap<(usize, usize), u64>,
-    receipts: Vec<(usize, usize, Receipt)>,
-}
-
-impl Model {
-    fn charge(&mut self, place: (usize, usize), cost: u32, limit: u64) -> Result<u64, u64> {
-        let used = self.used.entry(place).or_default();
-        if *used + u64::from(cost) > limit {
-            return Err(*used);
-        }
-        *used += u64::from(cost);
-        Ok(*used)
-    }
-}
-
-async fn run_history(steps: Vec<Step>) {
-    let fixture = EmbeddedFixture::new();
-    let mut store = fixture.gateway("a").await;
-    let days = [day_around_now("2026-11-20"), day_around_now("2026-11-21")];
-    let mut keys = vec![
-        issue(&store).await,
-        issue(&store).await,
-        issue(&store).await,
-    ];
-    let mut model = Model::default();
-    for step in steps {
-        match step {
-            Step::Charge {
-                key,
-                day,
-                cost,
-                limit,
-            } => {
-                let asked = charge(&keys[key], days[day], limit, cost);
-                match (
-                    store.charge(asked).await.unwrap(),
-                    model.charge((key, day), cost, limit),
-                ) {
-                    (Decision::Granted { used, receipt }, Ok(expected)) => {
-                        assert_eq!(used, expected);
-                        model.receipts.push((key, day, receipt));
-                    }
-                    (Decision::Exhausted { used }, Err(expected)) => assert_eq!(used, expected),
-                    (told, expected) => panic!("{told:?} instead of {expected:?}"),
-                }
-            }
-            Step::ChargeAndLeave { key, day } => {
-                let mut future = store.charge(charge(&keys[key], days[day], 1_000, 1));
-                let left = tokio::time::timeout(Duration::ZERO, &mut future).await;
-                if let Ok(decision) = left {
-                    let (_, receipt) = granted(decision);
-                    store.refund(receipt).await;
-                }
-                drop(future);
-                settled(
-                    &store,
-                    &keys[key],
-                    days[day],
-                    model.used.get(&(key, day)).copied(),
-                )
-                .await;
-            }
-            Step::Refund { which } => {
-                if model.receipts.is_empty() {
-                    continue;
-                }
-                let (key, day, receipt) = model.receipts.remove(which % model.receipts.len());
-                let used = model.used.get_mut(&(key, day)).unwrap();
-                *used -= u64::from(receipt.units);
-                assert_eq!(store.refund(receipt).await, Some(*used));
-            }
-            Step::Refuse { key, day } => {
-                let endpoint = "markets".into();
-                store.refused(
-                    keys[key].record.id,
-                    days[day],
-                    &endpoint,
-                    Refusal::DailyQuota,
-                );
-                *model.refused.entry((key, day)).or_default() += 1;
-            }
-            Step::Change { key } => {
-                let old = keys[key].clone();
-                let mut record = old.record.clone();
-                record.state = KeyState::Suspended;
-                let (record, _) = store.update_key(record).await.unwrap();
-                keys[key] = KeyEntry::new(record);
-                let stale = store.charge(charge(&old, days[0], 1_000, 1)).await.unwrap();
-                assert!(matches!(stale, Decision::KeyChanged), "{stale:?}");
-            }
-            Step::Used { key, day } => {
-                let used = store.used(keys[key].record.id, days[day]).await.unwrap();
-                assert_eq!(used, model.used.get(&(key, day)).copied().unwrap_or(0));
-            }
-            Step::Reopen => {
-                store.close(PATIENCE).await;
-                store = fixture.gateway("a").await;
-            }
-        }
-    }
-    store.close(PATIENCE).await;
-    drop(store);
-    let store = fixture.gateway("a").await;
-    reconcile(&store, &keys, &days, &model).await;
-}
-
-/// The dropped charge is under way until the writer has put it back, which a charge too dear to be granted waits out.
-async fn settled(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, expected: Option<u64>) {
-    let expected = expected.unwrap_or(0);
-    for _ in 0..2 {
-        let asked = Charge {
-            limit: u64::MAX,
-            ..charge(key, day, 0, 1)
-        };
-        let (_, receipt) = granted(store.charge(asked).await);
-        store.refund(receipt).await;
-    }
-    crate::suite::eventually_used(store, key, day, expected).await;
-}
-
-/// After the history: each count is the model's, and the ledger adds up to it.
-async fn reconcile(store: &Arc<dyn Store>, keys: &[Arc<KeyEntry>], days: &[Day], model: &Model) {
-    let rows = ledger(store).await;
-    for (k, key) in keys.iter().enumerate() {
-        for (d, day) in days.iter().enumerate() {
-            let row = rows
-                .iter()
-                .find(|row| row.key == key.record.id && row.date == day.date);
-            let used = row.map_or(0, |row| row.used);
-            let totals = row
-                .and_then(|row| row.endpoints.get("markets").copied())
-                .unwrap_or_default();
-            assert_eq!(used, model.used.get(&(k, d)).copied().unwrap_or(0));
-            assert_eq!(used, totals.charged - totals.refunded);
-            let refused = model.refused.get(&(k, d)).copied().unwrap_or(0);
-            assert_eq!(totals.refused_quota, refused);
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
-    #[test]
-    fn any_history_of_one_process_is_that_of_a_simple_model(steps in proptest::collection::vec(step(), 1..40)) {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .enable_all()
-            .build()
-            .unwrap()
-            .block_on(run_history(steps));
-    }
 }
 
 #[tokio::test]

@@ -21,9 +21,9 @@ use crate::store::{Charge, StoreError, Totals};
 
 const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
 const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
-const COUNT: &str = "SELECT used FROM counts WHERE date = ?1 AND key = ?2";
-const SET_COUNT: &str = "INSERT INTO counts (date, key, used) VALUES (?1, ?2, ?3)
-    ON CONFLICT (date, key) DO UPDATE SET used = excluded.used";
+// The ledger is the count: a sum over the few endpoints of a key, which lie side by side.
+const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0) FROM ledger
+    WHERE date = ?1 AND key = ?2";
 const ADD_TO_LEDGER: &str = "
     INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
@@ -46,7 +46,6 @@ pub(super) struct Statements<'c> {
     day: Statement<'c>,
     add_day: Statement<'c>,
     count: Statement<'c>,
-    set_count: Statement<'c>,
     add_to_ledger: Statement<'c>,
     /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
     days: HashMap<Date, (Day, Box<str>)>,
@@ -62,7 +61,6 @@ impl<'c> Statements<'c> {
             day: connection.prepare(DAY)?,
             add_day: connection.prepare(ADD_DAY)?,
             count: connection.prepare(COUNT)?,
-            set_count: connection.prepare(SET_COUNT)?,
             add_to_ledger: connection.prepare(ADD_TO_LEDGER)?,
             days: HashMap::new(),
         })
@@ -84,18 +82,12 @@ pub(super) enum Ruling {
     OtherCalendar(Day),
 }
 
-/// A count as the group sees it.
-struct Count {
-    used: u64,
-    written: u64,
-}
-
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
     statements: &'g mut Statements<'c>,
     keys: &'g Follower,
     now: Timestamp,
-    counts: HashMap<(KeyId, Day), Count>,
+    counts: HashMap<(KeyId, Day), u64>,
     ledger: HashMap<(KeyId, Date, Arc<str>), Totals>,
 }
 
@@ -143,15 +135,15 @@ impl<'g, 'c> Group<'g, 'c> {
         // SQLite's integers are signed.
         let limit = charge.limit.min(i64::MAX.unsigned_abs());
         let count = self.count(record.id, charge.day)?;
-        match count.used.checked_add(cost) {
+        match count.checked_add(cost) {
             Some(used) if used <= limit => {
-                count.used = used;
+                *count = used;
                 let totals = self.totals(record.id, charge.day.date, &charge.endpoint);
                 totals.requests += 1;
                 totals.charged += cost;
                 Ok(Ruling::Granted(used))
             }
-            _ => Ok(Ruling::Exhausted(count.used)),
+            _ => Ok(Ruling::Exhausted(*count)),
         }
     }
 
@@ -160,7 +152,7 @@ impl<'g, 'c> Group<'g, 'c> {
         let receipt = &refund.receipt;
         let units = u64::from(receipt.units);
         let count = self.count(receipt.key, receipt.day)?;
-        count.used = count.used.saturating_sub(units);
+        *count = count.saturating_sub(units);
         self.totals(receipt.key, receipt.day.date, &receipt.endpoint)
             .refunded += units;
         Ok(())
@@ -172,7 +164,7 @@ impl<'g, 'c> Group<'g, 'c> {
         if stored != day {
             return Ok(Err(stored));
         }
-        Ok(Ok(self.count(key, day)?.used))
+        Ok(Ok(*self.count(key, day)?))
     }
 
     /// Adds refused requests to the ledger.
@@ -196,7 +188,7 @@ impl<'g, 'c> Group<'g, 'c> {
         Ok(self
             .counts
             .into_iter()
-            .map(|((key, day), count)| (key, day, count.used)))
+            .map(|((key, day), used)| (key, day, used)))
     }
 
     /// Leaves the database as it was.
@@ -208,16 +200,10 @@ impl<'g, 'c> Group<'g, 'c> {
 
     fn write(&mut self) -> rusqlite::Result<()> {
         let Statements {
-            set_count,
             add_to_ledger,
             days,
             ..
         } = &mut *self.statements;
-        for ((key, day), count) in &self.counts {
-            if count.used != count.written {
-                set_count.execute((date_text(days, day.date), key.as_str(), signed(count.used)))?;
-            }
-        }
         for ((key, date, endpoint), totals) in &self.ledger {
             add_to_ledger.execute((
                 date_text(days, *date),
@@ -233,19 +219,14 @@ impl<'g, 'c> Group<'g, 'c> {
         Ok(())
     }
 
-    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut Count> {
+    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut u64> {
         match self.counts.entry((key, day)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
                 let Statements { count, days, .. } = &mut *self.statements;
-                let stored: Option<i64> = count
-                    .query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))
-                    .optional()?;
-                let used = unsigned(stored.unwrap_or(0));
-                Ok(place.insert(Count {
-                    used,
-                    written: used,
-                }))
+                let used: i64 =
+                    count.query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))?;
+                Ok(place.insert(unsigned(used)))
             }
         }
     }

@@ -231,3 +231,93 @@ impl Inbox {
         Some(taken)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::api_key::os_entropy;
+
+    fn day() -> Day {
+        Day {
+            date: "2026-11-21".parse().unwrap(),
+            start: 0,
+            end: 1,
+        }
+    }
+
+    fn reading() -> (Waiting, oneshot::Receiver<Result<u64, StoreError>>) {
+        let (caller, answer) = oneshot::channel();
+        let key = KeyId::generate(&mut os_entropy);
+        (Waiting::Used(key, day(), caller), answer)
+    }
+
+    #[test]
+    fn whoever_comes_to_a_full_inbox_is_turned_away_at_once() {
+        let inbox = Inbox::default();
+        for _ in 0..WAITING_MAX {
+            inbox.put(reading().0).unwrap();
+        }
+        let refused = inbox.put(reading().0);
+        assert!(matches!(refused, Err(StoreError::Unavailable(_))));
+        assert_eq!(inbox.take(100).unwrap().waiting.len(), 100);
+        inbox.put(reading().0).unwrap();
+    }
+
+    #[test]
+    fn a_closed_inbox_is_emptied_and_then_takes_no_more() {
+        let inbox = Inbox::default();
+        inbox.put(reading().0).unwrap();
+        inbox.put_refusal(
+            KeyId::generate(&mut os_entropy),
+            day(),
+            &"markets".into(),
+            Refusal::Tier,
+        );
+        inbox.close();
+        assert!(inbox.put(reading().0).is_err());
+        let taken = inbox.take(100).unwrap();
+        assert_eq!((taken.waiting.len(), taken.refusals.len()), (1, 1));
+        assert!(inbox.take(100).is_none());
+    }
+
+    #[test]
+    fn refusals_are_summed_and_bounded() {
+        let inbox = Inbox::default();
+        let endpoint: Arc<str> = "markets".into();
+        let key = KeyId::generate(&mut os_entropy);
+        for _ in 0..REFUSALS_MAX + 5 {
+            let other = KeyId::generate(&mut os_entropy);
+            inbox.put_refusal(other, day(), &endpoint, Refusal::Tier);
+            inbox.put_refusal(key, day(), &endpoint, Refusal::DailyQuota);
+        }
+        inbox.close();
+        let refusals = inbox.take(100).unwrap().refusals;
+        assert_eq!(refusals.len(), REFUSALS_MAX);
+        let sum = refusals[&(key, day(), endpoint)];
+        assert_eq!(sum.daily_quota, REFUSALS_MAX as u64 + 5);
+    }
+
+    #[test]
+    fn a_grant_that_nobody_accepts_turns_into_a_refund() {
+        let inbox = Arc::new(Inbox::default());
+        let grant = || {
+            let receipt = Receipt {
+                key: KeyId::generate(&mut os_entropy),
+                day: day(),
+                endpoint: "markets".into(),
+                units: 3,
+            };
+            Grant::new(3, receipt, inbox.clone())
+        };
+        assert!(grant().accept().is_some());
+        let (caller, answer) = oneshot::channel();
+        assert!(caller.send(grant()).is_ok());
+        drop(answer);
+        let (caller, answer) = oneshot::channel();
+        drop(answer);
+        drop(caller.send(grant()));
+        let refunds = inbox.take(100).unwrap().refunds;
+        assert_eq!(refunds.len(), 2);
+        assert!(refunds.iter().all(|refund| refund.receipt.units == 3));
+    }
+}

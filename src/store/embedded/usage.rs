@@ -3,26 +3,16 @@
 use std::collections::BTreeMap;
 
 use jiff::civil::Date;
-use rusqlite::{Connection, Row, TransactionBehavior};
+use rusqlite::{Connection, Row};
 
 use super::group::unsigned;
 use crate::policy::api_key::KeyId;
 use crate::store::{DayUsage, Totals};
 
-const COUNTS: &str = "SELECT date, key, used FROM counts WHERE date BETWEEN ?1 AND ?2";
 const LEDGER: &str = "
     SELECT date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota FROM ledger
     WHERE date BETWEEN ?1 AND ?2";
-// The tables are in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
-// Whatever was counted is in the ledger too, so the ledger bounds the dates worth a look.
-const COUNTS_OF_KEY: &str = "
-    WITH RECURSIVE asked (date) AS (
-        SELECT max(?1, (SELECT min(date) FROM ledger))
-        UNION ALL
-        SELECT date(date, '+1 day') FROM asked WHERE date < min(?2, (SELECT max(date) FROM ledger))
-    )
-    SELECT counts.date, key, used
-    FROM asked CROSS JOIN counts ON counts.date = asked.date AND key = ?3 WHERE asked.date <= ?2";
+// The table is in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
 const LEDGER_OF_KEY: &str = "
     WITH RECURSIVE asked (date) AS (
         SELECT max(?1, (SELECT min(date) FROM ledger))
@@ -32,34 +22,22 @@ const LEDGER_OF_KEY: &str = "
     SELECT ledger.date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota
     FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2";
 
-/// The ledger from `from` through `to`, in the order of date and key. Reads both tables in one snapshot.
+/// The ledger from `from` through `to`, in the order of date and key.
 pub(super) fn read(
-    connection: &mut Connection,
+    connection: &Connection,
     from: Date,
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<Vec<DayUsage>> {
-    let snapshot = connection.transaction_with_behavior(TransactionBehavior::Deferred)?;
     let (from, to) = (from.to_string(), to.to_string());
     let key = key.as_ref().map(KeyId::as_str);
-    let (counts, ledger, asked) = match &key {
-        None => (COUNTS, LEDGER, vec![from.as_str(), to.as_str()]),
-        Some(key) => (
-            COUNTS_OF_KEY,
-            LEDGER_OF_KEY,
-            vec![from.as_str(), to.as_str(), key],
-        ),
+    let (ledger, asked) = match &key {
+        None => (LEDGER, vec![from.as_str(), to.as_str()]),
+        Some(key) => (LEDGER_OF_KEY, vec![from.as_str(), to.as_str(), key]),
     };
-    let asked = || rusqlite::params_from_iter(&asked);
     let mut days: BTreeMap<(Date, KeyId), DayUsage> = BTreeMap::new();
-    let mut counts = snapshot.prepare(counts)?;
-    let mut rows = counts.query(asked())?;
-    while let Some(row) = rows.next()? {
-        let place = place(row)?;
-        days.entry(place).or_insert_with(|| empty(place)).used = unsigned(row.get(2)?);
-    }
-    let mut ledger = snapshot.prepare(ledger)?;
-    let mut rows = ledger.query(asked())?;
+    let mut ledger = connection.prepare(ledger)?;
+    let mut rows = ledger.query(rusqlite::params_from_iter(asked))?;
     while let Some(row) = rows.next()? {
         let place = place(row)?;
         let totals = Totals {
@@ -74,7 +52,12 @@ pub(super) fn read(
             .endpoints
             .insert(row.get(2)?, totals);
     }
-    Ok(days.into_values().collect())
+    let mut days: Vec<DayUsage> = days.into_values().collect();
+    for day in &mut days {
+        let sum = |units: fn(&Totals) -> u64| day.endpoints.values().map(units).sum::<u64>();
+        day.used = sum(|totals| totals.charged).saturating_sub(sum(|totals| totals.refunded));
+    }
+    Ok(days)
 }
 
 fn empty((date, key): (Date, KeyId)) -> DayUsage {

@@ -148,28 +148,29 @@ fn settle(
             Ok(())
         }
         Err(error) => {
-            for answer in answers {
-                match answer {
-                    Answer::Charge(_, _, caller) => {
-                        let _ = caller.send(Err(failure(&desk.path, &error)));
-                    }
-                    Answer::Used(_, _, caller) => {
-                        let _ = caller.send(Err(failure(&desk.path, &error)));
-                    }
-                }
-            }
-            for waiting in undecided {
-                match waiting {
-                    Waiting::Charge(_, caller) => {
-                        let _ = caller.send(Err(failure(&desk.path, &error)));
-                    }
-                    Waiting::Used(_, _, caller) => {
-                        let _ = caller.send(Err(failure(&desk.path, &error)));
-                    }
-                }
-            }
+            tell_failure(answers, undecided, || failure(&desk.path, &error));
             desk.inbox.put_back(refunds, refusals);
             Err(failure(&desk.path, &error))
+        }
+    }
+}
+
+/// Tells everybody in a group that nothing came of it.
+fn tell_failure(
+    answers: Vec<Answer>,
+    undecided: impl Iterator<Item = Waiting>,
+    failure: impl Fn() -> StoreError,
+) {
+    for answer in answers {
+        match answer {
+            Answer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
+            Answer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+        }
+    }
+    for waiting in undecided {
+        match waiting {
+            Waiting::Charge(_, caller) => drop(caller.send(Err(failure()))),
+            Waiting::Used(_, _, caller) => drop(caller.send(Err(failure()))),
         }
     }
 }
