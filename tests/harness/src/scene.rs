@@ -112,16 +112,10 @@ impl SceneBuilder {
         let mut gateways = Vec::new();
         for number in 0..self.gateways {
             let name = format!("gateway-{number}");
-            let mut own = spec.clone();
-            // What is private to a node must not be shared by two.
-            own.redis_extra.push_str(&format!(
-                ", journal: \"{}\"",
-                directory
-                    .path()
-                    .join(format!("{name}.journal.db"))
-                    .display()
-            ));
-            gateways.push(Gateway::start(&self.binary, directory.path(), &name, &own).await);
+            // A directory for each: what is private to a node (its journal) must not be shared by two.
+            let own = directory.path().join(&name);
+            std::fs::create_dir(&own).expect("the gateway's directory");
+            gateways.push(Gateway::start(&self.binary, &own, &name, &spec).await);
         }
         Scene {
             spec,
@@ -343,14 +337,7 @@ impl Scene {
             }
         }
         // Logs, outputs and the store's own files: whatever the processes wrote.
-        for entry in std::fs::read_dir(self.directory.path())
-            .expect("the scene's directory")
-            .flatten()
-        {
-            if let Ok(bytes) = std::fs::read(entry.path()) {
-                artefacts.push((entry.file_name().to_string_lossy().into_owned(), bytes));
-            }
-        }
+        read_files(self.directory.path(), &mut artefacts);
         let ledgers = Ledgers {
             client: self.ledger.entries(),
             access,
@@ -368,5 +355,18 @@ impl Scene {
         self.keys
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Adds every file under `directory` to `artefacts`.
+fn read_files(directory: &Path, artefacts: &mut Vec<(String, Vec<u8>)>) {
+    // Files come and go while the processes live.
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            read_files(&path, artefacts);
+        } else if let Ok(bytes) = std::fs::read(&path) {
+            artefacts.push((path.display().to_string(), bytes));
+        }
     }
 }
