@@ -12,8 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 async fn scene(store: Store) -> (Scene, IssuedKey) {
     let scene = Scene::builder(TOUCHLINE)
         .store(store)
-        .timeout("first_byte", "500ms")
-        .timeout("between_bytes", "500ms")
+        .timeout("read", "500ms")
         .start()
         .await;
     let key = scene.issue("starter").await;

@@ -127,7 +127,7 @@ impl GatewaySpec {
             upstream,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
-                ("first_byte".into(), "10s".into()),
+                ("read".into(), "10s".into()),
             ]),
             retries: 1,
             timezone: "UTC".into(),

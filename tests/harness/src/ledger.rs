@@ -119,7 +119,8 @@ pub struct UsageRow {
 /// Reads what `touchline usage --output json` prints: the only place that knows its form.
 pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    let rows = value.as_array().ok_or("not an array")?;
+    let days = value.get("days").and_then(Value::as_array);
+    let rows = days.ok_or("no days")?;
     rows.iter()
         .map(|row| {
             let text = |name: &str| Some(row.get(name)?.as_str()?.to_owned());

@@ -66,7 +66,7 @@ impl SceneBuilder {
         })
     }
 
-    /// Another timeout of the upstream, such as `("first_byte", "300ms")`.
+    /// Another timeout of the upstream, such as `("read", "300ms")`.
     pub fn timeout(self, name: &'static str, value: &'static str) -> SceneBuilder {
         self.spec(move |spec| {
             spec.timeouts.insert(name.into(), value.into());

@@ -429,10 +429,10 @@ fn headers_that_no_upstream_may_see_are_found() {
 
 #[test]
 fn usage_is_read_from_the_commands_json() {
-    let text = r#"[{"date":"2026-11-21","key":"abcdefghijkl","used":1,"endpoints":{"/api/v1/data/markets":{"requests":2,"charged":2,"refunded":1,"refused_tier":0,"refused_quota":1}}}]"#;
+    let text = r#"{"days":[{"date":"2026-11-21","key":"abcdefghijkl","used":1,"endpoints":{"/api/v1/data/markets":{"requests":2,"charged":2,"refunded":1,"refused_tier":0,"refused_quota":1}}}]}"#;
     assert_eq!(read_usage(text).unwrap(), agreeing().usage);
     assert!(read_usage("{}").is_err());
-    assert!(read_usage(r#"[{"date":"d","key":"k"}]"#).is_err());
+    assert!(read_usage(r#"{"days":[{"date":"d","key":"k"}]}"#).is_err());
 }
 
 #[test]
