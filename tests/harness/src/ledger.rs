@@ -373,7 +373,7 @@ impl Ledgers {
                 header.to_ascii_lowercase().as_str(),
                 "x-consumer-id" | "x-consumer-tier"
             );
-            if plain == "x-api-key" || plain.starts_with("x-consumer") && !ours {
+            if plain == "x-api-key" || plain.starts_with("x-consumer-") && !ours {
                 found.push(format!("upstream: {what} carries {header}"));
             }
         }

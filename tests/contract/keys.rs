@@ -1,0 +1,146 @@
+//! Steps 2 and 3: who may come in.
+
+use harness::{Answer, Call, Protocol, Scene, Store};
+
+use touchline::policy::key_record::KeyState;
+
+use super::{MARKETS, TOUCHLINE, assert_problem, edit_record};
+
+/// A 401's body without what tells one request from another.
+fn anonymous(answer: &Answer) -> serde_json::Value {
+    let mut body = answer.json();
+    body["request_id"].take();
+    body
+}
+
+fn assert_challenges(answer: &Answer, code: &str) {
+    assert_problem(answer, 401, code);
+    let challenge = answer.header("www-authenticate").unwrap_or_default();
+    assert!(challenge.starts_with("ApiKey realm=\""), "{answer:?}");
+    assert_eq!(answer.header("x-ratelimit-limit"), None, "of whom?");
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_or_with_an_empty_one_is_missing_its_key() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        assert_challenges(&client.call(Call::get(MARKETS)).await, "MISSING_API_KEY");
+        // HTTP/2 forbids white space around a value; over HTTP/1.1 it is not part of it.
+        let empties = if protocol.is_http2() {
+            &[""][..]
+        } else {
+            &["", " ", "\t"]
+        };
+        for empty in empties {
+            let answer = client.call(Call::get(MARKETS).key(empty)).await;
+            assert_challenges(&answer, "MISSING_API_KEY");
+        }
+    }
+    assert_eq!(scene.upstream.count(), 0);
+    scene.assert_ledgers_agree().await;
+}
+
+/// Every kind of key that is not valid gets one and the same answer.
+async fn no_invalid_key_can_be_told_from_another(store: Store) {
+    let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+    let good = scene.issue("starter").await;
+    let revoked = scene.issue("starter").await;
+    let suspended = scene.issue("starter").await;
+    let expired = scene.issue("starter").await;
+    scene.revoke(&revoked).await;
+    edit_record(&scene, &suspended, |record| {
+        record.state = KeyState::Suspended
+    })
+    .await;
+    edit_record(&scene, &expired, |record| {
+        record.expires = Some(record.created)
+    })
+    .await;
+    let mut mistyped = good.key.clone();
+    let last = mistyped.pop().unwrap();
+    mistyped.push(if last == 'a' { 'b' } else { 'a' });
+    let unknown = "made-elsewhere-and-never-imported-0123456789";
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        let mut bodies = Vec::new();
+        for call in [
+            Call::get(MARKETS).key(&revoked),
+            Call::get(MARKETS).key(&suspended),
+            Call::get(MARKETS).key(&expired),
+            Call::get(MARKETS).key(&mistyped),
+            Call::get(MARKETS).key(unknown),
+            Call::get(MARKETS).key("short"),
+            Call::get(MARKETS).key("x".repeat(257)),
+            Call::get(MARKETS).key(format!("{0}, {0}", good.key)),
+            Call::get(MARKETS).key(good.key.to_lowercase()),
+            Call::get(MARKETS).header("x-api-key", b"\xff\xfe\xfd and more than 24 characters"),
+            Call::get(MARKETS).key(&good).key(&good),
+            Call::get(MARKETS).key(&good).key(unknown),
+            Call::get(MARKETS).key("").key(&good),
+        ] {
+            let what = format!("{call:?} over {protocol:?}");
+            let answer = client.call(call).await;
+            assert_eq!(answer.status, 401, "{what}");
+            assert_challenges(&answer, "INVALID_API_KEY");
+            bodies.push(anonymous(&answer));
+        }
+        bodies.dedup();
+        assert_eq!(bodies.len(), 1, "{bodies:#?}");
+        assert_eq!(client.get(&good, MARKETS).await.status, 200);
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn no_invalid_key_can_be_told_from_another_on_the_embedded_store() {
+    no_invalid_key_can_be_told_from_another(Store::Embedded).await;
+}
+
+#[tokio::test]
+async fn no_invalid_key_can_be_told_from_another_on_redis() {
+    no_invalid_key_can_be_told_from_another(Store::Redis).await;
+}
+
+#[tokio::test]
+async fn a_key_counts_in_its_header_only_whose_name_has_any_case() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for call in [
+        Call::get(MARKETS).header("authorization", format!("Bearer {key}", key = key.key)),
+        Call::get(MARKETS).header("x_api_key", &key.key),
+        Call::get(MARKETS).header("cookie", format!("X-API-Key={}", key.key)),
+    ] {
+        assert_problem(&client.call(call).await, 401, "MISSING_API_KEY");
+    }
+    for name in ["X-API-KEY", "x-api-key", "X-Api-Key"] {
+        let request = format!(
+            "GET {MARKETS} HTTP/1.1\r\nHost: a\r\n{name}:  {} \r\n\r\n",
+            key.key
+        );
+        let exchange = client
+            .raw(request, harness::client::Until::Answers(1))
+            .await;
+        assert_eq!(exchange.answers[0].status, 200, "{name}");
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_key_is_valid_through_the_day_it_expires() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue_with("pro", &["--expires", "2099-12-31"]).await;
+    assert_eq!(
+        scene
+            .client(Protocol::Http1)
+            .get(&key, MARKETS)
+            .await
+            .status,
+        200
+    );
+    edit_record(&scene, &key, |record| record.expires = Some(record.created)).await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_problem(&answer, 401, "INVALID_API_KEY");
+    scene.assert_ledgers_agree().await;
+}

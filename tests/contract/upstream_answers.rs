@@ -1,0 +1,75 @@
+//! Step 9, the way back: what the upstream says of itself passes, what says that we failed becomes our own 500.
+
+use harness::upstream::Script;
+use harness::{Behaviour, Protocol, Scene, Store};
+
+use super::{MARKETS, TOUCHLINE, assert_problem, assert_standing};
+
+#[tokio::test]
+async fn an_upstreams_failure_becomes_our_500_and_is_refunded() {
+    for store in [Store::Embedded, Store::Redis] {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        for protocol in Protocol::ALL {
+            let client = scene.client(protocol);
+            for status in [500, 501, 502, 503, 504, 599, 401, 403, 407, 408, 421, 429] {
+                let script = Script::json(status, "{\"private\":\"upstream-words\"}")
+                    .header("WWW-Authenticate", "Basic upstream-words")
+                    .header("Retry-After", "77");
+                scene.upstream.always(Behaviour::Answer(script));
+                let answer = client.get(&key, MARKETS).await;
+                assert_problem(&answer, 500, "INTERNAL_ERROR");
+                assert_standing(&answer, 1_000, 1_000);
+                assert!(
+                    !format!("{answer:?}").contains("upstream-words"),
+                    "{answer:?}"
+                );
+            }
+        }
+        scene.expect_used(&key, 0).await;
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn an_upstreams_other_answers_pass_and_count() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let mut left = 1_000;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for status in [200, 201, 204, 206, 301, 304, 400, 404, 409, 410, 422] {
+            scene.upstream.always(Behaviour::Status(status));
+            let answer = client.get(&key, MARKETS).await;
+            left -= 1;
+            assert_eq!(answer.status, status);
+            assert_standing(&answer, 1_000, left);
+            let body = String::from_utf8_lossy(&answer.body).into_owned();
+            if ![204, 304].contains(&status) {
+                assert_eq!(body, format!("{{\"upstream_status\":{status}}}"));
+            }
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_body_passes_whole_with_a_length_and_in_chunks_and_after_an_interim_answer() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let text = "0123456789".repeat(30_000);
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for behaviour in [
+            Behaviour::Answer(Script::json(200, &text)),
+            Behaviour::Answer(Script::json(200, &text).chunked()),
+            Behaviour::Informational(103, Box::new(Behaviour::Answer(Script::json(200, &text)))),
+        ] {
+            scene.upstream.always(behaviour);
+            let answer = client.get(&key, MARKETS).await;
+            assert!(answer.status == 200 && answer.complete);
+            assert!(answer.body == text, "{} bytes", answer.body.len());
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}

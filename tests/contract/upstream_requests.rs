@@ -1,0 +1,137 @@
+//! Step 9, the way there: the request is rebuilt, not relayed.
+
+use harness::upstream::Recorded;
+use harness::{Call, Protocol, Scene};
+
+use super::{MARKETS, TOUCHLINE};
+
+async fn forwarded(scene: &Scene, protocol: Protocol, call: Call) -> Recorded {
+    let answer = scene.client(protocol).call(call).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    let id = answer.header("x-request-id").unwrap();
+    scene.upstream.recorded_as(id).pop().unwrap()
+}
+
+#[tokio::test]
+async fn the_upstream_learns_who_asks_and_never_by_which_key() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    for protocol in Protocol::ALL {
+        for tier in ["starter", "pro", "enterprise"] {
+            let key = scene.issue(tier).await;
+            let call = Call::get(MARKETS)
+                .key(&key)
+                .header("x-consumer-id", "forged")
+                .header("x-consumer-tier", "forged")
+                .header("x-consumer-name", "forged")
+                .header("x_consumer_id", "forged");
+            let request = forwarded(&scene, protocol, call).await;
+            assert_eq!(request.values("x-consumer-id"), [key.id.as_str()]);
+            assert_eq!(request.values("x-consumer-tier"), [tier]);
+            assert!(request.values("x-api-key").is_empty());
+            assert!(!request.text().contains("forged"), "{}", request.text());
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn forwarding_headers_say_what_the_gateway_saw_and_not_what_the_client_claims() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let call = Call::get(MARKETS)
+            .key(&key)
+            .header("x-forwarded-for", "203.0.113.7")
+            .header("x-forwarded-proto", "gopher")
+            .header("x-forwarded-host", "forged.example")
+            .header("x-forwarded-port", "7")
+            .header("x-real-ip", "203.0.113.7")
+            .header("forwarded", "for=203.0.113.7");
+        let request = forwarded(&scene, protocol, call).await;
+        assert_eq!(request.values("x-forwarded-for"), ["127.0.0.1"]);
+        let scheme = if protocol.is_tls() { "https" } else { "http" };
+        assert_eq!(request.values("x-forwarded-proto"), [scheme]);
+        let host = request.values("x-forwarded-host");
+        assert!(
+            host.len() == 1 && host[0].starts_with("localhost"),
+            "{host:?}"
+        );
+        assert_eq!(request.values("host").len(), 1);
+        let trace = request.values("traceparent");
+        assert!(trace.len() == 1 && trace[0].len() == 55, "{trace:?}");
+        for text in ["203.0.113.7", "gopher", "forged"] {
+            assert!(!request.text().contains(text), "{}", request.text());
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn hop_by_hop_headers_stay_and_end_to_end_headers_pass() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let call = Call::get(MARKETS)
+            .key(&key)
+            .header("accept", "application/json")
+            .header("accept-encoding", "br")
+            .header("if-none-match", "\"abc\"")
+            .header("x-own", "one")
+            .header("x-own", "two")
+            .header("proxy-authorization", "Basic x");
+        let request = forwarded(&scene, protocol, call).await;
+        assert_eq!(request.values("accept"), ["application/json"]);
+        assert_eq!(request.values("if-none-match"), ["\"abc\""]);
+        assert_eq!(request.values("x-own"), ["one", "two"]);
+        assert!(request.values("proxy-authorization").is_empty());
+    }
+    for protocol in [Protocol::Http1, Protocol::Http1Tls] {
+        let call = Call::get(MARKETS)
+            .key(&key)
+            .header("connection", "keep-alive, x-nominated")
+            .header("x-nominated", "1")
+            .header("keep-alive", "timeout=7")
+            .header("proxy-connection", "keep-alive")
+            .header("te", "trailers")
+            .header("trailer", "x-late")
+            .header("upgrade", "websocket");
+        let request = forwarded(&scene, protocol, call).await;
+        for gone in [
+            "x-nominated",
+            "keep-alive",
+            "proxy-connection",
+            "te",
+            "trailer",
+            "upgrade",
+        ] {
+            assert!(
+                request.values(gone).is_empty(),
+                "{gone}: {}",
+                request.text()
+            );
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn nominating_our_own_headers_removes_none_of_them() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let nominated = "x-consumer-id, x-consumer-tier, x-forwarded-for, x-request-id, x-api-key";
+    let call = Call::get(MARKETS).key(&key).header("connection", nominated);
+    let answer = client.call(call).await;
+    assert!([200, 400, 401].contains(&answer.status), "{answer:?}");
+    for request in scene.upstream.recorded() {
+        for ours in [
+            "x-consumer-id",
+            "x-consumer-tier",
+            "x-forwarded-for",
+            "x-request-id",
+        ] {
+            assert_eq!(request.values(ours).len(), 1, "{ours}: {}", request.text());
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
