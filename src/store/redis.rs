@@ -62,6 +62,8 @@ pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often the connection is tried although nobody charges, so that `health` knows.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long commands wait for a reply, at least.
@@ -254,7 +256,7 @@ impl Parts {
     /// Writes refunds and ledger again and again; after a reconnection, everything.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
-        let mut swept = Instant::now();
+        let (mut swept, mut probed) = (Instant::now(), Instant::now());
         let mut ticks = tokio::time::interval(FLUSH_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -275,6 +277,11 @@ impl Parts {
                 self.ledger.repeat_all();
             }
             self.flush().await;
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                // A failure is the link's to act on.
+                let _ = self.link.ask(&redis::cmd("PING")).await;
+            }
             if swept.elapsed() >= SWEEP_EVERY {
                 swept = Instant::now();
                 self.accounts.sweep();

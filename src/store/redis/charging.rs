@@ -345,7 +345,7 @@ impl Accounts {
         let deadline = Instant::now() + self.timeout;
         let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
         let value = CHARGE.run(&self.link, &keys, &arguments, deadline).await?;
-        let reply = charge_reply(value).map_err(LinkError::Lost)?;
+        let reply = charge_reply(value).map_err(LinkError::Unreadable)?;
         self.clock.learn_second(asked, reply.now);
         if !reply.record.is_empty() {
             match serde_json::from_str::<KeyRecord>(&reply.record) {
