@@ -118,19 +118,7 @@ pub async fn open(
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
     };
     for link in [&link, &command_link] {
-        if let Err(error) = link.connect(&prepare).await {
-            match (&role, &*error) {
-                (_, StoreError::OtherCalendar(text)) => {
-                    return Err(StoreError::OtherCalendar(text.clone()));
-                }
-                (Role::Command, error) => {
-                    return Err(StoreError::Unavailable(format!(
-                        "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
-                    )));
-                }
-                (Role::Gateway(_), _) => {}
-            }
-        }
+        first_attempt(link, &role, &prepare).await?;
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
@@ -174,6 +162,24 @@ pub async fn open(
         let _ = timeout(LOAD_PATIENCE, feed.loaded()).await;
     }
     Ok(Arc::new(store))
+}
+
+/// Connects once. Only a command minds if the server is away; both mind another zone.
+async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
+where
+    P: Fn(MultiplexedConnection) -> F,
+    F: Future<Output = Result<(), StoreError>>,
+{
+    let Err(error) = link.connect(prepare).await else {
+        return Ok(());
+    };
+    match (role, &*error) {
+        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
+        (Role::Command, error) => Err(StoreError::Unavailable(format!(
+            "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+        ))),
+        (Role::Gateway(_), _) => Ok(()),
+    }
 }
 
 /// Starts the tasks that keep the store going.
