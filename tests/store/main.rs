@@ -5,7 +5,6 @@
     reason = "a test fails by panicking"
 )]
 
-#[allow(dead_code, reason = "until a store takes part")]
 #[macro_use]
 mod suite;
 

@@ -1,0 +1,233 @@
+//! Facts about keys: changes, their conflicts, and how they reach every gateway.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use tokio::time::Instant;
+use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::key_record::{KeyRecord, KeyState, PreviousDigest};
+use touchline::store::{ChangeError, Decision, KeyEntry, NodeName};
+
+use super::{
+    Fixture, PATIENCE, charge, eventually, eventually_used, exhausted, granted, issue, new_record,
+    today,
+};
+
+pub async fn a_charge_with_an_older_record_is_not_granted(fixture: &dyn Fixture) {
+    let (gateway, command) = (fixture.gateway("a").await, fixture.command().await);
+    let old = issue(&command).await;
+    let day = today();
+    granted(gateway.charge(charge(&old, day, 10, 1)).await);
+    let mut record = old.record.clone();
+    record.tier = "enterprise".parse().unwrap();
+    let (new, _) = command.update_key(record).await.unwrap();
+    let decision = gateway.charge(charge(&old, day, 10, 1)).await.unwrap();
+    assert!(matches!(decision, Decision::KeyChanged), "{decision:?}");
+    let held = gateway.keys().get(new.id).unwrap();
+    assert_eq!(held.record, new);
+    assert_eq!(
+        granted(gateway.charge(charge(&held, day, 10, 1)).await).0,
+        2
+    );
+}
+
+pub async fn a_revocation_holds_from_the_next_charge_of_another_process(fixture: &dyn Fixture) {
+    let (gateway, command) = (fixture.gateway("a").await, fixture.command().await);
+    let old = issue(&command).await;
+    let day = today();
+    for _ in 0..3 {
+        granted(gateway.charge(charge(&old, day, 10, 1)).await);
+    }
+    let mut record = old.record.clone();
+    record.state = KeyState::Revoked;
+    command.update_key(record).await.unwrap();
+    let decision = gateway.charge(charge(&old, day, 10, 1)).await.unwrap();
+    assert!(matches!(decision, Decision::KeyChanged), "{decision:?}");
+    let held = gateway.keys().get(old.record.id).unwrap();
+    assert_eq!(held.record.state, KeyState::Revoked);
+    eventually_used(&gateway, &old, day, 3).await;
+}
+
+pub async fn a_changed_key_keeps_its_count(fixture: &dyn Fixture) {
+    let store = fixture.gateway("a").await;
+    let old = issue(&store).await;
+    let day = today();
+    granted(store.charge(charge(&old, day, 10, 7)).await);
+    let next = ApiKey::for_id(&KeyPrefix::default(), old.record.id, &mut os_entropy);
+    let mut record = old.record.clone();
+    record.previous = Some(PreviousDigest {
+        digest: old.record.digest,
+        until: Timestamp::MAX,
+    });
+    record.digest = next.digest();
+    let (record, _) = store.update_key(record).await.unwrap();
+    let new = KeyEntry::new(record);
+    assert_eq!(granted(store.charge(charge(&new, day, 10, 1)).await).0, 8);
+    assert_eq!(exhausted(store.charge(charge(&new, day, 5, 1)).await), 8);
+}
+
+pub async fn of_two_changes_from_the_same_reading_one_is_made(fixture: &dyn Fixture) {
+    let (one, other) = (fixture.command().await, fixture.command().await);
+    let key = issue(&one).await;
+    let mut grant = key.record.clone();
+    grant.grants.insert(today().date, 500);
+    let (made, lost) = tokio::join!(one.update_key(grant.clone()), other.update_key(grant));
+    let made = match (made, lost) {
+        (Ok((record, _)), Err(ChangeError::Conflict(id)))
+        | (Err(ChangeError::Conflict(id)), Ok((record, _))) => {
+            assert_eq!(id, key.record.id);
+            record
+        }
+        other => panic!("{other:?}"),
+    };
+    assert!(made.version > key.record.version);
+    assert_eq!(one.key(made.id).await.unwrap(), Some(made.clone()));
+    let (again, _) = one.update_key(made.clone()).await.unwrap();
+    assert!(again.version > made.version);
+}
+
+pub async fn an_id_or_digest_in_use_is_refused(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    let taken = issue(&store).await;
+    let other = issue(&store).await;
+
+    let mut same_id = new_record("pro");
+    same_id.id = taken.record.id;
+    let mut same_digest = new_record("pro");
+    same_digest.digest = taken.record.digest;
+    let mut same_previous = new_record("pro");
+    same_previous.previous = Some(PreviousDigest {
+        digest: taken.record.digest,
+        until: Timestamp::MAX,
+    });
+    for record in [same_id, same_digest, same_previous] {
+        let refused = store.create_key(record).await;
+        assert!(
+            matches!(refused, Err(ChangeError::Exists(_))),
+            "{refused:?}"
+        );
+    }
+    let mut moved = other.record.clone();
+    moved.digest = taken.record.digest;
+    let refused = store.update_key(moved).await;
+    assert!(
+        matches!(refused, Err(ChangeError::Exists(_))),
+        "{refused:?}"
+    );
+    assert_eq!(store.all_keys().await.unwrap().len(), 2);
+}
+
+pub async fn an_unknown_key_cannot_be_changed(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    let record = new_record("pro");
+    let id = record.id;
+    let refused = store.update_key(record).await;
+    assert!(
+        matches!(refused, Err(ChangeError::UnknownKey(unknown)) if unknown == id),
+        "{refused:?}"
+    );
+    assert_eq!(store.key(id).await.unwrap(), None);
+}
+
+pub async fn the_store_dates_and_versions_every_record(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    let before = store.server_time().await.unwrap();
+    let (made, first) = store.create_key(new_record("pro")).await.unwrap();
+    let after = store.server_time().await.unwrap();
+    assert!(made.created >= before - Duration::from_millis(1) && made.created <= after);
+    assert_eq!(made.updated, made.created);
+    assert!(made.version >= u64::try_from(before.as_microsecond()).unwrap());
+    let (changed, second) = store
+        .update_key(KeyRecord {
+            label: Some("billing".into()),
+            created: Timestamp::UNIX_EPOCH,
+            ..made.clone()
+        })
+        .await
+        .unwrap();
+    assert!(second > first);
+    assert!(changed.version > made.version);
+    assert!(changed.updated >= made.updated);
+    assert_eq!(store.key(made.id).await.unwrap(), Some(changed));
+}
+
+pub async fn all_keys_come_in_the_order_of_their_creation(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    let mut expected = Vec::new();
+    for _ in 0..20 {
+        expected.push(issue(&store).await.record.id);
+    }
+    let all = store.all_keys().await.unwrap();
+    let told: Vec<_> = all.iter().map(|record| record.id).collect();
+    assert_eq!(told, expected);
+}
+
+pub async fn a_change_reaches_the_key_table_of_another_process(fixture: &dyn Fixture) {
+    let (gateway, command) = (fixture.gateway("a").await, fixture.command().await);
+    let key = issue(&command).await;
+    let digest = key.record.digest;
+    eventually("the new key is in the table", async || {
+        gateway.keys().find(&digest).filter(|found| *found == key)
+    })
+    .await;
+    let next = ApiKey::for_id(&KeyPrefix::default(), key.record.id, &mut os_entropy);
+    let mut record = key.record.clone();
+    record.digest = next.digest();
+    let (record, _) = command.update_key(record).await.unwrap();
+    eventually("the rotated key is in the table", async || {
+        gateway.keys().find(&next.digest())
+    })
+    .await;
+    assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
+    assert!(gateway.keys().find(&digest).is_none());
+
+    let late = fixture.gateway("b").await;
+    assert_eq!(late.keys().get(record.id).unwrap().record, record);
+}
+
+pub async fn an_applied_change_awaits_nobody(fixture: &dyn Fixture) {
+    let gateways = [fixture.gateway("a").await, fixture.gateway("b").await];
+    let command = fixture.command().await;
+    for _ in 0..10 {
+        let (record, mark) = command.create_key(new_record("pro")).await.unwrap();
+        let lagging = command.await_applied(&mark, PATIENCE).await.unwrap();
+        assert_eq!(lagging, []);
+        for gateway in &gateways {
+            assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
+        }
+    }
+}
+
+pub async fn a_gateway_that_does_not_apply_a_change_is_named(fixture: &dyn Fixture) {
+    let follows = fixture.gateway("follows").await;
+    let command = fixture.command().await;
+    drop(fixture.gateway("hangs").await);
+    // What the dropped handle had under way may still apply a change or two.
+    let lagging = eventually("the gateway that hangs is named", async || {
+        let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
+        let patience = Duration::from_millis(300);
+        let lagging = command.await_applied(&mark, patience).await.unwrap();
+        (!lagging.is_empty()).then_some(lagging)
+    })
+    .await;
+    assert_eq!(lagging, [NodeName("hangs".into())]);
+    // And in time it counts as dead.
+    eventually("the dead gateway is forgotten", async || {
+        let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
+        let patience = Duration::from_millis(300);
+        let lagging = command.await_applied(&mark, patience).await.unwrap();
+        lagging.is_empty().then_some(())
+    })
+    .await;
+    assert!(follows.health().keys_loaded);
+}
+
+pub async fn a_gateway_that_said_goodbye_is_not_awaited(fixture: &dyn Fixture) {
+    let command = fixture.command().await;
+    let gateway = fixture.gateway("gone").await;
+    gateway.close(PATIENCE).await;
+    let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
+    let asked = Instant::now();
+    assert_eq!(command.await_applied(&mark, PATIENCE).await.unwrap(), []);
+    assert!(asked.elapsed() < Duration::from_secs(2));
+}
