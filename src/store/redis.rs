@@ -62,6 +62,8 @@ pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often the connection is tried although nobody charges, so that `health` knows.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long commands wait for a reply, at least.
@@ -116,19 +118,7 @@ pub async fn open(
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
     };
     for link in [&link, &command_link] {
-        if let Err(error) = link.connect(&prepare).await {
-            match (&role, &*error) {
-                (_, StoreError::OtherCalendar(text)) => {
-                    return Err(StoreError::OtherCalendar(text.clone()));
-                }
-                (Role::Command, error) => {
-                    return Err(StoreError::Unavailable(format!(
-                        "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
-                    )));
-                }
-                (Role::Gateway(_), _) => {}
-            }
-        }
+        first_attempt(link, &role, &prepare).await?;
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
@@ -172,6 +162,24 @@ pub async fn open(
         let _ = timeout(LOAD_PATIENCE, feed.loaded()).await;
     }
     Ok(Arc::new(store))
+}
+
+/// Connects once. Only a command minds if the server is away; both mind another zone.
+async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
+where
+    P: Fn(MultiplexedConnection) -> F,
+    F: Future<Output = Result<(), StoreError>>,
+{
+    let Err(error) = link.connect(prepare).await else {
+        return Ok(());
+    };
+    match (role, &*error) {
+        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
+        (Role::Command, error) => Err(StoreError::Unavailable(format!(
+            "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+        ))),
+        (Role::Gateway(_), _) => Ok(()),
+    }
 }
 
 /// Starts the tasks that keep the store going.
@@ -254,7 +262,7 @@ impl Parts {
     /// Writes refunds and ledger again and again; after a reconnection, everything.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
-        let mut swept = Instant::now();
+        let (mut swept, mut probed) = (Instant::now(), Instant::now());
         let mut ticks = tokio::time::interval(FLUSH_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -275,6 +283,11 @@ impl Parts {
                 self.ledger.repeat_all();
             }
             self.flush().await;
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                // A failure is the link's to act on.
+                let _ = self.link.ask(&redis::cmd("PING")).await;
+            }
             if swept.elapsed() >= SWEEP_EVERY {
                 swept = Instant::now();
                 self.accounts.sweep();

@@ -87,6 +87,35 @@ fn number(code: Code) -> i64 {
         .unwrap()
 }
 
+/// Code, grant, count, version, the store's time and the record.
+type ScriptReply = (i64, u64, i64, i64, i64, String);
+
+async fn run(
+    connection: &mut redis::aio::MultiplexedConnection,
+    sha: &str,
+    key: u64,
+    call: &ModelCall,
+) -> ScriptReply {
+    redis::cmd("EVALSHA")
+        .arg(sha)
+        .arg(2)
+        .arg(format!("k:{{{key}}}"))
+        .arg(format!("q:{{{key}}}:day"))
+        .arg(&call.producer)
+        .arg(call.ack)
+        .arg(call.rack)
+        .arg(call.want)
+        .arg(call.limit)
+        .arg(call.record.version)
+        .arg(&call.record.packed)
+        .arg(call.start)
+        .arg(call.end)
+        .arg(call.end + 3_024_000)
+        .query_async(connection)
+        .await
+        .unwrap()
+}
+
 #[tokio::test]
 async fn the_script_and_its_model_agree_on_30_000_random_calls() {
     let server = RedisServer::start().await;
@@ -113,24 +142,7 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
                 limit = random.up_to(60);
             }
             let (call, producer, fresh) = random_call(&mut random, &mut marks, limit, today);
-            let reply: (i64, u64, i64, i64, i64, String) = redis::cmd("EVALSHA")
-                .arg(&sha)
-                .arg(2)
-                .arg(format!("k:{{{key}}}"))
-                .arg(format!("q:{{{key}}}:day"))
-                .arg(&call.producer)
-                .arg(call.ack)
-                .arg(call.rack)
-                .arg(call.want)
-                .arg(call.limit)
-                .arg(call.record.version)
-                .arg(&call.record.packed)
-                .arg(call.start)
-                .arg(call.end)
-                .arg(today + 3_024_000)
-                .query_async(&mut connection)
-                .await
-                .unwrap();
+            let reply = run(&mut connection, &sha, key, &call).await;
             let expected = day.charge(&mut stored, &call, reply.4);
             let version = expected.version.map_or(-1, |version| version as i64);
             let model = (

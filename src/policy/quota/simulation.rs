@@ -29,6 +29,8 @@ enum Step {
     Rollback { age: usize },
     /// Units are served without the store.
     Offline { node: usize, units: u32 },
+    /// Units are served without the store while a call is awaited that comes back after all.
+    OfflineMeanwhile { node: usize, units: u32 },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +52,8 @@ fn steps(faults: Faults) -> impl Strategy<Value = Vec<Step>> {
         6 => node.clone().prop_map(|node| Step::Refund { node }),
         weight(faults.crashes, 3) => node.clone().prop_map(|node| Step::Crash { node }),
         weight(faults.lost_writes, 2) => (1usize..5).prop_map(|age| Step::Rollback { age }),
-        weight(faults.offline, 3) => (node, 1u32..4).prop_map(|(node, units)| Step::Offline { node, units }),
+        weight(faults.offline, 3) => (node.clone(), 1u32..4).prop_map(|(node, units)| Step::Offline { node, units }),
+        weight(faults.offline, 2) => (node, 1u32..4).prop_map(|(node, units)| Step::OfflineMeanwhile { node, units }),
     ];
     prop::collection::vec(step, 1..250)
 }
@@ -177,6 +180,7 @@ impl World {
             }
             Step::Answered { node, doubled } => {
                 if let Some((call, sent)) = self.begin(node % count) {
+                    self.stray_reply(node % count);
                     let reply = self.run(&sent);
                     self.settle(node % count, call.number, &reply);
                     self.late.extend(doubled.then_some(sent));
@@ -212,18 +216,27 @@ impl World {
                 self.dead.push(old);
             }
             Step::Rollback { age } => self.roll_back(age),
-            Step::Offline { node, units } => {
-                let node = &mut self.nodes[node % count];
-                node.account.serve_without_store(units);
-                node.admitted.push(units);
-                self.offline += u64::from(units);
+            Step::Offline { node, units } => self.serve_offline(node % count, units),
+            Step::OfflineMeanwhile { node, units } => {
+                if let Some((call, sent)) = self.begin(node % count) {
+                    self.serve_offline(node % count, units);
+                    let reply = self.run(&sent);
+                    self.settle(node % count, call.number, &reply);
+                }
             }
         }
         self.past.push(self.day.clone());
     }
 
-    /// The reply arrives after the call was given up, and changes nothing.
-    fn lose_reply(&mut self, node: usize) {
+    fn serve_offline(&mut self, node: usize, units: u32) {
+        let node = &mut self.nodes[node];
+        node.account.serve_without_store(units);
+        node.admitted.push(units);
+        self.offline += u64::from(units);
+    }
+
+    /// A reply arrives after its call was given up, and changes nothing.
+    fn stray_reply(&mut self, node: usize) {
         if let Some((number, reply)) = self.nodes[node].stray.take() {
             assert!(
                 self.nodes[node]
@@ -232,6 +245,9 @@ impl World {
                     .is_empty()
             );
         }
+    }
+
+    fn lose_reply(&mut self, node: usize) {
         if let Some((call, sent)) = self.begin(node) {
             let reply = self.run(&sent);
             let node = &mut self.nodes[node];

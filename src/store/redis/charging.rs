@@ -3,7 +3,7 @@
 //! Every decision is [`Account`]'s; here are its lock, its map and its deadlines. A call runs in a task of its own, so
 //! that a request that is cancelled cannot lose the reply; units that reach nobody go back by being dropped ([`Units`]).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -329,14 +329,24 @@ impl Accounts {
     /// One round trip. A newer record in the reply is in the key table when this returns.
     async fn call(&self, slot: &Slot, call: &Call<Context>) -> Result<Reply, LinkError> {
         let Context { entry, day } = &call.terms.context;
-        let packed = entry.as_ref().map_or("", |entry| &entry.packed);
+        // A call that grants nothing mends the store with the newest record that we know.
+        let newest = match entry {
+            Some(judged) => self
+                .keys
+                .get(slot.key)
+                .filter(|held| call.want == 0 && held.record.version > judged.record.version),
+            None => self.keys.get(slot.key),
+        };
+        let entry = newest.as_ref().or(entry.as_ref());
+        let version = entry.map_or(call.terms.version, |entry| entry.record.version);
+        let packed = entry.map_or("", |entry| &entry.packed);
         let arguments = Arguments::new()
             .text(slot.producer.as_str())
             .count(call.ack)
             .count(call.rack)
             .count(call.want)
             .count(call.terms.limit)
-            .count(call.terms.version)
+            .count(version)
             .text(packed)
             .number(day.start)
             .number(day.end)
@@ -345,7 +355,7 @@ impl Accounts {
         let deadline = Instant::now() + self.timeout;
         let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
         let value = CHARGE.run(&self.link, &keys, &arguments, deadline).await?;
-        let reply = charge_reply(value).map_err(LinkError::Lost)?;
+        let reply = charge_reply(value).map_err(LinkError::Unreadable)?;
         self.clock.learn_second(asked, reply.now);
         if !reply.record.is_empty() {
             match serde_json::from_str::<KeyRecord>(&reply.record) {
@@ -387,7 +397,8 @@ impl Accounts {
         }
         let slots = std::mem::take(&mut *self.to_settle.lock());
         let now = std::time::Instant::now();
-        let mut running = tokio::task::JoinSet::new();
+        // Not a `JoinSet`: whoever stops waiting for these calls must not stop them.
+        let mut running = VecDeque::new();
         for slot in slots {
             let (call, again) = {
                 let mut state = slot.state.lock();
@@ -399,12 +410,16 @@ impl Accounts {
                 self.list(&slot);
             }
             let Some(call) = call else { continue };
-            if running.len() >= SETTLING_MAX {
-                running.join_next().await;
+            running.push_back(tokio::spawn(self.carry(&slot, call)));
+            if running.len() >= SETTLING_MAX
+                && let Some(first) = running.pop_front()
+            {
+                let _ = first.await;
             }
-            running.spawn(self.carry(&slot, call));
         }
-        while running.join_next().await.is_some() {}
+        for call in running {
+            let _ = call.await;
+        }
     }
 
     /// Has every account say everything again: the store may have lost it.

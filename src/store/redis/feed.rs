@@ -52,9 +52,10 @@ pub struct Feed {
 
 /// What the stream says of itself.
 struct StreamState {
+    /// The last entry ever added, 0 without a stream.
     last: u128,
-    /// The first entry, where older ones were removed.
-    first_after_trim: Option<u128>,
+    /// The first entry still there.
+    first: Option<u128>,
 }
 
 impl Feed {
@@ -91,8 +92,9 @@ impl Feed {
     /// Follows the feed for ever.
     pub async fn follow(&self) {
         let mut logged = String::new();
+        let mut scanned = None;
         loop {
-            let Err(error) = self.follow_one_connection(&mut logged).await;
+            let Err(error) = self.follow_one_connection(&mut logged, &mut scanned).await;
             let text = error.to_string();
             if text != logged {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
@@ -105,28 +107,23 @@ impl Feed {
     async fn follow_one_connection(
         &self,
         logged: &mut String,
+        scanned: &mut Option<Instant>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
         self.link.require()?;
         let mut connection = self.link.connect_apart().await?;
-        let mut scanned = None;
         loop {
             let state = self.stream_state(&mut connection).await?;
             let applied = *self.applied.borrow();
             let lost = applied.is_some_and(|applied| is_lost(&state, applied));
-            let due = scanned.is_none_or(|at: Instant| at.elapsed() >= SCAN_EVERY);
-            // A new connection goes on where the last one ended; only the first one loads at once.
-            if applied.is_none() || lost || (due && scanned.is_some()) {
-                if lost {
-                    tracing::warn!(
-                        "the feed of key changes lost our place: loading all keys again"
-                    );
-                    self.store_lost.notify_one();
-                }
+            let due = scanned.is_none_or(|at| at.elapsed() >= SCAN_EVERY);
+            if lost {
+                tracing::warn!("the feed of key changes lost our place: loading all keys again");
+                self.store_lost.notify_one();
+            }
+            if lost || due {
                 self.load(state.last).await?;
-                scanned = Some(Instant::now());
-            } else if scanned.is_none() {
-                scanned = Some(Instant::now());
+                *scanned = Some(Instant::now());
             }
             logged.clear();
             self.read_changes(&mut connection).await?;
@@ -216,23 +213,15 @@ impl Feed {
             Err(StoreError::Failed(_)) => HashMap::new(),
             Err(error) => return Err(error),
         };
-        let number = |name: &str| {
-            let value = fields.get(name)?;
-            u64::from_redis_value_ref(value).ok()
-        };
         let last = fields
             .get("last-generated-id")
             .and_then(|value| parse_place(&String::from_redis_value_ref(value).ok()?))
             .unwrap_or(0);
-        let removed = number("entries-added").unwrap_or(0) > number("length").unwrap_or(0);
         let first = fields.get("first-entry").and_then(|value| {
             let (id, _) = <(String, Value)>::from_redis_value_ref(value).ok()?;
             parse_place(&id)
         });
-        Ok(StreamState {
-            last,
-            first_after_trim: first.filter(|_| removed),
-        })
+        Ok(StreamState { last, first })
     }
 
     /// Says again and again that this gateway lives and what it applied.
@@ -269,9 +258,9 @@ impl Feed {
     }
 }
 
-/// Whether changes after `applied` may be missing from the stream.
+/// Whether changes after `applied` may be missing from the stream: it ends before that place, or no longer holds it.
 fn is_lost(state: &StreamState, applied: u128) -> bool {
-    state.last < applied || state.first_after_trim.is_some_and(|first| first > applied)
+    state.last < applied || (applied > 0 && state.first.is_some_and(|first| first > applied))
 }
 
 async fn patient(
@@ -345,12 +334,10 @@ mod tests {
 
     #[test]
     fn a_place_is_lost_if_the_stream_ends_before_it_or_was_trimmed_after_it() {
-        let state = |last, first_after_trim| StreamState {
-            last,
-            first_after_trim,
-        };
-        assert!(!is_lost(&state(10, None), 10));
-        assert!(!is_lost(&state(12, None), 10));
+        let state = |last, first| StreamState { last, first };
+        assert!(!is_lost(&state(10, Some(10)), 10));
+        assert!(!is_lost(&state(12, Some(1)), 10));
+        assert!(!is_lost(&state(12, Some(11)), 0));
         assert!(is_lost(&state(0, None), 10));
         assert!(is_lost(&state(20, Some(11)), 10));
         assert!(!is_lost(&state(20, Some(9)), 10));

@@ -37,6 +37,8 @@ pub enum LinkError {
     Lost(String),
     /// The server refused it.
     Refused(redis::RedisError),
+    /// It was answered, but not in the way that was asked for.
+    Unreadable(String),
 }
 
 impl From<LinkError> for StoreError {
@@ -44,6 +46,7 @@ impl From<LinkError> for StoreError {
         match error {
             LinkError::NoConnection(why) | LinkError::Lost(why) => StoreError::Unavailable(why),
             LinkError::Refused(error) => StoreError::Failed(error.to_string()),
+            LinkError::Unreadable(what) => StoreError::Failed(what),
         }
     }
 }
@@ -156,7 +159,12 @@ impl Link {
             }
             Ok(Err(error)) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                Err(LinkError::Refused(error))
+                // A script of somebody else's runs for too long, or a cluster rearranges itself: both pass.
+                if error.is_cluster_error() || error.code() == Some("BUSY") {
+                    Err(LinkError::Lost(error.to_string()))
+                } else {
+                    Err(LinkError::Refused(error))
+                }
             }
         }
     }
@@ -202,12 +210,8 @@ impl Link {
             .set_connection_timeout(Some(CONNECT_TIMEOUT))
             .set_response_timeout(response_timeout)
             .set_pipeline_buffer_size(QUEUE_MAX);
-        let dialled = async {
-            self.server
-                .client()?
-                .get_multiplexed_async_connection_with_config(&config)
-                .await
-        };
+        let client = self.server.client();
+        let dialled = client.get_multiplexed_async_connection_with_config(&config);
         match timeout(2 * CONNECT_TIMEOUT, dialled).await {
             Ok(Ok(connection)) => Ok(connection),
             Ok(Err(error)) => Err(StoreError::Unavailable(format!("{}: {error}", self.server))),

@@ -24,6 +24,8 @@ use crate::store::{ChangeError, ChangeMark, KeyEntry, StoreError};
 const CLAIM_LASTS: Duration = Duration::from_secs(30);
 /// About how many changes the feed keeps.
 const FEED_MAX: u64 = 1_000_000;
+/// Records written back in one round trip.
+const MEND_BATCH: usize = 128;
 /// Names that one step of a scan looks at.
 const SCAN_COUNT: u32 = 1_000;
 
@@ -219,22 +221,22 @@ impl Records {
 
 /// Writes records that the store lacks or holds older, and their digests.
 pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
-    for entry in entries {
-        let name = names.record(entry.record.id);
-        let arguments = Arguments::new()
-            .number(-1)
-            .count(entry.record.version)
-            .text(&*entry.packed);
-        let deadline = Instant::now() + Duration::from_secs(1);
-        RECORD.run(link, &[&name], &arguments, deadline).await?;
+    for batch in entries.chunks(MEND_BATCH) {
         let mut pipeline = Pipeline::new();
-        for digest in digests(&entry.record) {
-            let id = entry.record.id.as_str();
-            pipeline
-                .cmd("SET")
-                .arg(names.digest(&digest))
-                .arg(id)
-                .arg("NX");
+        for entry in batch {
+            let name = names.record(entry.record.id);
+            let arguments = Arguments::new()
+                .number(-1)
+                .count(entry.record.version)
+                .text(&*entry.packed);
+            pipeline.add_command(RECORD.by_text(&[&name], &arguments));
+            for digest in digests(&entry.record) {
+                pipeline
+                    .cmd("SET")
+                    .arg(names.digest(&digest))
+                    .arg(entry.record.id.as_str())
+                    .arg("NX");
+            }
         }
         link.ask(&pipeline).await?;
     }

@@ -1,5 +1,7 @@
 //! The two scripts as commands and their replies as values.
 
+use std::sync::OnceLock;
+
 use redis::{Cmd, FromRedisValue, Value};
 use tokio::time::Instant;
 
@@ -9,19 +11,19 @@ use crate::policy::quota::{Code, Reply};
 /// The charge.
 pub static CHARGE: Script = Script {
     source: include_str!("charge.lua"),
-    sha: once_cell::sync::OnceCell::new(),
+    sha: OnceLock::new(),
 };
 /// The compare-and-set of a record.
 pub static RECORD: Script = Script {
     source: include_str!("record.lua"),
-    sha: once_cell::sync::OnceCell::new(),
+    sha: OnceLock::new(),
 };
 
 /// A script and the name that the server gave it.
 #[derive(Debug)]
 pub struct Script {
     source: &'static str,
-    sha: once_cell::sync::OnceCell<String>,
+    sha: OnceLock<String>,
 }
 
 impl Script {
@@ -54,8 +56,12 @@ impl Script {
                 other => return other,
             }
         }
-        link.query(&arguments.command("EVAL", self.source, keys), deadline)
-            .await
+        link.query(&self.by_text(keys, arguments), deadline).await
+    }
+
+    /// The command that runs it by its text.
+    pub fn by_text(&self, keys: &[&str], arguments: &Arguments) -> Cmd {
+        arguments.command("EVAL", self.source, keys)
     }
 }
 

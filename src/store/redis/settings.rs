@@ -101,8 +101,8 @@ impl Server {
     }
 
     /// A client for it.
-    pub fn client(&self) -> Result<Client, redis::RedisError> {
-        Ok(self.client.clone())
+    pub fn client(&self) -> &Client {
+        &self.client
     }
 }
 
