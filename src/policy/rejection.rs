@@ -30,6 +30,8 @@ pub enum Malformed {
     UnexpectedBody,
     /// The framing headers contradict each other.
     Framing,
+    /// `Connection` names something it must not.
+    Connection,
 }
 
 impl Malformed {
@@ -38,6 +40,7 @@ impl Malformed {
             Malformed::Target(error) => error.detail(),
             Malformed::Host => "The request needs exactly one valid Host header.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",
+            Malformed::Connection => "The Connection header names a header that it must not.",
             Malformed::Framing => "The headers that frame the request body contradict each other.",
         }
     }

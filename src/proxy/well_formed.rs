@@ -4,12 +4,15 @@
 //! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). What pingora
 //! refuses before any hook runs never gets here.
 
-use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
-use http::{HeaderValue, Method, Version};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::RequestHeader;
 
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Target, TargetError};
+
+/// Options of `Connection`; pingora gives up above 16.
+const CONNECTION_OPTIONS_MAX: usize = 8;
 
 /// What a request may measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +55,7 @@ pub fn check<'a>(
     }
     let target = Target::parse(target).map_err(|error| malformed(Malformed::Target(error)))?;
     check_host(header)?;
+    check_connection(header)?;
     check_body(header, raw, limits)?;
     Ok(target)
 }
@@ -78,6 +82,34 @@ fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
         },
         _ => Err(malformed(Malformed::Host)),
     }
+}
+
+/// `Connection` may not nominate what the gateway reads or sets (RFC 9110 section 7.6.1): an intermediary would take it
+/// away, or a careless one would take ours away.
+fn check_connection(header: &RequestHeader) -> Result<(), Rejection> {
+    let options = header
+        .headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let mut count = 0;
+    for option in options
+        .map(<[u8]>::trim_ascii)
+        .filter(|option| !option.is_empty())
+    {
+        count += 1;
+        let name = HeaderName::from_bytes(option).map_err(|_| malformed(Malformed::Connection))?;
+        let name = name.as_str();
+        let ours = matches!(
+            name,
+            "host" | "x-api-key" | "x-request-id" | "traceparent" | "content-length"
+        ) || name.starts_with("x-forwarded-")
+            || name.starts_with("x-consumer-");
+        if ours || count > CONNECTION_OPTIONS_MAX {
+            return Err(malformed(Malformed::Connection));
+        }
+    }
+    Ok(())
 }
 
 /// The host that the client asked for, as it wrote it.
@@ -250,6 +282,26 @@ mod tests {
             outcome("GET", "/", &[("host", "h"), ("host", "h")]),
             Err("BAD_REQUEST")
         );
+    }
+
+    #[test]
+    fn connection_may_not_nominate_what_the_gateway_reads_or_sets() {
+        let with = |value: &str| outcome("GET", "/", &[("host", "h"), ("connection", value)]);
+        for good in ["close", "keep-alive, x-own", "", ", ,", "TE"] {
+            assert_eq!(with(good), Ok(()), "{good}");
+        }
+        for bad in [
+            "X-API-Key",
+            "close, host",
+            "x-forwarded-for",
+            "X-Consumer-Id",
+            "x-request-id",
+            "a b",
+            ":authority",
+            "a,b,c,d,e,f,g,h,i",
+        ] {
+            assert_eq!(with(bad), Err("BAD_REQUEST"), "{bad}");
+        }
     }
 
     #[test]

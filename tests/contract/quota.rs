@@ -1,6 +1,6 @@
 //! Step 8 and what callers are told of it.
 
-use harness::{Call, Protocol, Scene, Store};
+use harness::{Protocol, Scene, Store};
 
 use super::{DAY_SECONDS, MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
 
@@ -32,7 +32,7 @@ async fn the_sixth_request_of_five_is_refused(store: Store) {
             assert!((1..=DAY_SECONDS).contains(&pause));
         }
         // What is free stays free, and tells where the key stands.
-        for (path, status) in [(RANKINGS, 403), ("/none", 404), ("/api/v1/usage", 200)] {
+        for (path, status) in [(RANKINGS, 403), ("/none", 404)] {
             let answer = client.get(&key, path).await;
             assert_eq!(answer.status, status);
             assert_standing(&answer, 5, 0);
@@ -74,49 +74,5 @@ async fn one_keys_quota_is_nobody_elses() {
     assert_eq!(client.get(&one, MARKETS).await.status, 200);
     assert_eq!(client.get(&one, MARKETS).await.status, 429);
     assert_eq!(client.get(&other, MARKETS).await.status, 200);
-    scene.assert_ledgers_agree().await;
-}
-
-#[tokio::test]
-async fn usage_tells_tier_limit_use_and_endpoints_and_is_never_charged() {
-    let mut scene = Scene::builder(TOUCHLINE).daily("starter", 5).start().await;
-    let key = scene.issue("starter").await;
-    let client = scene.client(Protocol::Http1);
-    assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    let answer = client.get(&key, "/api/v1/usage").await;
-    assert_eq!(answer.status, 200);
-    assert_standing(&answer, 5, 4);
-    let body = answer.json();
-    for (member, value) in [("limit", 5), ("used", 1), ("remaining", 4)] {
-        assert_eq!(body[member], value, "{body}");
-    }
-    assert_eq!(body["tier"], "starter");
-    assert!(body.to_string().contains(MARKETS) && !body.to_string().contains(RANKINGS));
-    assert_problem(
-        &client.call(Call::get("/api/v1/usage")).await,
-        401,
-        "MISSING_API_KEY",
-    );
-    scene.assert_ledgers_agree().await;
-}
-
-#[tokio::test]
-async fn the_openapi_document_is_public_and_free() {
-    let mut scene = Scene::builder(TOUCHLINE).start().await;
-    for protocol in Protocol::ALL {
-        let answer = scene
-            .client(protocol)
-            .call(Call::get("/openapi.json"))
-            .await;
-        assert_eq!(answer.status, 200);
-        assert!(
-            answer.json()["openapi"]
-                .as_str()
-                .unwrap()
-                .starts_with("3.1")
-        );
-        assert!(answer.json()["paths"][MARKETS].is_object());
-        assert!(answer.header("x-request-id").is_some());
-    }
     scene.assert_ledgers_agree().await;
 }

@@ -82,7 +82,8 @@ pub struct Entry {
     pub status: Option<u16>,
     /// `code` of a problem body, else of none.
     pub code: Option<String>,
-    /// Whether the answer is a problem body, which an answer to HEAD shows by its type only.
+    /// Whether the answer is a problem body, which an answer to HEAD shows by its type only, or the HTTP parser's own
+    /// refusal.
     pub is_problem: bool,
     /// `X-RateLimit-Limit`.
     pub limit: Option<u64>,
@@ -239,6 +240,11 @@ impl Answer {
             .is_some_and(|value| value.as_bytes().starts_with(b"application/problem+json"))
     }
 
+    /// Whether the HTTP parser refused the request before the gateway saw it: every answer of ours has a request id.
+    fn is_parsers(&self) -> bool {
+        [400, 405].contains(&self.status) && !self.headers.contains_key("x-request-id")
+    }
+
     fn text(&self) -> String {
         let mut text = String::new();
         for (name, value) in &self.headers {
@@ -264,7 +270,7 @@ impl Answer {
             target: call.target.clone(),
             status: Some(self.status),
             code: self.code(),
-            is_problem: self.is_problem(),
+            is_problem: self.is_problem() || self.is_parsers(),
             limit: number("x-ratelimit-limit"),
             remaining: number("x-ratelimit-remaining"),
             reset: number("x-ratelimit-reset"),

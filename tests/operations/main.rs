@@ -1,0 +1,1 @@
+//! Integration tests: the gateway as its operators meet it.
