@@ -133,7 +133,8 @@ async fn run(
     let (shutdown, watch) = watch::channel(false);
     let bound = start(&listener, &gate, &watch);
     announce(&listener.addresses());
-    tracing::info!(%node, configuration, addresses = ?listener.addresses(), "listening");
+    let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
+    tracing::info!(%node, configuration, addresses, "listening");
 
     stop.wait().await;
     tracing::info!("stopping: finishing the requests in flight");
