@@ -194,6 +194,11 @@ impl Forwarding {
         }
     }
 
+    /// Whether the upstream has had more than `timeouts.total`.
+    pub fn is_over_time(&self) -> bool {
+        self.since.elapsed() > self.upstream.timeouts.total
+    }
+
     /// Whether the units were given back.
     pub fn refunded(&self) -> bool {
         self.receipt.is_none()

@@ -68,7 +68,9 @@ impl Edge {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
         if ambiguous {
             session.set_keepalive(None);
-        } else if !session.is_body_done() && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
+        } else if !session.is_body_done()
+            && !well_formed::expects_continue(session.req_header())
+            && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
         {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
         }
@@ -177,6 +179,10 @@ impl ProxyHttp for Edge {
                     .ok_or_else(|| Error::explain(ErrorType::InternalError, "no such upstream"))?;
                 exchange.stage =
                     Stage::Forwarding(Forwarding::begin(permit, upstream, client_blocked(session)));
+                if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
+                    // Should the client be gone, reading its body will tell.
+                    let _ = session.as_downstream_mut().write_continue_response().await;
+                }
                 Ok(false)
             }
         }
@@ -297,6 +303,12 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        if exchange
+            .forwarding()
+            .is_some_and(|forwarding| forwarding.is_over_time())
+        {
+            return Err(over_time());
+        }
         let switches_protocol = response.status == http::StatusCode::SWITCHING_PROTOCOLS;
         if response.status.is_informational() && !switches_protocol {
             return Ok(());
@@ -344,14 +356,8 @@ impl ProxyHttp for Edge {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
             forwarding.client_blocked = blocked;
-            if !end_of_stream && forwarding.since.elapsed() > forwarding.upstream.timeouts.total {
-                let context = "the upstream took longer than timeouts.total".into();
-                return Err(Error::create(
-                    TOTAL_TIMEOUT,
-                    ErrorSource::Upstream,
-                    Some(context),
-                    None,
-                ));
+            if !end_of_stream && forwarding.is_over_time() {
+                return Err(over_time());
             }
         }
         Ok(None)
@@ -521,6 +527,11 @@ impl<'a> Outcome<'a> {
             },
         }
     }
+}
+
+fn over_time() -> Box<Error> {
+    let context = "the upstream took longer than timeouts.total".into();
+    Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
 }
 
 fn failed_with(status: u16) -> FailToProxy {
