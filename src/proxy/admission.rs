@@ -102,6 +102,7 @@ pub async fn admit(
     let target = well_formed::check(header, raw, &snapshot.head_limits).map_err(Refusal::of)?; // 1
     let presented = presented_key(&header.headers, snapshot).map_err(Refusal::of)?; // 2
     let mut now = gate.store.now();
+    let mut judged = None;
     for _ in 0..ATTEMPTS_MAX {
         let key = authenticate(gate, &presented, now)?; // 3
         let caller = Caller::new(gate, snapshot, key, now)?;
@@ -134,7 +135,10 @@ pub async fn admit(
                 .await
             {
                 Some(refusal) => return Err(refusal),
-                None => continue,
+                None => {
+                    judged = Some(caller);
+                    continue;
+                }
             },
         };
         match caller.charge(gate, endpoint, store_wait).await {
@@ -155,12 +159,15 @@ pub async fn admit(
             } // 8
             Ok(Decision::KeyChanged) => now = gate.store.now(),
             Ok(Decision::OtherDay { now: stores }) => now = stores,
-            Err(error) => return Err(caller.refuse_unserved(endpoint, &error)),
+            Err(error) => return Err(caller.refuse_unserved(Some(endpoint), error.to_string())),
         }
+        judged = Some(caller);
     }
-    Err(Refusal::internal(
-        "the key or the day changed again and again under the checks",
-    ))
+    let cause = "the key or the day changed again and again under the checks";
+    Err(match judged {
+        Some(caller) => caller.refuse_unserved(None, cause.into()),
+        None => Refusal::internal(cause),
+    })
 }
 
 /// Step 2 and the part of step 3 that needs no look-up: exactly one key, of a possible shape.
@@ -323,13 +330,13 @@ impl Caller {
         }
     }
 
-    fn refuse_unserved(self, endpoint: &Arc<Endpoint>, error: &StoreError) -> Refusal {
+    fn refuse_unserved(self, endpoint: Option<&Arc<Endpoint>>, cause: String) -> Refusal {
         Refusal {
             rejection: Rejection::Internal,
             key: Some(self.key),
-            endpoint: Some(endpoint.clone()),
+            endpoint: endpoint.cloned(),
             standing: Some(self.standing),
-            cause: Some(error.to_string()),
+            cause: Some(cause),
         }
     }
 }

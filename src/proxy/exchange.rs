@@ -68,7 +68,9 @@ pub struct Forwarding {
     pub header_after: Option<Duration>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
-    /// How long the client's connection had refused bytes when the last part of the body was handed to it.
+    /// How long the client's connection had refused bytes in its requests before this one.
+    pub client_blocked_before: Duration,
+    /// The same when the last part of this answer's body was handed to it.
     pub client_blocked: Duration,
     /// How it ended, unless served whole.
     pub ending: Option<Ending>,
@@ -149,8 +151,9 @@ impl Exchange {
 }
 
 impl Forwarding {
-    /// Begins with a permit; its receipt is kept until it is refunded.
-    pub fn begin(permit: Permit, upstream: Arc<Upstream>) -> Forwarding {
+    /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
+    /// connection has refused bytes so far.
+    pub fn begin(permit: Permit, upstream: Arc<Upstream>, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let standing = permit.standing();
@@ -166,7 +169,8 @@ impl Forwarding {
             since: Instant::now(),
             header_after: None,
             request_body_bytes: 0,
-            client_blocked: Duration::ZERO,
+            client_blocked_before: client_blocked,
+            client_blocked,
             ending: None,
             receipt: Some(receipt),
         }
@@ -188,6 +192,11 @@ impl Forwarding {
                 .with_label_values(&[tier, "refunded"])
                 .inc_by(u64::from(self.units));
         }
+    }
+
+    /// Whether the upstream has had more than `timeouts.total`.
+    pub fn is_over_time(&self) -> bool {
+        self.since.elapsed() > self.upstream.timeouts.total
     }
 
     /// Whether the units were given back.

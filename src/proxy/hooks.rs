@@ -31,6 +31,12 @@ const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
 const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
+const BROKEN_BODY: [ErrorType; 3] = [
+    ErrorType::new("InvalidChunk"),
+    ErrorType::new("InvalidTrailerEnd"),
+    ErrorType::InvalidHTTPHeader,
+];
 /// An unread request body up to this size is read before an early answer, so that clients that write first and read
 /// later get the answer; a larger one costs them the connection.
 const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -62,7 +68,9 @@ impl Edge {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
         if ambiguous {
             session.set_keepalive(None);
-        } else if !session.is_body_done() && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
+        } else if !session.is_body_done()
+            && !well_formed::expects_continue(session.req_header())
+            && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
         {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
         }
@@ -85,31 +93,27 @@ impl Edge {
         let header_passed = session
             .response_written()
             .is_some_and(|header| !header.status.is_informational());
-        let (ending, reason) = if *error.etype() == BODY_TOO_LARGE {
-            (
-                Ending::Rejected(Rejection::PayloadTooLarge),
-                Some(RefundReason::Body),
-            )
-        } else if *error.esource() == ErrorSource::Downstream {
-            if *error.etype() == ErrorType::InvalidHTTPHeader && !header_passed {
-                let malformed = Rejection::BadRequest(Malformed::Framing);
-                (Ending::Rejected(malformed), Some(RefundReason::Body))
-            } else {
-                let slow = forwarding.header_after.is_none()
-                    && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
-                (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
-            }
+        let clients = *error.esource() == ErrorSource::Downstream;
+        let too_large = *error.etype() == BODY_TOO_LARGE;
+        let (ending, reason) = if too_large && !header_passed {
+            let rejection = Rejection::PayloadTooLarge;
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if clients && BROKEN_BODY.contains(error.etype()) && !header_passed {
+            let rejection = Rejection::BadRequest(Malformed::Framing);
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if clients || too_large {
+            let slow = forwarding.header_after.is_none()
+                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
+            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
         } else if header_passed {
-            let blocked = client_blocked(session).saturating_sub(forwarding.client_blocked);
+            let waited_for_client = waited_for_client(session, error, forwarding);
             (
                 Ending::Cut,
-                (blocked < CLIENT_BLOCKED_MIN).then_some(RefundReason::Cut),
+                (!waited_for_client).then_some(RefundReason::Cut),
             )
         } else {
-            (
-                Ending::Rejected(Rejection::Internal),
-                Some(RefundReason::Failed),
-            )
+            let rejection = Rejection::Internal;
+            (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
         forwarding.ending = Some(ending);
         if let Some(reason) = reason {
@@ -173,7 +177,12 @@ impl ProxyHttp for Edge {
                 let upstream = snapshot.upstream(&permit.endpoint().upstream).cloned();
                 let upstream = upstream
                     .ok_or_else(|| Error::explain(ErrorType::InternalError, "no such upstream"))?;
-                exchange.stage = Stage::Forwarding(Forwarding::begin(permit, upstream));
+                exchange.stage =
+                    Stage::Forwarding(Forwarding::begin(permit, upstream, client_blocked(session)));
+                if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
+                    // Should the client be gone, reading its body will tell.
+                    let _ = session.as_downstream_mut().write_continue_response().await;
+                }
                 Ok(false)
             }
         }
@@ -294,6 +303,12 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        if exchange
+            .forwarding()
+            .is_some_and(|forwarding| forwarding.is_over_time())
+        {
+            return Err(over_time());
+        }
         let switches_protocol = response.status == http::StatusCode::SWITCHING_PROTOCOLS;
         if response.status.is_informational() && !switches_protocol {
             return Ok(());
@@ -341,14 +356,8 @@ impl ProxyHttp for Edge {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
             forwarding.client_blocked = blocked;
-            if !end_of_stream && forwarding.since.elapsed() > forwarding.upstream.timeouts.total {
-                let context = "the upstream took longer than timeouts.total".into();
-                return Err(Error::create(
-                    TOTAL_TIMEOUT,
-                    ErrorSource::Upstream,
-                    Some(context),
-                    None,
-                ));
+            if !end_of_stream && forwarding.is_over_time() {
+                return Err(over_time());
             }
         }
         Ok(None)
@@ -520,6 +529,11 @@ impl<'a> Outcome<'a> {
     }
 }
 
+fn over_time() -> Box<Error> {
+    let context = "the upstream took longer than timeouts.total".into();
+    Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
+}
+
 fn failed_with(status: u16) -> FailToProxy {
     FailToProxy {
         error_code: status,
@@ -553,7 +567,20 @@ fn declared_body_bytes(session: &Session) -> usize {
     declared.unwrap_or(usize::MAX)
 }
 
-/// How long the client's connection has refused bytes so far. Known over HTTP/1 only: HTTP/2 connections are shared.
+/// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
+/// the answer would still have had time without such waits.
+fn waited_for_client(session: &Session, error: &Error, forwarding: &Forwarding) -> bool {
+    let blocked = client_blocked(session);
+    if *error.etype() == TOTAL_TIMEOUT {
+        let by_client = blocked.saturating_sub(forwarding.client_blocked_before);
+        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
+        by_upstream <= forwarding.upstream.timeouts.total
+    } else {
+        blocked.saturating_sub(forwarding.client_blocked) >= CLIENT_BLOCKED_MIN
+    }
+}
+
+/// How long the client's connection has refused bytes so far, in all its requests. Known over HTTP/1 only: HTTP/2 connections are shared.
 fn client_blocked(session: &Session) -> Duration {
     match session.as_http1() {
         Some(session) => session.stream().get_write_pending_time(),
