@@ -430,6 +430,8 @@ impl Ledgers {
         let owner = self.owner(entry).map(|key| key.id.as_str());
         let known = match status {
             _ if malformed => None,
+            // A caller of whom nothing could be known, not even whether the key is one.
+            500 if entry.limit.is_none() => None,
             // The log may say whose revoked or expired key it was.
             401 => line.key_id.as_deref().filter(|id| Some(*id) == owner),
             _ if path == "/openapi.json" => line.key_id.as_deref(),
