@@ -315,13 +315,16 @@ impl ProxyHttp for Edge {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         forward::clean_response(response);
         if response.status.is_informational() {
             return Ok(());
+        }
+        if self.gate.is_draining() {
+            session.set_keepalive(None);
         }
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
         let now = self.gate.store.now();

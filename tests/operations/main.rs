@@ -6,6 +6,7 @@ mod access_log;
 mod admin;
 mod certificates;
 mod check;
+mod drain;
 mod keys;
 mod metrics;
 mod redis_outage;
