@@ -5,7 +5,7 @@
 //! `fail_to_proxy` settles what went wrong, `logging` only records.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -36,9 +36,6 @@ const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
 const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// If the client's connection had refused bytes for this long since the last part of the body, the gateway was waiting
-/// for the client when the upstream broke off.
-const CLIENT_BLOCKED_MIN: Duration = Duration::from_millis(100);
 
 /// The gateway as pingora's application.
 #[derive(Debug, Clone)]
@@ -100,11 +97,10 @@ impl Edge {
                 (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
             }
         } else if header_passed {
-            let blocked = client_blocked(session).saturating_sub(forwarding.client_blocked);
-            (
-                Ending::Cut,
-                (blocked < CLIENT_BLOCKED_MIN).then_some(RefundReason::Cut),
-            )
+            let now = Instant::now();
+            forwarding.client_waits.note(client_blocked(session), now);
+            let waiting = forwarding.client_waits.was_waiting(now);
+            (Ending::Cut, (!waiting).then_some(RefundReason::Cut))
         } else {
             (
                 Ending::Rejected(Rejection::Internal),
@@ -343,7 +339,7 @@ impl ProxyHttp for Edge {
     ) -> pingora::Result<Option<Duration>> {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
-            forwarding.client_blocked = blocked;
+            forwarding.client_waits.note(blocked, Instant::now());
             if !end_of_stream && forwarding.since.elapsed() > forwarding.upstream.timeouts.total {
                 let context = "the upstream took longer than timeouts.total".into();
                 return Err(Error::create(

@@ -11,6 +11,7 @@ mod keys;
 mod metrics;
 mod redis_outage;
 mod servers;
+mod slow_client;
 mod start;
 mod usage;
 mod zone;
