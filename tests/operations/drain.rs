@@ -16,7 +16,7 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 
 async fn refuses_connections(scene: &Scene) {
     let gateway = &scene.gateways[0];
-    for address in [gateway.http, gateway.https, gateway.admin] {
+    for address in [gateway.http, gateway.https] {
         eventually("new connections are refused", DEADLINE, async || {
             TcpStream::connect(address).await.err()
         })
@@ -48,6 +48,14 @@ async fn a_gateway_told_to_stop_finishes_what_is_in_flight_and_takes_nothing_new
         scene.gateways[0].process().ask_to_end();
         refuses_connections(&scene).await;
         assert_eq!(scene.gateways[0].process().ended(), None);
+        let (status, body) = scene.admin(0, "/readyz").await;
+        assert_eq!(status, 503, "{body}");
+        assert!(body.contains("\"draining\":true"), "{body}");
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        assert!(
+            metrics.contains("touchline_in_flight_requests 3"),
+            "{metrics}"
+        );
         for answer in in_flight.join_all().await {
             assert!(answer.status == 200 && answer.complete, "{answer:?}");
         }
