@@ -12,23 +12,27 @@ use super::{DEADLINE, MARKETS, RANKINGS, TOUCHLINE};
 enum Loss {
     /// SIGKILL: connections break, new ones are refused.
     Killed,
+    /// The same, and it comes back without its data.
+    Emptied,
     /// SIGSTOP: connections stay, nothing answers.
     Hung,
 }
 
-const LOSSES: [Loss; 2] = [Loss::Killed, Loss::Hung];
+const LOSSES: [Loss; 3] = [Loss::Killed, Loss::Emptied, Loss::Hung];
 /// Generous for a store timeout of 100 ms.
 const QUICKLY: Duration = Duration::from_secs(2);
 /// For an answer that waits for nothing.
 const AT_ONCE: Duration = Duration::from_millis(500);
 
-async fn scene() -> (Scene, IssuedKey) {
-    let scene = Scene::builder(TOUCHLINE)
+async fn scene(loss: Loss) -> (Scene, IssuedKey) {
+    let builder = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
-        .durable_redis()
-        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
-        .start()
-        .await;
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into());
+    let builder = match loss {
+        Loss::Emptied => builder,
+        Loss::Killed | Loss::Hung => builder.durable_redis(),
+    };
+    let scene = builder.start().await;
     let key = scene.issue("starter").await;
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 200);
@@ -38,7 +42,7 @@ async fn scene() -> (Scene, IssuedKey) {
 fn lose(scene: &mut Scene, loss: Loss) {
     let redis = scene.redis.as_mut().unwrap();
     match loss {
-        Loss::Killed => redis.kill9(),
+        Loss::Killed | Loss::Emptied => redis.kill9(),
         Loss::Hung => redis.stop(),
     }
 }
@@ -46,7 +50,7 @@ fn lose(scene: &mut Scene, loss: Loss) {
 async fn find_again(scene: &mut Scene, loss: Loss) {
     let redis = scene.redis.as_mut().unwrap();
     match loss {
-        Loss::Killed => redis.restart().await,
+        Loss::Killed | Loss::Emptied => redis.restart().await,
         Loss::Hung => redis.resume(),
     }
 }
@@ -71,7 +75,7 @@ async fn served_again(client: &Client, key: &IssuedKey) {
 #[tokio::test]
 async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
     for loss in LOSSES {
-        let (mut scene, key) = scene().await;
+        let (mut scene, key) = scene(loss).await;
         let client = scene.client(Protocol::Http1);
         lose(&mut scene, loss);
         for call in 0..8 {
@@ -96,7 +100,7 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
 #[tokio::test]
 async fn without_redis_free_answers_come_without_what_nobody_knows() {
     for loss in LOSSES {
-        let (mut scene, key) = scene().await;
+        let (mut scene, key) = scene(loss).await;
         let client = scene.client(Protocol::Http2Tls);
         lose(&mut scene, loss);
         for (target, status) in [(RANKINGS, 403), ("/none", 404)] {
@@ -134,7 +138,7 @@ async fn without_redis_free_answers_come_without_what_nobody_knows() {
 
 #[tokio::test]
 async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
-    let (mut scene, key) = scene().await;
+    let (mut scene, key) = scene(Loss::Killed).await;
     let client = scene.client(Protocol::Http1);
     let stranger = ApiKey::generate(&"fpd".parse().unwrap(), &mut os_entropy);
     let unknown = || Call::get(MARKETS).key(stranger.reveal());
@@ -164,7 +168,7 @@ async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
 
 #[tokio::test]
 async fn a_gateway_started_without_its_redis_becomes_ready_when_it_comes() {
-    let (mut scene, key) = scene().await;
+    let (mut scene, key) = scene(Loss::Killed).await;
     // Its counts are in Redis once it has said goodbye.
     scene.gateways[0].terminate();
     lose(&mut scene, Loss::Killed);

@@ -8,12 +8,11 @@ use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
 
 const ZONE: &str = "America/New_York";
 
-// The ledgers tell days by UTC, so that they cannot be compared here.
 #[tokio::test]
 async fn the_quota_is_reset_at_midnight_of_the_configured_zone() {
     let calendar = Calendar::of_zone(ZONE).unwrap();
     for store in STORES {
-        let scene = Scene::builder(TOUCHLINE)
+        let mut scene = Scene::builder(TOUCHLINE)
             .store(store)
             .spec(|spec| spec.timezone = ZONE.into())
             .start()
@@ -35,5 +34,6 @@ async fn the_quota_is_reset_at_midnight_of_the_configured_zone() {
         let usage = scene.usage().await;
         assert_eq!(usage.len(), 1, "{usage:?}");
         assert_eq!((&*usage[0].date, usage[0].used), (&*day, 3));
+        scene.assert_ledgers_agree().await;
     }
 }

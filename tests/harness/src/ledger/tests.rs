@@ -282,6 +282,25 @@ fn a_line_names_the_key_of_a_failed_call_exactly_where_the_answer_shows_a_standi
 }
 
 #[test]
+fn a_day_is_told_in_zones_before_and_behind_utc() {
+    // Before midnight of UTC as in Berlin (+1) and Suva (+12), and after it as in New York (-5) and Niue (-11).
+    for hours in [-12, -1, 5, 11] {
+        let mut ledgers = agreeing();
+        for entry in &mut ledgers.client {
+            entry.reset = RESET.checked_add_signed(hours * 3_600);
+        }
+        assert_eq!(
+            ledgers.disagreements(&Allowances::default()),
+            Vec::<String>::new(),
+            "{hours}"
+        );
+        ledgers.usage[0].date = "2026-11-22".into();
+        let found = ledgers.disagreements(&Allowances::default()).join("\n");
+        assert!(found.contains("on 2026-11-2"), "{hours}: {found}");
+    }
+}
+
+#[test]
 fn a_lost_and_an_invented_unit_in_the_store_are_found() {
     fails(
         |ledgers| ledgers.usage[0].used = 0,
