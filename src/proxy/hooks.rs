@@ -5,7 +5,7 @@
 //! `fail_to_proxy` settles what went wrong, `logging` only records.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -42,9 +42,6 @@ const BROKEN_BODY: [ErrorType; 3] = [
 const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// If the client's connection had refused bytes for this long since the last part of the body, the gateway was waiting
-/// for the client when the upstream broke off.
-const CLIENT_BLOCKED_MIN: Duration = Duration::from_millis(100);
 
 /// The gateway as pingora's application.
 #[derive(Debug, Clone)]
@@ -106,7 +103,9 @@ impl Edge {
                 && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
             (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
         } else if header_passed {
-            let waited_for_client = waited_for_client(session, error, forwarding);
+            let now = Instant::now();
+            forwarding.client_waits.note(client_blocked(session), now);
+            let waited_for_client = waited_for_client(error, forwarding, now);
             (
                 Ending::Cut,
                 (!waited_for_client).then_some(RefundReason::Cut),
@@ -330,13 +329,16 @@ impl ProxyHttp for Edge {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         forward::clean_response(response);
         if response.status.is_informational() {
             return Ok(());
+        }
+        if self.gate.is_draining() {
+            session.set_keepalive(None);
         }
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
         let now = self.gate.store.now();
@@ -355,7 +357,7 @@ impl ProxyHttp for Edge {
     ) -> pingora::Result<Option<Duration>> {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
-            forwarding.client_blocked = blocked;
+            forwarding.client_waits.note(blocked, Instant::now());
             if !end_of_stream && forwarding.is_over_time() {
                 return Err(over_time());
             }
@@ -569,18 +571,18 @@ fn declared_body_bytes(session: &Session) -> usize {
 
 /// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
 /// the answer would still have had time without such waits.
-fn waited_for_client(session: &Session, error: &Error, forwarding: &Forwarding) -> bool {
-    let blocked = client_blocked(session);
+fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bool {
     if *error.etype() == TOTAL_TIMEOUT {
-        let by_client = blocked.saturating_sub(forwarding.client_blocked_before);
+        let by_client = forwarding.client_waits.in_all();
         let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
         by_upstream <= forwarding.upstream.timeouts.total
     } else {
-        blocked.saturating_sub(forwarding.client_blocked) >= CLIENT_BLOCKED_MIN
+        forwarding.client_waits.was_waiting(now)
     }
 }
 
-/// How long the client's connection has refused bytes so far, in all its requests. Known over HTTP/1 only: HTTP/2 connections are shared.
+/// How long the client's connection has refused bytes so far, in all its requests. Known over HTTP/1 only: HTTP/2
+/// connections are shared.
 fn client_blocked(session: &Session) -> Duration {
     match session.as_http1() {
         Some(session) => session.stream().get_write_pending_time(),
