@@ -106,40 +106,25 @@ pub async fn admit(
     for _ in 0..ATTEMPTS_MAX {
         let key = authenticate(gate, &presented, now)?; // 3
         let caller = Caller::new(gate, snapshot, key, now)?;
-        let found = match snapshot.config.endpoints.find(target.path) {
-            None => Err((Rejection::NotFound, None)), // 4
-            Some(endpoint) if !endpoint.takes(&header.method) => {
-                Err((
-                    Rejection::MethodNotAllowed {
-                        allow: endpoint.allow(),
-                    },
-                    Some(endpoint),
-                )) // 5
-            }
-            Some(endpoint) if !endpoint.included_in(&caller.key.record.tier) => {
-                let tier = caller.key.record.tier.clone();
-                Err((
-                    Rejection::TierInsufficient {
-                        tier,
-                        required: endpoint.tiers.clone(),
-                    },
-                    Some(endpoint),
-                )) // 6
-            }
-            Some(endpoint) => Ok(endpoint),
-        };
+        let tier = &caller.key.record.tier;
+        let found = snapshot
+            .config
+            .endpoints
+            .admit(target.path, &header.method, tier); // 4, 5, 6
         let endpoint = match found {
             Ok(endpoint) => endpoint,
-            Err((rejection, endpoint)) => match caller
-                .refuse_freely(gate, rejection, endpoint, store_wait)
-                .await
-            {
-                Some(refusal) => return Err(refusal),
-                None => {
-                    judged = Some(caller);
-                    continue;
+            Err((rejection, endpoint)) => {
+                match caller
+                    .refuse_freely(gate, rejection, endpoint, store_wait)
+                    .await
+                {
+                    Some(refusal) => return Err(refusal),
+                    None => {
+                        judged = Some(caller);
+                        continue;
+                    }
                 }
-            },
+            }
         };
         match caller.charge(gate, endpoint, store_wait).await {
             Ok(Decision::Granted { used, receipt }) => {

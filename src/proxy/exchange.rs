@@ -1,5 +1,6 @@
 //! One request from its header to its line in the access log: what pingora hands from hook to hook.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,6 +11,7 @@ use prometheus::IntGauge;
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
 use super::upstreams::Upstream;
+use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
@@ -174,14 +176,19 @@ impl Exchange {
         }
     }
 
-    /// Keeps the client's request id if it is acceptable, else makes one.
+    /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
     pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
-        self.request_id =
-            match client_sent.filter(|value| request_id::is_acceptable(value.as_bytes())) {
-                Some(kept) => kept.clone(),
-                None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
-                    .unwrap_or(self.request_id.clone()),
-            };
+        let prefix = &self.snapshot.config.keys.prefix;
+        let harmless = |value: &&HeaderValue| {
+            let text = value.to_str().unwrap_or_default();
+            request_id::is_acceptable(value.as_bytes())
+                && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_))
+        };
+        self.request_id = match client_sent.filter(harmless) {
+            Some(kept) => kept.clone(),
+            None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
+                .unwrap_or(self.request_id.clone()),
+        };
     }
 
     /// The request id as text.
