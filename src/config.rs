@@ -153,6 +153,10 @@ pub struct RedisStore {
     pub key_prefix: String,
     /// How long one call may take.
     pub timeout: Duration,
+    /// Where a gateway saves its replica of the key table.
+    pub replica: PathBuf,
+    /// How long known keys are served by a replica that could not be brought up to date.
+    pub max_staleness: Duration,
 }
 
 /// Keys as issued and as asked for.

@@ -153,6 +153,8 @@ pub struct Health {
     pub keys_loaded: bool,
     /// How long ago the key table was known to be current.
     pub keys_age: Duration,
+    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
+    pub keys_usable: bool,
 }
 
 /// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.

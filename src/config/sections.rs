@@ -31,6 +31,7 @@ const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
 const REDIS_URL: &str = "redis://127.0.0.1:6379/0";
 const REDIS_KEY_PREFIX: &str = "touchline";
+const REPLICA_PATH: &str = "var/keys.db";
 const REALM: &str = "touchline";
 const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
@@ -303,6 +304,14 @@ fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText>) -> Redis
             &text.timeout,
             MS * 100,
             MS..=seconds(10),
+        ),
+        replica: check.leaf_or(&at.key("replica"), &text.replica, REPLICA_PATH.into()),
+        // Shorter than the feed's own freshness it would end service at every hiccup of Redis.
+        max_staleness: check.bounded(
+            &at.key("max_staleness"),
+            &text.max_staleness,
+            HOUR * 24,
+            MINUTE..=HOUR * 24 * 30,
         ),
     }
 }

@@ -286,6 +286,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:26 store.redis.timeout: 11s is too large",
         ),
         (
+            "store: {redis: {replica: \"\"}}",
+            "1:26 store.redis.replica: \"\" is not a file name",
+        ),
+        (
+            "store: {redis: {max_staleness: 59s}}",
+            "1:32 store.redis.max_staleness: 59s is too small",
+        ),
+        (
             "quota: {timezone: Mars/Olympus}",
             "1:19 quota.timezone: \"Mars/Olympus\" is not an IANA time zone",
         ),
@@ -553,6 +561,8 @@ fn both_ends_of_a_range_are_taken() {
         "store: {embedded: {durability: commit}}",
         "store: {redis: {timeout: 1ms}}",
         "store: {redis: {timeout: 10s}}",
+        "store: {redis: {max_staleness: 1m}}",
+        "store: {redis: {max_staleness: 30d}}",
         "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {

@@ -209,6 +209,8 @@ sections! {
         password_file: Leaf<PathBuf>,
         key_prefix: Leaf<Text>,
         timeout: Leaf<Duration>,
+        replica: Leaf<PathBuf>,
+        max_staleness: Leaf<Duration>,
     }
     QuotaText {
         timezone: Leaf<Text>,

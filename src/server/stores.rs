@@ -37,6 +37,8 @@ pub async fn open_store(
                     .map(|password| password.reveal().to_owned()),
                 key_prefix: settings.key_prefix.clone(),
                 timeout: settings.timeout,
+                replica: Some(settings.replica.clone()),
+                max_staleness: settings.max_staleness,
             };
             Ok(redis::open(settings, role, zone, clock).await?)
         }

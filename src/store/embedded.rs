@@ -414,6 +414,7 @@ impl Store for EmbeddedStore {
             up: self.desk.up.load(Ordering::Relaxed),
             keys_loaded: true,
             keys_age: self.polled.age(),
+            keys_usable: true,
         }
     }
 

@@ -9,12 +9,17 @@
 //! | `charging` | one account per key and day, and the tasks that carry its calls |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
-//! | `feed` | a gateway's replica of the key table, heartbeats |
+//! | `index` | finding all records without walking past counts |
+//! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
+//! | `replica` | the same as it is saved on this machine |
+//! | `heartbeat` | which gateways live, and how far each has followed |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
 //! It does not serve anybody while Redis is away: that is the outage policy's business. Invariant: whatever becomes of a
 //! call, the next one says everything that the lost one said (see [`crate::policy::quota`]).
 
+use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,22 +42,26 @@ use crate::store::{
 
 mod charging;
 mod feed;
+mod heartbeat;
+mod index;
 mod ledger;
 mod link;
 mod names;
 mod producer;
 mod records;
+mod replica;
 mod script;
 pub mod settings;
 mod time;
 
 use charging::{Accounts, Answer, other_calendar};
-use feed::Feed;
+use feed::{Feed, Setting};
 use ledger::Ledger;
 use link::Link;
 use names::Names;
 use producer::Producer;
 use records::Records;
+use replica::Replica;
 use settings::Server;
 pub use settings::Settings;
 use time::StoreClock;
@@ -92,6 +101,7 @@ struct Parts {
     records: Records,
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
+    max_staleness: Duration,
 }
 
 /// Opens the store for a process whose quota days lie in `zone`.
@@ -100,7 +110,7 @@ struct Parts {
 ///
 /// # Errors
 /// [`StoreError::Failed`] for a bad URL; [`StoreError::OtherCalendar`] where the store was used with another zone and
-/// says so now; [`StoreError::Unavailable`] for a command without a server.
+/// says so now, or a saved replica that cannot be used; [`StoreError::Unavailable`] for a command without a server.
 pub async fn open(
     settings: Settings,
     role: Role,
@@ -109,6 +119,7 @@ pub async fn open(
 ) -> Result<Arc<RedisStore>, StoreError> {
     let server = Server::of(&settings)?;
     let names = Names::new(&settings.key_prefix);
+    let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
     let link = Arc::new(Link::new(server.clone(), settings.timeout));
@@ -130,18 +141,27 @@ pub async fn open(
         clock.clone(),
         settings.timeout,
     );
-    let follower = |node: NodeName| {
-        let (link, names) = (command_link.clone(), names.clone());
-        Feed::new(link, names, keys.clone(), node)
+    let feed = match role {
+        Role::Command => None,
+        Role::Gateway(node) => {
+            let setting = Setting {
+                link: command_link.clone(),
+                names: names.clone(),
+                keys: keys.clone(),
+                node,
+                zone: zone.to_owned(),
+                clock: local_clock,
+            };
+            let home = format!("{server} with the prefix {}", settings.key_prefix);
+            Some(follower(setting, settings.replica, home).await?)
+        }
     };
     let parts = Arc::new(Parts {
         ledger: Ledger::new(link.clone(), names.clone(), producer),
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
-        feed: match role {
-            Role::Gateway(node) => Some(follower(node)),
-            Role::Command => None,
-        },
+        feed,
+        max_staleness: settings.max_staleness,
         keys,
         clock,
         names,
@@ -159,9 +179,28 @@ pub async fn open(
         .as_ref()
         .filter(|_| store.parts.link.is_up())
     {
-        let _ = timeout(LOAD_PATIENCE, feed.loaded()).await;
+        let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
     }
     Ok(Arc::new(store))
+}
+
+/// A gateway's feed, which begins with what was saved on this machine.
+async fn follower(
+    setting: Setting,
+    path: Option<PathBuf>,
+    home: String,
+) -> Result<Feed, StoreError> {
+    let Some(path) = path else {
+        return Ok(Feed::new(setting, None));
+    };
+    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &home))
+        .await
+        .map_err(|error| StoreError::Failed(format!("opening the replica panicked: {error}")))??;
+    let feed = Feed::new(setting, Some(Arc::new(replica)));
+    if let Some(saved) = saved {
+        feed.begin_with(saved.records, saved.standing);
+    }
+    Ok(feed)
 }
 
 /// Connects once. Only a command minds if the server is away; both mind another zone.
@@ -182,6 +221,9 @@ where
     }
 }
 
+/// A task of a gateway's feed, without end.
+type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// Starts the tasks that keep the store going.
 fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
@@ -196,23 +238,21 @@ where
     let flushed = parts.clone();
     tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
     if parts.feed.is_some() {
-        let (follower, beater) = (parts.clone(), parts.clone());
-        tasks.push(
-            tokio::spawn(async move {
-                if let Some(feed) = &follower.feed {
-                    feed.follow().await;
+        let feed_tasks: [FeedTask; 4] = [
+            |feed| Box::pin(feed.follow()),
+            |feed| Box::pin(feed.beat()),
+            |feed| Box::pin(feed.repair()),
+            |feed| Box::pin(feed.save_for_ever()),
+        ];
+        for task in feed_tasks {
+            let parts = parts.clone();
+            let run = async move {
+                if let Some(feed) = &parts.feed {
+                    task(feed).await;
                 }
-            })
-            .abort_handle(),
-        );
-        tasks.push(
-            tokio::spawn(async move {
-                if let Some(feed) = &beater.feed {
-                    feed.beat().await;
-                }
-            })
-            .abort_handle(),
-        );
+            };
+            tasks.push(tokio::spawn(run).abort_handle());
+        }
     }
     tasks
 }
@@ -380,10 +420,13 @@ impl Store for RedisStore {
 
     fn health(&self) -> Health {
         let feed = self.parts.feed.as_ref();
+        let keys_loaded = feed.is_some_and(Feed::is_loaded);
+        let keys_age = feed.map_or(Duration::MAX, Feed::age);
         Health {
             up: self.parts.link.is_up(),
-            keys_loaded: feed.is_some_and(Feed::is_loaded),
-            keys_age: feed.map_or(Duration::MAX, Feed::age),
+            keys_loaded,
+            keys_age,
+            keys_usable: keys_loaded && keys_age <= self.parts.max_staleness,
         }
     }
 
@@ -399,6 +442,9 @@ impl Store for RedisStore {
         }
         self.tasks.iter().for_each(AbortHandle::abort);
         if let Some(feed) = &parts.feed {
+            if let Err(error) = feed.save().await {
+                tracing::error!(%error, "closed without saving the replica of the key table");
+            }
             let _ = feed.say_goodbye().await;
         }
     }
@@ -432,7 +478,7 @@ impl Store for RedisStore {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<NodeName>, StoreError> {
-        feed::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+        heartbeat::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
     }
 
     async fn usage(

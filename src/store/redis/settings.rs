@@ -1,6 +1,7 @@
 //! Where Redis is and under which names we keep things there.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use redis::io::tcp::TcpSettings;
@@ -24,6 +25,10 @@ pub struct Settings {
     pub key_prefix: String,
     /// How long a call may take, queueing included, default 100 ms.
     pub timeout: Duration,
+    /// Where a gateway saves its replica of the key table; nowhere without it.
+    pub replica: Option<PathBuf>,
+    /// How long ago the key table may have been known to be current for its keys to be served, default 24 h.
+    pub max_staleness: Duration,
 }
 
 impl Settings {
@@ -34,6 +39,8 @@ impl Settings {
             password: None,
             key_prefix: "touchline".into(),
             timeout: Duration::from_millis(100),
+            replica: None,
+            max_staleness: Duration::from_secs(86_400),
         }
     }
 }
@@ -44,6 +51,8 @@ impl fmt::Debug for Settings {
             .field("url", &without_password(&self.url))
             .field("key_prefix", &self.key_prefix)
             .field("timeout", &self.timeout)
+            .field("replica", &self.replica)
+            .field("max_staleness", &self.max_staleness)
             .finish()
     }
 }
