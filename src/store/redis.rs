@@ -13,6 +13,7 @@
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `replica` | the same as it is saved on this machine |
 //! | `heartbeat` | which gateways live, and how far each has followed |
+//! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
 //! It does not serve anybody while Redis is away: that is the outage policy's business. Invariant: whatever becomes of a
@@ -35,6 +36,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
+use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
     Refusal, Role, Store, StoreError,
@@ -52,6 +54,7 @@ mod records;
 mod replica;
 mod script;
 pub mod settings;
+mod status;
 mod time;
 
 use charging::{Accounts, Answer, other_calendar};
@@ -89,6 +92,9 @@ pub struct RedisStore {
 struct Parts {
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
+    local_clock: Clock,
+    /// The server as it is shown.
+    address: String,
     names: Names,
     /// For what requests wait for.
     link: Arc<Link>,
@@ -150,7 +156,7 @@ pub async fn open(
                 keys: keys.clone(),
                 node,
                 zone: zone.to_owned(),
-                clock: local_clock,
+                clock: local_clock.clone(),
             };
             let home = format!("{server} with the prefix {}", settings.key_prefix);
             Some(follower(setting, settings.replica, home).await?)
@@ -164,6 +170,8 @@ pub async fn open(
         max_staleness: settings.max_staleness,
         keys,
         clock,
+        local_clock,
+        address: server.to_string(),
         names,
         link,
         command_link,
@@ -479,6 +487,20 @@ impl Store for RedisStore {
         patience: Duration,
     ) -> Result<Vec<NodeName>, StoreError> {
         heartbeat::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+    }
+
+    async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
+        self.parts.records.await_replicas(patience).await
+    }
+
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
+        let parts = &self.parts;
+        let asked = parts.local_clock.now();
+        let theirs = parts.records.server_time().await?;
+        let halfway = parts.local_clock.now().duration_since(asked) / 2;
+        let difference = theirs.duration_since(asked) - halfway;
+        let (link, names) = (&parts.command_link, &parts.names);
+        status::status(link, names, parts.address.clone(), difference.as_secs_f64()).await
     }
 
     async fn usage(

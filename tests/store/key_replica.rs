@@ -186,7 +186,10 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     for set in 0..16 {
         site.tell(&["DEL", &format!("touchline:ids:{set}")]).await;
     }
-    assert_eq!(command.all_keys().await.unwrap(), [key.record.clone()]);
+    assert_eq!(
+        command.all_keys().await.unwrap(),
+        std::slice::from_ref(&key.record)
+    );
     let gateway = site.gateway().await;
     has_record(&gateway, &key.record).await;
     eventually("the index is complete", async || {
@@ -194,7 +197,10 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     })
     .await;
     let scans = site.calls_of("scan").await;
-    assert_eq!(command.all_keys().await.unwrap(), [key.record.clone()]);
+    assert_eq!(
+        command.all_keys().await.unwrap(),
+        std::slice::from_ref(&key.record)
+    );
     assert_eq!(site.calls_of("scan").await, scans);
 }
 

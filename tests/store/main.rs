@@ -11,6 +11,8 @@ mod suite;
 mod charge_script;
 mod embedded;
 mod key_replica;
+mod key_replica_gateway;
 mod redis_server;
 mod redis_store;
+mod status;
 mod tcp_proxy;

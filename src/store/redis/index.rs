@@ -85,6 +85,17 @@ pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), Link
     Ok(())
 }
 
+/// How many ids there are.
+pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for set in 0..ID_SETS {
+        pipeline.cmd("SCARD").arg(names.ids(set));
+    }
+    let value = link.ask(&pipeline).await?;
+    let counts = Vec::<u64>::from_redis_value(value).map_err(unreadable)?;
+    Ok(counts.iter().sum())
+}
+
 /// A walk over all records, page by page. A record may be found twice.
 #[derive(Debug)]
 pub struct Pages {

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -17,8 +18,10 @@ use super::index::{self, Pages};
 use super::link::{Link, LinkError};
 use super::names::Names;
 use super::script::{Arguments, RECORD};
+use super::status::Info;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
+use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, KeyEntry, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
@@ -33,6 +36,8 @@ pub struct Records {
     link: Arc<Link>,
     names: Names,
     timeout: Duration,
+    /// The number of the connection that the last change was made on.
+    written_on: AtomicU64,
 }
 
 impl Records {
@@ -42,6 +47,7 @@ impl Records {
             link,
             names,
             timeout,
+            written_on: AtomicU64::new(0),
         }
     }
 
@@ -62,6 +68,30 @@ impl Records {
             Some(packed) => unpacked(&packed).map(Some),
             None => Ok(None),
         }
+    }
+
+    /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
+    pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
+        let value = self.link.ask(redis::cmd("INFO").arg("replication")).await?;
+        let text = String::from_redis_value(value).map_err(unreadable)?;
+        let connected = Info::of(&text).number("connected_slaves");
+        if connected == 0 {
+            return Ok(Replicas {
+                connected,
+                confirmed: 0,
+            });
+        }
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(1).arg(patience.as_millis() as u64);
+        let deadline = Instant::now() + patience + self.timeout;
+        let value = self.link.query(&wait, deadline).await?;
+        let confirmed = u64::from_redis_value(value).map_err(unreadable)?;
+        // The server answers for what came over this connection; over a new one nothing came.
+        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
+        Ok(Replicas {
+            connected,
+            confirmed: if same { confirmed } else { 0 },
+        })
     }
 
     /// All records in the order of their creation.
@@ -113,6 +143,7 @@ impl Records {
         expected: u64,
         held: &[KeyDigest],
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
         let wanted = digests(&record);
         let mut claimed = Vec::new();
