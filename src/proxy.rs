@@ -8,6 +8,7 @@
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
 //! | [`well_formed`] | step 1 on the head of a request |
 //! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
+//! | [`record`] | a request's line in the access log and its traces in the metrics |
 //! | [`respond`] | writing the gateway's own answers |
 //! | [`upstreams`] | servers to forward to |
 //!
@@ -19,6 +20,7 @@ pub mod exchange;
 pub mod forward;
 pub mod gate;
 pub mod hooks;
+pub mod record;
 pub mod respond;
 pub mod upstreams;
 pub mod well_formed;

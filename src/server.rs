@@ -131,9 +131,10 @@ async fn run(
     ));
 
     let (shutdown, watch) = watch::channel(false);
-    let bound = start(&listener, &gate, &watch);
+    let mut bound = start(&listener, &gate, &watch);
     announce(&listener.addresses());
-    tracing::info!(%node, configuration, addresses = ?listener.addresses(), "listening");
+    let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
+    tracing::info!(%node, configuration, addresses, "listening");
 
     stop.wait().await;
     tracing::info!("stopping: finishing the requests in flight");
@@ -142,7 +143,7 @@ async fn run(
     // Nobody is listening only if all services are gone already.
     let _ = shutdown.send(true);
     tokio::select! {
-        () = drained(&metrics, bound, deadline) => {}
+        () = drained(&metrics, &mut bound, deadline) => {}
         () = stop.wait() => tracing::warn!("stopping at once: a second signal came"),
     }
     let left = metrics.in_flight.get();
@@ -180,8 +181,8 @@ fn start(listener: &Listener, gate: &Arc<Gate>, watch: &watch::Receiver<bool>) -
     )
 }
 
-/// Waits until no request is in flight and all listeners are closed, or the deadline.
-async fn drained(metrics: &Metrics, bound: Bound, deadline: Instant) {
+/// Waits until no request is in flight and all listeners for clients are closed, or the deadline.
+async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
     let closed = tokio::time::timeout(left, bound.closed()).await.is_ok();
     while closed && metrics.in_flight.get() > 0 && Instant::now() < deadline {

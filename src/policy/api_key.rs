@@ -6,6 +6,7 @@
 //! (OWASP ASVS 6.5.2). Keys made elsewhere have any form of 24 to 256 visible ASCII characters that does not begin with
 //! our prefix.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -22,6 +23,9 @@ const CHECK_CHARS: usize = 6;
 pub const KEY_CHARS_MIN: usize = 24;
 /// The longest key accepted; longer values are refused before they are hashed.
 pub const KEY_CHARS_MAX: usize = 256;
+
+/// So much of a secret in a text is struck out; less of it is of no use to anybody.
+const REDACTED_CHARS_MIN: usize = 8;
 
 /// Why a text is not what its type asks for.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -273,6 +277,38 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
     Ok(KeyDigest::of(value))
 }
 
+/// `text` with the secret of every key of ours in it struck out: where clients put keys into paths or ids, none may get
+/// into a log. Allocates only if there is one.
+pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
+    let start = format!("{}_", prefix.as_str());
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(&start) {
+        let id_end = at + start.len() + ID_CHARS;
+        let secret = rest
+            .get(id_end..)
+            .and_then(|tail| tail.strip_prefix('_'))
+            .map_or(0, |tail| {
+                tail.bytes().take_while(u8::is_ascii_alphanumeric).count()
+            });
+        let (kept, next) = if secret >= REDACTED_CHARS_MIN {
+            (id_end, id_end + 1 + secret)
+        } else {
+            (at + start.len(), at + start.len())
+        };
+        shown.push_str(rest.get(..kept).unwrap_or_default());
+        if next > kept {
+            shown.push_str("_REDACTED");
+        }
+        rest = rest.get(next..).unwrap_or_default();
+    }
+    if shown.is_empty() {
+        return Cow::Borrowed(text);
+    }
+    shown.push_str(rest);
+    Cow::Owned(shown)
+}
+
 /// Whether `body` (all after `prefix_`) is `<id>_<secret><check>` and the check belongs to `value`.
 fn is_issued_shape(value: &[u8], body: &[u8]) -> bool {
     let Some((id, rest)) = body.split_at_checked(ID_CHARS) else {
@@ -372,6 +408,29 @@ mod tests {
             b"abcdefghijklmnopqrstuvwxy\t",
         ] {
             assert!(parse_presented(bad, &prefix).is_err());
+        }
+    }
+
+    #[test]
+    fn a_key_in_a_text_loses_its_secret_and_keeps_its_id() {
+        let prefix = KeyPrefix::default();
+        let key = key();
+        let shown = format!("/a/fpd_{}_REDACTED/b", key.id());
+        assert_eq!(redacted(&format!("/a/{}/b", key.reveal()), &prefix), shown);
+        let twice = format!("{0}-{0}", key.reveal());
+        assert!(!redacted(&twice, &prefix).contains(&key.reveal()[17..]));
+        let half = &key.reveal()[..30];
+        assert!(!redacted(half, &prefix).contains(&key.reveal()[17..30]));
+        for plain in [
+            "",
+            "/a",
+            "/fpd_",
+            "fpd_x",
+            "/fpd_abcdefghijkl",
+            "fpd_abcdefghijkl_short",
+            "é_fpd_é",
+        ] {
+            assert_eq!(redacted(plain, &prefix), plain);
         }
     }
 

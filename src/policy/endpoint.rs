@@ -9,6 +9,7 @@ use std::sync::Arc;
 use http::Method;
 
 use super::key_record::TierName;
+use super::rejection::Rejection;
 
 /// One configured endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -138,6 +139,31 @@ impl EndpointTable {
     /// The endpoint that `path` is (step 4). The path has been checked by [`super::target::Target::parse`].
     pub fn find(&self, path: &str) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(*self.router.at(path).ok()?.value)
+    }
+
+    /// Steps 4 to 6: the endpoint that a key of `tier` may call with `method` at `path`, or why not, with the endpoint
+    /// once it is found.
+    pub fn admit(
+        &self,
+        path: &str,
+        method: &Method,
+        tier: &TierName,
+    ) -> Result<&Arc<Endpoint>, (Rejection, Option<&Arc<Endpoint>>)> {
+        let Some(endpoint) = self.find(path) else {
+            return Err((Rejection::NotFound, None));
+        };
+        if !endpoint.takes(method) {
+            let allow = endpoint.allow();
+            return Err((Rejection::MethodNotAllowed { allow }, Some(endpoint)));
+        }
+        if !endpoint.included_in(tier) {
+            let rejection = Rejection::TierInsufficient {
+                tier: tier.clone(),
+                required: endpoint.tiers.clone(),
+            };
+            return Err((rejection, Some(endpoint)));
+        }
+        Ok(endpoint)
     }
 
     /// All endpoints in the order of the configuration.
@@ -306,6 +332,25 @@ mod tests {
     #[test]
     fn all_problems_of_a_table_are_reported_at_once() {
         assert_eq!(table(&["a", "/b", "/b", "/c//d"]).unwrap_err().len(), 3);
+    }
+
+    #[test]
+    fn the_path_is_judged_before_the_method_and_the_method_before_the_tier() {
+        let table = table(&["/a"]).unwrap();
+        let (pro, starter) = ("pro".parse().unwrap(), "starter".parse().unwrap());
+        let code = |path, method, tier| {
+            let admitted = table.admit(path, &method, tier);
+            admitted
+                .map(|_| ())
+                .map_err(|(rejection, _)| rejection.code())
+        };
+        assert_eq!(code("/a", Method::GET, &pro), Ok(()));
+        assert_eq!(code("/b", Method::POST, &starter), Err("NOT_FOUND"));
+        assert_eq!(
+            code("/a", Method::POST, &starter),
+            Err("METHOD_NOT_ALLOWED")
+        );
+        assert_eq!(code("/a", Method::GET, &starter), Err("TIER_INSUFFICIENT"));
     }
 
     #[test]

@@ -102,40 +102,29 @@ pub async fn admit(
     let target = well_formed::check(header, raw, &snapshot.head_limits).map_err(Refusal::of)?; // 1
     let presented = presented_key(&header.headers, snapshot).map_err(Refusal::of)?; // 2
     let mut now = gate.store.now();
+    let mut judged = None;
     for _ in 0..ATTEMPTS_MAX {
         let key = authenticate(gate, &presented, now)?; // 3
         let caller = Caller::new(gate, snapshot, key, now)?;
-        let found = match snapshot.config.endpoints.find(target.path) {
-            None => Err((Rejection::NotFound, None)), // 4
-            Some(endpoint) if !endpoint.takes(&header.method) => {
-                Err((
-                    Rejection::MethodNotAllowed {
-                        allow: endpoint.allow(),
-                    },
-                    Some(endpoint),
-                )) // 5
-            }
-            Some(endpoint) if !endpoint.included_in(&caller.key.record.tier) => {
-                let tier = caller.key.record.tier.clone();
-                Err((
-                    Rejection::TierInsufficient {
-                        tier,
-                        required: endpoint.tiers.clone(),
-                    },
-                    Some(endpoint),
-                )) // 6
-            }
-            Some(endpoint) => Ok(endpoint),
-        };
+        let tier = &caller.key.record.tier;
+        let found = snapshot
+            .config
+            .endpoints
+            .admit(target.path, &header.method, tier); // 4, 5, 6
         let endpoint = match found {
             Ok(endpoint) => endpoint,
-            Err((rejection, endpoint)) => match caller
-                .refuse_freely(gate, rejection, endpoint, store_wait)
-                .await
-            {
-                Some(refusal) => return Err(refusal),
-                None => continue,
-            },
+            Err((rejection, endpoint)) => {
+                match caller
+                    .refuse_freely(gate, rejection, endpoint, store_wait)
+                    .await
+                {
+                    Some(refusal) => return Err(refusal),
+                    None => {
+                        judged = Some(caller);
+                        continue;
+                    }
+                }
+            }
         };
         match caller.charge(gate, endpoint, store_wait).await {
             Ok(Decision::Granted { used, receipt }) => {
@@ -155,12 +144,15 @@ pub async fn admit(
             } // 8
             Ok(Decision::KeyChanged) => now = gate.store.now(),
             Ok(Decision::OtherDay { now: stores }) => now = stores,
-            Err(error) => return Err(caller.refuse_unserved(endpoint, &error)),
+            Err(error) => return Err(caller.refuse_unserved(Some(endpoint), error.to_string())),
         }
+        judged = Some(caller);
     }
-    Err(Refusal::internal(
-        "the key or the day changed again and again under the checks",
-    ))
+    let cause = "the key or the day changed again and again under the checks";
+    Err(match judged {
+        Some(caller) => caller.refuse_unserved(None, cause.into()),
+        None => Refusal::internal(cause),
+    })
 }
 
 /// Step 2 and the part of step 3 that needs no look-up: exactly one key, of a possible shape.
@@ -329,13 +321,13 @@ impl Caller {
         }
     }
 
-    fn refuse_unserved(self, endpoint: &Arc<Endpoint>, error: &StoreError) -> Refusal {
+    fn refuse_unserved(self, endpoint: Option<&Arc<Endpoint>>, cause: String) -> Refusal {
         Refusal {
             rejection: Rejection::Internal,
             key: Some(self.key),
-            endpoint: Some(endpoint.clone()),
+            endpoint: endpoint.cloned(),
             standing: Some(self.standing),
-            cause: Some(error.to_string()),
+            cause: Some(cause),
         }
     }
 }

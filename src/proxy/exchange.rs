@@ -1,5 +1,6 @@
 //! One request from its header to its line in the access log: what pingora hands from hook to hook.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,11 +11,18 @@ use prometheus::IntGauge;
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
 use super::upstreams::Upstream;
+use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
 use crate::store::{KeyEntry, Receipt};
+
+/// Between two parts of a body, a shorter wait for the client says nothing: networks do that.
+const LONG_WAIT_MIN: Duration = Duration::from_millis(100);
+/// How long it may take to pass on what the system had received from the upstream while the client did not read: a few
+/// megabytes.
+const LATELY: Duration = Duration::from_secs(5);
 
 /// A request under way.
 #[derive(Debug)]
@@ -68,11 +76,55 @@ pub struct Forwarding {
     pub header_after: Option<Duration>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
-    /// How long the client's connection had refused bytes when the last part of the body was handed to it.
-    pub client_blocked: Duration,
+    /// When the client let the gateway wait.
+    pub client_waits: ClientWaits,
     /// How it ended, unless served whole.
     pub ending: Option<Ending>,
     receipt: Option<Receipt>,
+}
+
+/// When the client's connection refused bytes for long.
+///
+/// What an upstream sent before it broke off is still passed on, so that the break comes to light only some time after
+/// a client that had stopped reading has gone on.
+#[derive(Debug)]
+pub struct ClientWaits {
+    /// Refused in the connection's requests before this one.
+    before: Duration,
+    /// Refused so far, over the whole connection.
+    refused: Duration,
+    /// When the last long wait was over.
+    long_wait_over: Option<Instant>,
+}
+
+impl ClientWaits {
+    /// For a request on a connection that has refused bytes for this long in all its requests before.
+    pub fn of_connection(before: Duration) -> ClientWaits {
+        ClientWaits {
+            before,
+            refused: before,
+            long_wait_over: None,
+        }
+    }
+
+    /// How long the client has let this request wait in all.
+    pub fn in_all(&self) -> Duration {
+        self.refused.saturating_sub(self.before)
+    }
+
+    /// Notes for how long the connection has refused bytes up to `now`.
+    pub fn note(&mut self, refused: Duration, now: Instant) {
+        if refused.saturating_sub(self.refused) >= LONG_WAIT_MIN {
+            self.long_wait_over = Some(now);
+        }
+        self.refused = refused;
+    }
+
+    /// Whether an upstream that is seen to have broken off at `now` did so while the gateway waited for the client.
+    pub fn was_waiting(&self, now: Instant) -> bool {
+        self.long_wait_over
+            .is_some_and(|over| now.saturating_duration_since(over) < LATELY)
+    }
 }
 
 /// How a forwarded request ended otherwise than served whole.
@@ -124,14 +176,19 @@ impl Exchange {
         }
     }
 
-    /// Keeps the client's request id if it is acceptable, else makes one.
+    /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
     pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
-        self.request_id =
-            match client_sent.filter(|value| request_id::is_acceptable(value.as_bytes())) {
-                Some(kept) => kept.clone(),
-                None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
-                    .unwrap_or(self.request_id.clone()),
-            };
+        let prefix = &self.snapshot.config.keys.prefix;
+        let harmless = |value: &&HeaderValue| {
+            let text = value.to_str().unwrap_or_default();
+            request_id::is_acceptable(value.as_bytes())
+                && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_))
+        };
+        self.request_id = match client_sent.filter(harmless) {
+            Some(kept) => kept.clone(),
+            None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
+                .unwrap_or(self.request_id.clone()),
+        };
     }
 
     /// The request id as text.
@@ -149,8 +206,9 @@ impl Exchange {
 }
 
 impl Forwarding {
-    /// Begins with a permit; its receipt is kept until it is refunded.
-    pub fn begin(permit: Permit, upstream: Arc<Upstream>) -> Forwarding {
+    /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
+    /// connection has refused bytes so far.
+    pub fn begin(permit: Permit, upstream: Arc<Upstream>, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let standing = permit.standing();
@@ -166,7 +224,7 @@ impl Forwarding {
             since: Instant::now(),
             header_after: None,
             request_body_bytes: 0,
-            client_blocked: Duration::ZERO,
+            client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
             receipt: Some(receipt),
         }
@@ -190,6 +248,11 @@ impl Forwarding {
         }
     }
 
+    /// Whether the upstream has had more than `timeouts.total`.
+    pub fn is_over_time(&self) -> bool {
+        self.since.elapsed() > self.upstream.timeouts.total
+    }
+
     /// Whether the units were given back.
     pub fn refunded(&self) -> bool {
         self.receipt.is_none()
@@ -210,5 +273,27 @@ impl InFlight {
 impl Drop for InFlight {
     fn drop(&mut self) {
         self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_long_and_recent_wait_makes_the_client_the_reason() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut waits = ClientWaits::of_connection(Duration::ZERO);
+        assert!(!waits.was_waiting(start));
+        for part in 1..=20 {
+            waits.note(part * Duration::from_millis(99), start);
+        }
+        assert!(!waits.was_waiting(start), "many short waits");
+        waits.note(Duration::from_millis(20 * 99 + 100), start + second);
+        assert!(waits.was_waiting(start + second));
+        // What the system had received meanwhile goes out.
+        waits.note(Duration::from_millis(20 * 99 + 100), start + 2 * second);
+        assert!(waits.was_waiting(start + 5 * second));
+        assert!(!waits.was_waiting(start + 6 * second));
     }
 }

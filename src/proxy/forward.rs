@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, HOST, RETRY_AFTER, SERVER, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, TE, TRAILER, TRANSFER_ENCODING,
+    UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
@@ -28,6 +29,25 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
+
+/// Headers that frame a message, belong to one connection or are ours: in another spelling they would pass as the
+/// client's own.
+const SET_OR_READ_HERE: [&str; 14] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "traceparent",
+    "tracestate",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-request-id",
+];
 
 /// What the upstream is told of a request.
 #[derive(Debug)]
@@ -72,7 +92,7 @@ impl DeniedHeaders {
         *name == X_API_KEY
             || text.starts_with("x-consumer-")
             || text.starts_with("x-forwarded-")
-            || (folded.is_some() && (*name == X_REQUEST_ID || *name == TRACEPARENT))
+            || (folded.is_some() && SET_OR_READ_HERE.contains(&text))
             || self.0.contains(name)
     }
 }
@@ -95,7 +115,8 @@ pub fn rebuild_request(
     for name in &unwanted {
         header.remove_header(name);
     }
-    for name in [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE] {
+    // The gateway has answered `Expect` itself.
+    for name in [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT] {
         header.remove_header(&name);
     }
     let traceparent = traceparent(header.headers.get(TRACEPARENT), identity.trace);
@@ -165,7 +186,8 @@ fn is_traceparent(text: &str) -> bool {
 
 /// Whether an upstream's status says that we failed, so that the client gets the contract's 500 instead.
 pub fn is_our_failure(status: StatusCode) -> bool {
-    status.is_server_error()
+    // Above 599 there is no status; a client would have to take it for a 5xx (RFC 9110 section 15).
+    status.as_u16() >= 500
         || matches!(status.as_u16(), 401 | 403 | 407 | 408 | 421 | 429)
         // A switch of protocols that nobody asked for.
         || status == StatusCode::SWITCHING_PROTOCOLS
@@ -192,6 +214,14 @@ pub fn clean_response(header: &mut ResponseHeader) {
     for name in rate_limit::ALL {
         header.remove_header(&name);
     }
+    let length = header.headers.get(CONTENT_LENGTH).cloned();
+    if header.status == StatusCode::NO_CONTENT {
+        header.remove_header(&CONTENT_LENGTH);
+        header.remove_header(&TRANSFER_ENCODING);
+    } else if let Some(length) = length {
+        // One that was repeated comes back as one; pingora has refused different ones.
+        let _ = header.insert_header(CONTENT_LENGTH, length);
+    }
 }
 
 /// The names that `Connection` nominates as hop-by-hop (RFC 9110 section 7.6.1), but for those that frame the body.
@@ -202,7 +232,7 @@ fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
         .filter_map(|token| HeaderName::try_from(token.trim()).ok())
-        .filter(|name| *name != TRANSFER_ENCODING && *name != http::header::CONTENT_LENGTH)
+        .filter(|name| *name != TRANSFER_ENCODING && *name != CONTENT_LENGTH)
         .collect()
 }
 
@@ -246,6 +276,9 @@ mod tests {
             ("x_forwarded_for", "203.0.113.9"),
             ("x-forwarded-prefix", "/x"),
             ("x_request_id", "forged"),
+            ("transfer_encoding", "chunked"),
+            ("content_length", "7"),
+            ("expect", "100-continue"),
             ("cookie", "a=b"),
             ("x_real_ip", "203.0.113.9"),
             ("accept", "application/json"),
@@ -314,6 +347,7 @@ mod tests {
             ("x-request-id", "theirs"),
             ("etag", "\"e\""),
             ("content-length", "0"),
+            ("content-length", "0"),
         ] {
             header.append_header(name, value).unwrap();
         }
@@ -321,11 +355,14 @@ mod tests {
         let mut names: Vec<&str> = header.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "etag"]);
+        assert_eq!(header.headers.get_all("content-length").iter().count(), 1);
     }
 
     #[test]
     fn statuses_that_say_we_failed() {
-        for status in [101, 401, 403, 407, 408, 421, 429, 500, 502, 503, 504, 599] {
+        for status in [
+            101, 401, 403, 407, 408, 421, 429, 500, 502, 503, 504, 599, 600, 999,
+        ] {
             assert!(
                 is_our_failure(StatusCode::from_u16(status).unwrap()),
                 "{status}"

@@ -5,11 +5,10 @@
 //! `fail_to_proxy` settles what went wrong, `logging` only records.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::Version;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
@@ -19,11 +18,10 @@ use super::admission::{self, Refusal};
 use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Stage};
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
+use super::record;
 use super::respond::{Answer, insert_standing};
 use super::well_formed;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::telemetry::access_log::Line;
-use crate::telemetry::metrics::NONE;
 
 /// The answer's status said that the upstream failed us.
 const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
@@ -31,14 +29,17 @@ const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
 const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
+const BROKEN_BODY: [ErrorType; 3] = [
+    ErrorType::new("InvalidChunk"),
+    ErrorType::new("InvalidTrailerEnd"),
+    ErrorType::InvalidHTTPHeader,
+];
 /// An unread request body up to this size is read before an early answer, so that clients that write first and read
 /// later get the answer; a larger one costs them the connection.
 const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// If the client's connection had refused bytes for this long since the last part of the body, the gateway was waiting
-/// for the client when the upstream broke off.
-const CLIENT_BLOCKED_MIN: Duration = Duration::from_millis(100);
 
 /// The gateway as pingora's application.
 #[derive(Debug, Clone)]
@@ -62,7 +63,9 @@ impl Edge {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
         if ambiguous {
             session.set_keepalive(None);
-        } else if !session.is_body_done() && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
+        } else if !session.is_body_done()
+            && !well_formed::expects_continue(session.req_header())
+            && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
         {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
         }
@@ -85,31 +88,29 @@ impl Edge {
         let header_passed = session
             .response_written()
             .is_some_and(|header| !header.status.is_informational());
-        let (ending, reason) = if *error.etype() == BODY_TOO_LARGE {
-            (
-                Ending::Rejected(Rejection::PayloadTooLarge),
-                Some(RefundReason::Body),
-            )
-        } else if *error.esource() == ErrorSource::Downstream {
-            if *error.etype() == ErrorType::InvalidHTTPHeader && !header_passed {
-                let malformed = Rejection::BadRequest(Malformed::Framing);
-                (Ending::Rejected(malformed), Some(RefundReason::Body))
-            } else {
-                let slow = forwarding.header_after.is_none()
-                    && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
-                (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
-            }
+        let clients = *error.esource() == ErrorSource::Downstream;
+        let too_large = *error.etype() == BODY_TOO_LARGE;
+        let (ending, reason) = if too_large && !header_passed {
+            let rejection = Rejection::PayloadTooLarge;
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if clients && BROKEN_BODY.contains(error.etype()) && !header_passed {
+            let rejection = Rejection::BadRequest(Malformed::Framing);
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if clients || too_large {
+            let slow = forwarding.header_after.is_none()
+                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
+            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
         } else if header_passed {
-            let blocked = client_blocked(session).saturating_sub(forwarding.client_blocked);
+            let now = Instant::now();
+            forwarding.client_waits.note(client_blocked(session), now);
+            let waited_for_client = waited_for_client(error, forwarding, now);
             (
                 Ending::Cut,
-                (blocked < CLIENT_BLOCKED_MIN).then_some(RefundReason::Cut),
+                (!waited_for_client).then_some(RefundReason::Cut),
             )
         } else {
-            (
-                Ending::Rejected(Rejection::Internal),
-                Some(RefundReason::Failed),
-            )
+            let rejection = Rejection::Internal;
+            (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
         forwarding.ending = Some(ending);
         if let Some(reason) = reason {
@@ -173,7 +174,12 @@ impl ProxyHttp for Edge {
                 let upstream = snapshot.upstream(&permit.endpoint().upstream).cloned();
                 let upstream = upstream
                     .ok_or_else(|| Error::explain(ErrorType::InternalError, "no such upstream"))?;
-                exchange.stage = Stage::Forwarding(Forwarding::begin(permit, upstream));
+                exchange.stage =
+                    Stage::Forwarding(Forwarding::begin(permit, upstream, client_blocked(session)));
+                if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
+                    // Should the client be gone, reading its body will tell.
+                    let _ = session.as_downstream_mut().write_continue_response().await;
+                }
                 Ok(false)
             }
         }
@@ -294,6 +300,12 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        if exchange
+            .forwarding()
+            .is_some_and(|forwarding| forwarding.is_over_time())
+        {
+            return Err(over_time());
+        }
         let switches_protocol = response.status == http::StatusCode::SWITCHING_PROTOCOLS;
         if response.status.is_informational() && !switches_protocol {
             return Ok(());
@@ -315,13 +327,16 @@ impl ProxyHttp for Edge {
 
     async fn response_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         forward::clean_response(response);
         if response.status.is_informational() {
             return Ok(());
+        }
+        if self.gate.is_draining() {
+            session.set_keepalive(None);
         }
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
         let now = self.gate.store.now();
@@ -340,15 +355,9 @@ impl ProxyHttp for Edge {
     ) -> pingora::Result<Option<Duration>> {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
-            forwarding.client_blocked = blocked;
-            if !end_of_stream && forwarding.since.elapsed() > forwarding.upstream.timeouts.total {
-                let context = "the upstream took longer than timeouts.total".into();
-                return Err(Error::create(
-                    TOTAL_TIMEOUT,
-                    ErrorSource::Upstream,
-                    Some(context),
-                    None,
-                ));
+            forwarding.client_waits.note(blocked, Instant::now());
+            if !end_of_stream && forwarding.is_over_time() {
+                return Err(over_time());
             }
         }
         Ok(None)
@@ -391,7 +400,7 @@ impl ProxyHttp for Edge {
     }
 
     async fn logging(&self, session: &mut Session, error: Option<&Error>, exchange: &mut Exchange) {
-        self.record(session, error, exchange);
+        record::record(&self.gate, session, error, exchange);
     }
 
     fn suppress_error_log(&self, _: &Session, _: &Exchange, _: &Error) -> bool {
@@ -410,114 +419,9 @@ impl ProxyHttp for Edge {
     }
 }
 
-impl Edge {
-    /// The request's line in the access log and its metrics.
-    fn record(&self, session: &Session, error: Option<&Error>, exchange: &Exchange) {
-        let header = session.req_header();
-        let outcome = Outcome::of(&exchange.stage);
-        let endpoint = outcome.endpoint.unwrap_or(NONE);
-        let duration = exchange.started.elapsed();
-        let metrics = &self.gate.metrics;
-        metrics
-            .requests
-            .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
-            .inc();
-        metrics
-            .request_duration
-            .with_label_values(&[endpoint])
-            .observe(duration.as_secs_f64());
-        if let Some((upstream, waited)) = outcome.upstream {
-            metrics
-                .upstream_duration
-                .with_label_values(&[upstream])
-                .observe(waited.as_secs_f64());
-        }
-        let cause = match (&exchange.stage, error) {
-            (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
-            (_, Some(error)) => Some(error.to_string()),
-            (_, None) => None,
-        };
-        self.gate.access_log.write(&Line {
-            time: exchange.time,
-            request_id: exchange.request_id_str(),
-            client: session
-                .client_addr()
-                .and_then(|address| address.as_inet())
-                .copied(),
-            protocol: match header.version {
-                Version::HTTP_2 => "HTTP/2",
-                Version::HTTP_10 => "HTTP/1.0",
-                _ => "HTTP/1.1",
-            },
-            method: header.method.as_str(),
-            path: header.uri.path(),
-            endpoint: outcome.endpoint,
-            key_id: outcome.key_id,
-            tier: outcome.tier,
-            status: session
-                .response_written()
-                .map_or(0, |header| header.status.as_u16()),
-            outcome: outcome.word,
-            units: outcome.units,
-            refunded: outcome.refunded,
-            duration_ms: duration,
-            store_ms: exchange.store_wait,
-            upstream_ms: outcome.upstream.map(|(_, waited)| waited),
-            bytes_sent: session.body_bytes_sent(),
-            cause: cause.as_deref(),
-        });
-    }
-}
-
-/// What the access log and the metrics say of a request.
-struct Outcome<'a> {
-    word: &'static str,
-    endpoint: Option<&'a str>,
-    key_id: Option<&'a str>,
-    tier: Option<&'a str>,
-    units: u32,
-    refunded: bool,
-    upstream: Option<(&'a str, Duration)>,
-}
-
-impl<'a> Outcome<'a> {
-    fn of(stage: &'a Stage) -> Outcome<'a> {
-        let nothing = Outcome {
-            word: "INTERNAL_ERROR",
-            endpoint: None,
-            key_id: None,
-            tier: None,
-            units: 0,
-            refunded: false,
-            upstream: None,
-        };
-        match stage {
-            Stage::Arrived => nothing,
-            Stage::Refused(refusal) => Outcome {
-                word: refusal.rejection.code(),
-                endpoint: refusal.endpoint.as_ref().map(|endpoint| &*endpoint.pattern),
-                key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
-                tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
-                ..nothing
-            },
-            Stage::Forwarding(forwarding) => Outcome {
-                word: match &forwarding.ending {
-                    None => "served",
-                    Some(Ending::Rejected(rejection)) => rejection.code(),
-                    Some(Ending::Cut) => "cut",
-                    Some(Ending::ClientClosed) => "client_closed",
-                },
-                endpoint: Some(&forwarding.endpoint.pattern),
-                key_id: Some(forwarding.key.record.id.as_str()),
-                tier: Some(forwarding.key.record.tier.as_str()),
-                units: forwarding.units,
-                refunded: forwarding.refunded(),
-                upstream: forwarding
-                    .header_after
-                    .map(|waited| (&*forwarding.upstream.name, waited)),
-            },
-        }
-    }
+fn over_time() -> Box<Error> {
+    let context = "the upstream took longer than timeouts.total".into();
+    Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
 }
 
 fn failed_with(status: u16) -> FailToProxy {
@@ -553,7 +457,20 @@ fn declared_body_bytes(session: &Session) -> usize {
     declared.unwrap_or(usize::MAX)
 }
 
-/// How long the client's connection has refused bytes so far. Known over HTTP/1 only: HTTP/2 connections are shared.
+/// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
+/// the answer would still have had time without such waits.
+fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bool {
+    if *error.etype() == TOTAL_TIMEOUT {
+        let by_client = forwarding.client_waits.in_all();
+        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
+        by_upstream <= forwarding.upstream.timeouts.total
+    } else {
+        forwarding.client_waits.was_waiting(now)
+    }
+}
+
+/// How long the client's connection has refused bytes so far, in all its requests. Known over HTTP/1 only: HTTP/2
+/// connections are shared.
 fn client_blocked(session: &Session) -> Duration {
     match session.as_http1() {
         Some(session) => session.stream().get_write_pending_time(),

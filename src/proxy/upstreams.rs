@@ -81,7 +81,7 @@ impl Upstream {
         let options = &mut peer.options;
         options.connection_timeout = Some(self.timeouts.connect);
         options.total_connection_timeout = Some(self.timeouts.connect);
-        options.read_timeout = Some(self.timeouts.read);
+        options.read_timeout = Some(self.timeouts.read.min(self.timeouts.total));
         options.write_timeout = Some(self.timeouts.read);
         options.idle_timeout = Some(self.timeouts.idle);
         options.alpn = ALPN::H1;

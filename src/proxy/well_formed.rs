@@ -4,7 +4,7 @@
 //! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). What pingora
 //! refuses before any hook runs never gets here.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::RequestHeader;
 
@@ -64,9 +64,12 @@ fn malformed(reason: Malformed) -> Rejection {
     Rejection::BadRequest(reason)
 }
 
-/// The target between method and version of the first line.
+/// The target between method and version of the first line; empty lines may come before it (RFC 9112 section 2.2).
 fn raw_target(head: &[u8]) -> Option<&[u8]> {
-    let line = head.split(|byte| *byte == b'\n').next()?;
+    let line = head
+        .trim_ascii_start()
+        .split(|byte| *byte == b'\n')
+        .next()?;
     line.split(|byte| *byte == b' ').nth(1)
 }
 
@@ -153,7 +156,13 @@ fn check_body(
     raw: Option<&[u8]>,
     limits: &HeadLimits,
 ) -> Result<(), Rejection> {
-    let chunked = header.headers.contains_key(TRANSFER_ENCODING);
+    let mut codings = header.headers.get_all(TRANSFER_ENCODING).iter();
+    let chunked = match (codings.next(), codings.next()) {
+        (None, _) => false,
+        // Any other coding would be the gateway's to undo (RFC 9112 section 6.1).
+        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => true,
+        (Some(_), _) => return Err(malformed(Malformed::Framing)),
+    };
     if chunked && raw.is_some_and(has_content_length) {
         return Err(malformed(Malformed::Framing));
     }
@@ -174,6 +183,15 @@ fn check_body(
         return Err(Rejection::PayloadTooLarge);
     }
     Ok(())
+}
+
+/// Whether the client waits to be asked for its body (RFC 9110 section 10.1.1).
+pub fn expects_continue(header: &RequestHeader) -> bool {
+    header.version == Version::HTTP_11
+        && header
+            .headers
+            .get(EXPECT)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// Whether a body has a meaning with this method (RFC 9110 section 9.3); for unknown methods it may have one.
@@ -325,6 +343,13 @@ mod tests {
             outcome("POST", "/", &[host, ("transfer-encoding", "chunked")]),
             Ok(())
         );
+        for bad in ["gzip, chunked", "chunked, chunked", "identity", ""] {
+            assert_eq!(
+                outcome("POST", "/", &[host, ("transfer-encoding", bad)]),
+                Err("BAD_REQUEST"),
+                "{bad}"
+            );
+        }
         for bad in ["+5", "5 5", "-1", "0x5", "", "5, 5", "99999999999999999999"] {
             assert_eq!(
                 outcome("POST", "/", &[host, ("content-length", bad)]),
@@ -344,12 +369,11 @@ mod tests {
 
     #[test]
     fn what_pingora_hides_is_found_in_the_raw_head() {
-        let fragment = b"GET /a#b HTTP/1.1\r\nhost: h\r\n\r\n";
         let header = request("GET", "/a", &[("host", "h")]);
-        assert_eq!(
-            check(&header, Some(fragment), &LIMITS).unwrap_err().code(),
-            "BAD_REQUEST"
-        );
+        for fragment in ["GET /a#b HTTP/1.1\r\n", "\r\n\nGET /a#b HTTP/1.1\r\n"] {
+            let outcome = check(&header, Some(fragment.as_bytes()), &LIMITS);
+            assert_eq!(outcome.unwrap_err().code(), "BAD_REQUEST");
+        }
         let both = b"POST / HTTP/1.1\r\nhost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n";
         let header = request(
             "POST",

@@ -102,7 +102,8 @@ impl Listener {
         }
     }
 
-    /// Starts a pingora service behind each address. Needs a tokio runtime.
+    /// Starts a pingora service behind each address. Those of clients stop when `watch` says so; the admin listener goes
+    /// on until the [`Bound`] is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
     pub fn start(
         &self,
         settings: &Arc<ServerConf>,
@@ -111,8 +112,11 @@ impl Listener {
         h2_idle: Duration,
         watch: &watch::Receiver<bool>,
     ) -> Bound {
+        let (admin_stop, admin_watch) = watch::channel(false);
         let mut bound = Bound {
             services: JoinSet::new(),
+            admin: JoinSet::new(),
+            _admin_stop: admin_stop,
         };
         let mut options = HttpServerOptions::default();
         options.h2_idle_timeout = Some(h2_idle);
@@ -124,61 +128,72 @@ impl Listener {
                 .build()
         };
         if let Some(socket) = &self.http {
-            bound.start(proxy("http"), socket, None, watch);
+            start(&mut bound.services, proxy("http"), socket, None, watch);
         }
         if let Some((socket, certificate)) = &self.https {
             // The paths are not read: the certificate comes from the resolver.
             if let Ok(mut tls) = TlsSettings::intermediate("", "") {
                 tls.set_cert_resolver(certificate.clone());
                 tls.enable_h2();
-                bound.start(proxy("https"), socket, Some(tls), watch);
+                start(
+                    &mut bound.services,
+                    proxy("https"),
+                    socket,
+                    Some(tls),
+                    watch,
+                );
             }
         }
-        bound.start(
+        start(
+            &mut bound.admin,
             Service::new("admin".into(), admin),
             &self.admin,
             None,
-            watch,
+            &admin_watch,
         );
         bound
     }
 }
 
-/// The running services.
+/// Starts one service.
+fn start<A: ServerApp + Send + Sync + 'static>(
+    services: &mut JoinSet<()>,
+    mut service: Service<A>,
+    socket: &Socket,
+    tls: Option<TlsSettings>,
+    watch: &watch::Receiver<bool>,
+) {
+    let Some(listener) = socket.listener.lock().take() else {
+        return;
+    };
+    let address = socket.address.to_string();
+    let mut fds = Fds::new();
+    fds.add(address.clone(), listener.into_raw_fd());
+    let buffers = L4BufferSettings::new(READ_BUFFER_BYTES, WRITE_BUFFER_BYTES);
+    let mut endpoint = ListenerConfig::tcp(address).l4_buffer(buffers);
+    if let Some(tls) = tls {
+        endpoint = endpoint.tls(tls);
+    }
+    service.add_listener(endpoint);
+    let watch = watch.clone();
+    services.spawn(async move {
+        service
+            .start_service(Some(Arc::new(Mutex::new(fds))), watch, 1)
+            .await;
+    });
+}
+
+/// The running services; dropping them ends them.
 pub struct Bound {
     services: JoinSet<()>,
+    admin: JoinSet<()>,
+    /// Never told anything; without it the admin service would end.
+    _admin_stop: watch::Sender<bool>,
 }
 
 impl Bound {
-    fn start<A: ServerApp + Send + Sync + 'static>(
-        &mut self,
-        mut service: Service<A>,
-        socket: &Socket,
-        tls: Option<TlsSettings>,
-        watch: &watch::Receiver<bool>,
-    ) {
-        let Some(listener) = socket.listener.lock().take() else {
-            return;
-        };
-        let address = socket.address.to_string();
-        let mut fds = Fds::new();
-        fds.add(address.clone(), listener.into_raw_fd());
-        let buffers = L4BufferSettings::new(READ_BUFFER_BYTES, WRITE_BUFFER_BYTES);
-        let mut endpoint = ListenerConfig::tcp(address).l4_buffer(buffers);
-        if let Some(tls) = tls {
-            endpoint = endpoint.tls(tls);
-        }
-        service.add_listener(endpoint);
-        let watch = watch.clone();
-        self.services.spawn(async move {
-            service
-                .start_service(Some(Arc::new(Mutex::new(fds))), watch, 1)
-                .await;
-        });
-    }
-
-    /// Waits until every listener is closed and idle connections have been told to go.
-    pub async fn closed(mut self) {
+    /// Waits until every listener for clients is closed and idle connections have been told to go.
+    pub async fn closed(&mut self) {
         while self.services.join_next().await.is_some() {}
     }
 }

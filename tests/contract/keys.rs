@@ -1,5 +1,7 @@
 //! Steps 2 and 3: who may come in.
 
+use std::time::Duration;
+
 use harness::{Answer, Call, Protocol, Scene, Store};
 
 use touchline::policy::key_record::KeyState;
@@ -143,4 +145,29 @@ async fn a_key_is_valid_through_the_day_it_expires() {
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_problem(&answer, 401, "INVALID_API_KEY");
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_key_in_the_path_or_the_request_id_reaches_no_log() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    let request = format!(
+        "GET /api/{0} HTTP/1.1\r\nHost: a\r\nX-API-Key: {0}\r\nX-Request-Id: {0}\r\n\r\n",
+        key.key
+    );
+    let exchange = client
+        .raw(request, harness::client::Until::Answers(1))
+        .await;
+    let answer = &exchange.answers[0];
+    assert_problem(answer, 404, "NOT_FOUND");
+    assert_ne!(answer.header("x-request-id"), Some(key.key.as_str()));
+    let line = harness::eventually(
+        "the request is logged",
+        Duration::from_secs(5),
+        async || scene.gateways[0].access_lines().pop(),
+    )
+    .await;
+    assert_eq!(line["path"], format!("/api/fpd_{}_REDACTED", key.id));
+    assert!(!line.to_string().contains(&key.key[17..]));
 }

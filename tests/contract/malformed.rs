@@ -1,7 +1,11 @@
 //! Step 1 beside the target: Host, framing, sizes, bodies.
 
+use std::time::Duration;
+
 use harness::client::{HOST, Until};
 use harness::{Call, Protocol, Scene};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, raw_get};
 
@@ -65,6 +69,8 @@ async fn contradicting_framing_is_refused() {
         "Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         "Content-Length: +5\r\n\r\nabcde",
         "Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
     ] {
         let request = format!(
             "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n{framing}",
@@ -141,4 +147,42 @@ async fn a_body_above_the_limit_is_too_large() {
     }
     assert_eq!(scene.upstream.count(), 3);
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_client_that_waits_to_be_asked_for_its_body_is_asked_or_refused_at_once() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let expecting = |key: &str| {
+        format!(
+            "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {key}\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n"
+        )
+    };
+    let asked = std::time::Instant::now();
+    let exchange = client.raw(expecting("wrong"), Until::Answers(1)).await;
+    assert_problem(&exchange.answers[0], 401, "INVALID_API_KEY");
+    assert!(asked.elapsed() < Duration::from_millis(900), "waited");
+
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let head = expecting(&key.key);
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut bytes = Vec::new();
+    while !bytes.ends_with(b"\r\n\r\n") {
+        assert!(socket.read_buf(&mut bytes).await.unwrap() > 0);
+    }
+    assert!(bytes.starts_with(b"HTTP/1.1 100 "), "{bytes:?}");
+    bytes.clear();
+    socket.write_all(b"hello").await.unwrap();
+    while !bytes.ends_with(b"}") {
+        assert!(socket.read_buf(&mut bytes).await.unwrap() > 0);
+    }
+    assert!(bytes.starts_with(b"HTTP/1.1 200 "), "{bytes:?}");
+    let forwarded = scene.upstream.recorded().pop().unwrap();
+    assert_eq!(forwarded.body, b"hello");
+    assert!(forwarded.values("expect").is_empty());
+    scene.expect_used(&key, 1).await;
 }

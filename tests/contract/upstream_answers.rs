@@ -1,5 +1,7 @@
 //! Step 9, the way back: what the upstream says of itself passes, what says that we failed becomes our own 500.
 
+use std::time::Duration;
+
 use harness::upstream::Script;
 use harness::{Behaviour, Protocol, Scene, Store};
 
@@ -12,7 +14,9 @@ async fn an_upstreams_failure_becomes_our_500_and_is_refunded() {
         let key = scene.issue("starter").await;
         for protocol in Protocol::ALL {
             let client = scene.client(protocol);
-            for status in [500, 501, 502, 503, 504, 599, 401, 403, 407, 408, 421, 429] {
+            for status in [
+                500, 501, 502, 503, 504, 599, 600, 999, 401, 403, 407, 408, 421, 429,
+            ] {
                 let script = Script::json(status, "{\"private\":\"upstream-words\"}")
                     .header("WWW-Authenticate", "Basic upstream-words")
                     .header("Retry-After", "77");
@@ -72,4 +76,62 @@ async fn a_body_passes_whole_with_a_length_and_in_chunks_and_after_an_interim_an
         }
     }
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn an_answer_without_content_says_nothing_of_its_length() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for framing in [
+        "Content-Length: 5\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n",
+    ] {
+        let bytes = format!("HTTP/1.1 204 No Content\r\n{framing}").into_bytes();
+        scene.upstream.always(Behaviour::Raw(bytes));
+        for protocol in Protocol::ALL {
+            let answer = scene.client(protocol).get(&key, MARKETS).await;
+            assert_eq!(answer.status, 204);
+            assert_eq!(answer.header("content-length"), None, "{answer:?}");
+            assert_eq!(answer.header("transfer-encoding"), None, "{answer:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_takes_longer_than_the_total_before_its_header_has_failed() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("total", "500ms")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let pause = |then| Behaviour::Delay(Duration::from_millis(400), Box::new(then));
+    let hint = |then| Behaviour::Informational(103, Box::new(then));
+    for slow in [
+        pause(pause(Behaviour::Echo)),
+        hint(pause(hint(pause(Behaviour::Echo)))),
+    ] {
+        scene.upstream.always(slow);
+        let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+        assert_problem(&answer, 500, "INTERNAL_ERROR");
+    }
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_standing() {
+    let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let redis = scene.redis.as_ref().unwrap();
+    let record = format!("touchline:k:{{{}}}", key.id);
+    // Newer than every record that the gateway can be given.
+    let told = redis
+        .command(&["HSET", &record, "ver", "9007199254740991"])
+        .await;
+    assert_eq!(told.unwrap().trim(), ":0");
+    let answer = client.get(&key, MARKETS).await;
+    assert_problem(&answer, 500, "INTERNAL_ERROR");
+    assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
+    assert!(answer.number("x-ratelimit-reset").is_some());
 }

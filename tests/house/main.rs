@@ -1,4 +1,4 @@
-//! The house keeps its order: floors, forbidden rooms, and the versions that its safety rests on.
+//! The house keeps its order: floors, forbidden rooms, the README's promises, and the versions that its safety rests on.
 
 #![allow(
     clippy::unwrap_used,
@@ -7,4 +7,5 @@
 )]
 
 mod floors;
+mod readme;
 mod versions;

@@ -1,1 +1,82 @@
-//! Integration tests: the gateway as its operators meet it.
+//! The gateway as operators meet it, against the real binary: its commands, its start and end, the admin listener, the
+//! access log, and what it does while Redis or a server of an upstream is gone.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
+
+mod access_log;
+mod admin;
+mod certificates;
+mod check;
+mod drain;
+mod keys;
+mod metrics;
+mod redis_outage;
+mod servers;
+mod slow_client;
+mod start;
+mod usage;
+mod zone;
+
+use std::path::Path;
+use std::process::Output;
+use std::time::Duration;
+
+use harness::{Gateway, Store};
+
+/// The binary under test.
+const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
+/// An endpoint of every tier.
+const MARKETS: &str = "/api/v1/data/markets";
+/// An endpoint of the enterprise tier only.
+const RANKINGS: &str = "/api/v1/data/rankings";
+/// How long anything that is about to happen may take.
+const DEADLINE: Duration = Duration::from_secs(10);
+/// Both stores.
+const STORES: [Store; 2] = [Store::Embedded, Store::Redis];
+
+/// What a command left behind.
+#[derive(Debug)]
+struct Ran {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        Ran {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Ran {
+    /// Its standard output, of a command that has worked.
+    #[track_caller]
+    fn done(self) -> String {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.stdout
+    }
+
+    /// Its standard error, of a command that has failed with `code` and said nothing else.
+    #[track_caller]
+    fn failed(self, code: i32) -> String {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert!(!self.stderr.contains("panicked"), "{self:?}");
+        self.stderr
+    }
+}
+
+/// Runs a command on the configuration of a gateway.
+async fn run_beside(gateway: &Gateway, arguments: &[&str]) -> Ran {
+    gateway.cli(arguments).await.into()
+}
+
+/// Runs a command on a configuration file.
+async fn run_on(config: &Path, arguments: &[&str]) -> Ran {
+    harness::gateway::cli(Path::new(TOUCHLINE), config, None, arguments)
+        .await
+        .into()
+}

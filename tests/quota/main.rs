@@ -5,6 +5,7 @@
 mod crash;
 mod exactness;
 mod fairness;
+mod free_rides;
 mod midnight;
 mod revocation;
 mod short_days;

@@ -431,6 +431,46 @@ impl Client {
         exchange
     }
 
+    /// Writes a hand-written request, reads nothing until `when` is done, then everything until the gateway closes.
+    ///
+    /// # Panics
+    /// If the client speaks anything but clear HTTP/1.1.
+    pub async fn read_late(
+        &self,
+        request: impl AsRef<[u8]>,
+        when: impl Future<Output = ()>,
+    ) -> RawExchange {
+        assert_eq!(self.protocol, Protocol::Http1, "raw bytes without TLS");
+        let request = request.as_ref();
+        let mut socket = TcpStream::connect(self.address)
+            .await
+            .expect("a connection");
+        socket.write_all(request).await.expect("a request sent");
+        when.await;
+        let mut exchange = raw_exchange(socket, b"", Until::Closed).await;
+        let sent = read_sent(request);
+        exchange.answers = parse_answers(&exchange.bytes, sent.method == "HEAD");
+        for answer in &exchange.answers {
+            self.ledger.add(answer.entry(&sent));
+        }
+        exchange
+    }
+
+    /// The certificate that the listener presents, in DER.
+    ///
+    /// # Panics
+    /// If the client does not speak TLS.
+    pub async fn presented_certificate(&self) -> Vec<u8> {
+        assert!(self.protocol.is_tls(), "certificates belong to TLS");
+        let socket = TcpStream::connect(self.address)
+            .await
+            .expect("a connection");
+        let stream = tls(socket, self.protocol).await.expect("a TLS connection");
+        let chain = stream.get_ref().1.peer_certificates();
+        let leaf = chain.and_then(<[_]>::first).expect("a certificate");
+        leaf.as_ref().to_vec()
+    }
+
     fn request(&self, call: Call) -> (Sent, Request<Full<Bytes>>) {
         let mut headers = HeaderMap::new();
         for (name, value) in &call.headers {

@@ -74,6 +74,15 @@ impl EndpointSpec {
     }
 }
 
+/// Where an access log goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessLogSpec {
+    /// A file of its own.
+    File,
+    /// Standard output, behind the line that says where the gateway listens.
+    Stdout,
+}
+
 /// A `gateway.yaml` to be.
 #[derive(Debug, Clone)]
 pub struct GatewaySpec {
@@ -85,6 +94,12 @@ pub struct GatewaySpec {
     pub endpoints: Vec<EndpointSpec>,
     /// The prediction-data service.
     pub upstream: SocketAddr,
+    /// More servers of the same service.
+    pub more_servers: Vec<SocketAddr>,
+    /// Certificate and private key of the TLS listener; self-signed unless said.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Where the access log goes.
+    pub access_log: AccessLogSpec,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
     pub timeouts: BTreeMap<String, String>,
     /// `retries` of the upstream.
@@ -125,6 +140,9 @@ impl GatewaySpec {
                 EndpointSpec::get("/api/v1/data/rankings", &["enterprise"]),
             ],
             upstream,
+            more_servers: Vec::new(),
+            certificate: None,
+            access_log: AccessLogSpec::File,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
                 ("read".into(), "10s".into()),
@@ -191,10 +209,26 @@ impl GatewaySpec {
             .iter()
             .map(|(name, value)| format!("{name}: {value}"))
             .collect();
+        let certificate = match &self.certificate {
+            None => "certificate: self-signed".to_owned(),
+            Some((certificate, key)) => format!(
+                "certificate: \"{}\", private_key: \"{}\"",
+                certificate.display(),
+                key.display()
+            ),
+        };
+        let servers: Vec<String> = std::iter::once(&self.upstream)
+            .chain(&self.more_servers)
+            .map(|server| format!("\"{server}\""))
+            .collect();
+        let access_log = match self.access_log {
+            AccessLogSpec::File => format!("\"{}\"", access_log.display()),
+            AccessLogSpec::Stdout => "stdout".to_owned(),
+        };
         format!(
             "listen:
   http: {{ address: \"127.0.0.1:0\" }}
-  https: {{ address: \"127.0.0.1:0\", certificate: self-signed }}
+  https: {{ address: \"127.0.0.1:0\", {certificate} }}
   admin: {{ address: \"127.0.0.1:0\" }}
 store:
 {store}
@@ -203,19 +237,18 @@ tiers:
 {tiers}endpoints:
 {endpoints}upstreams:
   prediction-data:
-    servers: [\"{}\"]
+    servers: [{}]
     timeouts: {{ {} }}
     retries: {}
 runtime: {{ threads: {} }}
-logging: {{ level: info, format: json, access_log: \"{}\" }}
+logging: {{ level: info, format: json, access_log: {access_log} }}
 {}
 ",
             self.timezone,
-            self.upstream,
+            servers.join(", "),
             timeouts.join(", "),
             self.retries,
             self.threads,
-            access_log.display(),
             self.extra_yaml,
         )
     }
@@ -248,8 +281,8 @@ impl Gateway {
     /// With all it has said, if it ends or does not listen in time.
     pub async fn start(binary: &Path, directory: &Path, name: &str, spec: &GatewaySpec) -> Gateway {
         let config = directory.join(format!("{name}.yaml"));
-        let access_log = directory.join(format!("{name}.access.log"));
-        std::fs::write(&config, spec.yaml(&access_log)).expect("gateway.yaml");
+        let log_file = directory.join(format!("{name}.access.log"));
+        std::fs::write(&config, spec.yaml(&log_file)).expect("gateway.yaml");
         let (process, listening) =
             spawn(binary, directory, name, &config, spec.clock.as_ref()).await;
         Gateway {
@@ -259,7 +292,10 @@ impl Gateway {
             process,
             clock: spec.clock.clone(),
             config,
-            access_log,
+            access_log: match spec.access_log {
+                AccessLogSpec::File => log_file,
+                AccessLogSpec::Stdout => stdout_file(directory, name),
+            },
             http: listening.http,
             https: listening.https,
             admin: listening.admin,
@@ -316,6 +352,7 @@ impl Gateway {
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole
             .lines()
+            .filter(|line| read_listening(line).is_none())
             .map(|line| serde_json::from_str(line).unwrap_or_else(|_| line.into()))
             .collect()
     }
@@ -347,6 +384,10 @@ pub async fn cli(
     }
 }
 
+fn stdout_file(directory: &Path, name: &str) -> PathBuf {
+    directory.join(format!("{name}.stdout"))
+}
+
 struct Listening {
     http: SocketAddr,
     https: SocketAddr,
@@ -367,7 +408,7 @@ async fn spawn(
         clock.wrap(&mut command);
     }
     // Output is appended over restarts: only what this process says counts.
-    let stdout = directory.join(format!("{name}.stdout"));
+    let stdout = stdout_file(directory, name);
     let before = std::fs::metadata(&stdout).map_or(0, |file| file.len());
     let mut process = Process::spawn(&mut command, directory, name).expect("the binary runs");
     let listening = eventually("the gateway listens or ends", START_DEADLINE, async || {

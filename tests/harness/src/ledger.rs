@@ -15,6 +15,8 @@ use crate::upstream::{Outcome, Recorded};
 
 /// A run of this many characters of a secret is a leak.
 const LEAK_CHARS: usize = 16;
+/// Seconds of half a day.
+const HALF_DAY_SECONDS: u64 = 43_200;
 /// How many differences are told; more only hide the first.
 const DIFFERENCES_MAX: usize = 25;
 
@@ -430,6 +432,8 @@ impl Ledgers {
         let owner = self.owner(entry).map(|key| key.id.as_str());
         let known = match status {
             _ if malformed => None,
+            // A caller of whom nothing could be known, not even whether the key is one.
+            500 if entry.limit.is_none() => None,
             // The log may say whose revoked or expired key it was.
             401 => line.key_id.as_deref().filter(|id| Some(*id) == owner),
             _ if path == "/openapi.json" => line.key_id.as_deref(),
@@ -512,8 +516,11 @@ impl Ledgers {
             let units = self.units(entry, allowed);
             total.add(units);
             match entry.reset {
-                // The day that an answer speaks of is the one that ends at its reset.
-                Some(reset) => dated.entry(date_of(reset.saturating_sub(1))).or_default(),
+                // The day that an answer speaks of is the one that ends at its reset: in the zones from 12 hours before UTC
+                // to 11 behind, half a day earlier has its date in UTC too.
+                Some(reset) => dated
+                    .entry(date_of(reset.saturating_sub(HALF_DAY_SECONDS)))
+                    .or_default(),
                 None => &mut undated,
             }
             .add(units);

@@ -62,9 +62,19 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// Asks it to end (`SIGTERM`) and does not wait.
+    pub fn ask_to_end(&self) {
+        self.signal(Signal::SIGTERM);
+    }
+
     /// Asks it to end (`SIGTERM`); its status, or `None` if it still runs after `deadline`.
     pub fn terminate(&mut self, deadline: Duration) -> Option<ExitStatus> {
-        self.signal(Signal::SIGTERM);
+        self.ask_to_end();
+        self.wait_for_end(deadline)
+    }
+
+    /// Its status once it has ended, or `None` if it still runs after `deadline`.
+    pub fn wait_for_end(&mut self, deadline: Duration) -> Option<ExitStatus> {
         let end = Instant::now() + deadline;
         while Instant::now() < end {
             if let Some(status) = self.ended() {

@@ -38,6 +38,8 @@ pub struct SceneBuilder {
     binary: PathBuf,
     store: Store,
     gateways: usize,
+    more_servers: usize,
+    durable_redis: bool,
     faketime: bool,
     changes: Vec<Change>,
 }
@@ -52,6 +54,18 @@ impl SceneBuilder {
     /// So many gateway processes on one store; one unless said.
     pub fn gateways(mut self, gateways: usize) -> SceneBuilder {
         self.gateways = gateways;
+        self
+    }
+
+    /// So many servers behind the gateways beside the first.
+    pub fn more_servers(mut self, more_servers: usize) -> SceneBuilder {
+        self.more_servers = more_servers;
+        self
+    }
+
+    /// A Redis that loses nothing when it is killed (append-only file).
+    pub fn durable_redis(mut self) -> SceneBuilder {
+        self.durable_redis = true;
         self
     }
 
@@ -90,13 +104,18 @@ impl SceneBuilder {
         let directory = TempDir::new().expect("a temporary directory");
         let clock = self.faketime.then(|| Faketime::new(directory.path()));
         let upstream = RecordingUpstream::start().await;
+        let mut more_upstreams = Vec::new();
+        for _ in 0..self.more_servers {
+            more_upstreams.push(RecordingUpstream::start().await);
+        }
         let (store, redis) = match self.store {
             Store::Embedded => {
                 let path = directory.path().join("touchline.db");
                 (StoreSpec::Embedded(path), None)
             }
             Store::Redis => {
-                let server = RedisServer::start(directory.path(), false, clock.clone()).await;
+                let server =
+                    RedisServer::start(directory.path(), self.durable_redis, clock.clone()).await;
                 let store = StoreSpec::Redis {
                     url: server.url(),
                     key_prefix: "touchline".into(),
@@ -106,6 +125,10 @@ impl SceneBuilder {
         };
         let mut spec = GatewaySpec::new(store, upstream.address());
         spec.clock = clock;
+        spec.more_servers = more_upstreams
+            .iter()
+            .map(RecordingUpstream::address)
+            .collect();
         for change in self.changes {
             change(&mut spec);
         }
@@ -120,6 +143,7 @@ impl SceneBuilder {
         Scene {
             spec,
             upstream,
+            more_upstreams,
             gateways,
             redis,
             ledger: Arc::default(),
@@ -135,6 +159,8 @@ pub struct Scene {
     pub spec: GatewaySpec,
     /// The upstream behind them.
     pub upstream: RecordingUpstream,
+    /// More servers of the same service.
+    pub more_upstreams: Vec<RecordingUpstream>,
     /// The gateways.
     pub gateways: Vec<Gateway>,
     /// The Redis under them, where the store is one.
@@ -152,6 +178,8 @@ impl Scene {
             binary: binary.as_ref().to_owned(),
             store: Store::Embedded,
             gateways: 1,
+            more_servers: 0,
+            durable_redis: false,
             faketime: false,
             changes: Vec::new(),
         }
@@ -342,7 +370,10 @@ impl Scene {
             client: self.ledger.entries(),
             access,
             usage: self.usage().await,
-            upstream: self.upstream.recorded(),
+            upstream: std::iter::once(&self.upstream)
+                .chain(&self.more_upstreams)
+                .flat_map(RecordingUpstream::recorded)
+                .collect(),
             artefacts,
             keys: self.keys().clone(),
             tiers: self.spec.tiers.clone(),

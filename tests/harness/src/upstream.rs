@@ -19,6 +19,9 @@ const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
 const BREAK_OFF_DELAY: Duration = Duration::from_millis(400);
 /// The length that a broken-off answer had promised.
 const PROMISED_BYTES: usize = 1024 * 1024;
+/// A chunk of an answer without end, and how many of them are written at most.
+const FLOOD_CHUNK_BYTES: usize = 64 * 1024;
+const FLOOD_CHUNKS_MAX: usize = 1_024;
 
 /// How an exchange ended, as far as the upstream knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -151,6 +154,8 @@ pub enum Behaviour {
         /// Bytes of body sent.
         after: usize,
     },
+    /// A header and a body for ever, until the gateway takes no more of it for a while; then a reset.
+    ResetWhenStuck,
     /// A header and nothing more, until the gateway gives up.
     StallAfterHeader,
     /// Nothing at all, until the gateway gives up.
@@ -375,6 +380,12 @@ async fn perform(
                 tokio::time::sleep(BREAK_OFF_DELAY).await;
                 return Ok(false);
             }
+            Behaviour::ResetWhenStuck => {
+                flood(socket).await?;
+                record(Outcome::Cut);
+                reset(socket)?;
+                return Ok(false);
+            }
             Behaviour::StallAfterHeader => {
                 promise(socket, 0).await?;
                 record(Outcome::Cut);
@@ -415,6 +426,23 @@ async fn promise(socket: &mut TcpStream, sent: usize) -> std::io::Result<()> {
     .into_bytes();
     bytes.resize(bytes.len() + sent.min(PROMISED_BYTES - 1), b'x');
     socket.write_all(&bytes).await
+}
+
+/// Writes a body without end until the other side takes nothing for [`BREAK_OFF_DELAY`].
+async fn flood(socket: &mut TcpStream) -> std::io::Result<()> {
+    let header =
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n";
+    socket.write_all(header.as_bytes()).await?;
+    let mut chunk = format!("{FLOOD_CHUNK_BYTES:x}\r\n").into_bytes();
+    chunk.resize(chunk.len() + FLOOD_CHUNK_BYTES, b'x');
+    chunk.extend(b"\r\n");
+    for _ in 0..FLOOD_CHUNKS_MAX {
+        match tokio::time::timeout(BREAK_OFF_DELAY, socket.write_all(&chunk)).await {
+            Ok(written) => written?,
+            Err(_) => return Ok(()),
+        }
+    }
+    Err(std::io::Error::other("nobody ever stopped reading"))
 }
 
 async fn answer(socket: &mut TcpStream, script: &Script, headless: bool) -> std::io::Result<()> {

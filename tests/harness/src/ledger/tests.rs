@@ -261,6 +261,46 @@ fn a_line_in_the_access_log_that_tells_something_else_is_found() {
 }
 
 #[test]
+fn a_line_names_the_key_of_a_failed_call_exactly_where_the_answer_shows_a_standing() {
+    let mut ledgers = agreeing();
+    let mut nobody = problem("d", 500, "INTERNAL_ERROR");
+    nobody.limit = None;
+    ledgers.client.push(nobody);
+    let mut known = line("d", 500, "INTERNAL_ERROR", 0, false);
+    ledgers.access.push(AccessLine {
+        key_id: None,
+        ..known.clone()
+    });
+    assert_eq!(
+        ledgers.disagreements(&Allowances::default()),
+        Vec::<String>::new()
+    );
+    std::mem::swap(&mut ledgers.access[3], &mut known);
+    let found = ledgers.disagreements(&Allowances::default()).join("\n");
+    assert!(found.contains("has key id Some"), "{found}");
+    fails(|ledgers| ledgers.access[1].key_id = None, "has key id None");
+}
+
+#[test]
+fn a_day_is_told_in_zones_before_and_behind_utc() {
+    // Before midnight of UTC as in Berlin (+1) and Suva (+12), and after it as in New York (-5) and Niue (-11).
+    for hours in [-12, -1, 5, 11] {
+        let mut ledgers = agreeing();
+        for entry in &mut ledgers.client {
+            entry.reset = RESET.checked_add_signed(hours * 3_600);
+        }
+        assert_eq!(
+            ledgers.disagreements(&Allowances::default()),
+            Vec::<String>::new(),
+            "{hours}"
+        );
+        ledgers.usage[0].date = "2026-11-22".into();
+        let found = ledgers.disagreements(&Allowances::default()).join("\n");
+        assert!(found.contains("on 2026-11-2"), "{hours}: {found}");
+    }
+}
+
+#[test]
 fn a_lost_and_an_invented_unit_in_the_store_are_found() {
     fails(
         |ledgers| ledgers.usage[0].used = 0,

@@ -138,3 +138,18 @@ async fn a_fake_clock_moves_redis() {
     clock.set_before_midnight(Duration::ZERO);
     assert!(time().await >= midnight - 1);
 }
+
+#[tokio::test]
+async fn a_reader_that_stops_is_broken_off_and_sees_it_when_it_goes_on() {
+    let upstream = RecordingUpstream::start().await;
+    upstream.always(Behaviour::ResetWhenStuck);
+    let ledger = Arc::default();
+    let until_cut = crate::eventually("broken off", Duration::from_secs(10), async || {
+        let recorded = upstream.recorded();
+        (recorded.first()?.outcome == Outcome::Cut).then_some(())
+    });
+    let late = client(&upstream, &ledger)
+        .read_late("GET / HTTP/1.1\r\nHost: a\r\n\r\n", until_cut)
+        .await;
+    assert!(late.closed && late.answers.iter().all(|answer| !answer.complete));
+}

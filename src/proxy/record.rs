@@ -1,0 +1,124 @@
+//! What is left of a request when it is over: its line in the access log and its traces in the metrics.
+//!
+//! Nothing here decides. An API key that a client put into its path is struck out.
+
+use std::time::Duration;
+
+use http::Version;
+use pingora::Error;
+use pingora::proxy::Session;
+
+use super::exchange::{Ending, Exchange, Stage};
+use super::gate::Gate;
+use crate::policy::api_key;
+use crate::telemetry::access_log::Line;
+use crate::telemetry::metrics::NONE;
+
+/// Writes the request's line in the access log and counts it.
+pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &Exchange) {
+    let header = session.req_header();
+    let prefix = &exchange.snapshot.config.keys.prefix;
+    let outcome = Outcome::of(&exchange.stage);
+    let endpoint = outcome.endpoint.unwrap_or(NONE);
+    let duration = exchange.started.elapsed();
+    let metrics = &gate.metrics;
+    metrics
+        .requests
+        .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
+        .inc();
+    metrics
+        .request_duration
+        .with_label_values(&[endpoint])
+        .observe(duration.as_secs_f64());
+    if let Some((upstream, waited)) = outcome.upstream {
+        metrics
+            .upstream_duration
+            .with_label_values(&[upstream])
+            .observe(waited.as_secs_f64());
+    }
+    let cause = match (&exchange.stage, error) {
+        (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
+        (_, Some(error)) => Some(error.to_string()),
+        (_, None) => None,
+    };
+    gate.access_log.write(&Line {
+        time: exchange.time,
+        request_id: exchange.request_id_str(),
+        client: session
+            .client_addr()
+            .and_then(|address| address.as_inet())
+            .copied(),
+        protocol: match header.version {
+            Version::HTTP_2 => "HTTP/2",
+            Version::HTTP_10 => "HTTP/1.0",
+            _ => "HTTP/1.1",
+        },
+        method: header.method.as_str(),
+        path: &api_key::redacted(header.uri.path(), prefix),
+        endpoint: outcome.endpoint,
+        key_id: outcome.key_id,
+        tier: outcome.tier,
+        status: session
+            .response_written()
+            .map_or(0, |header| header.status.as_u16()),
+        outcome: outcome.word,
+        units: outcome.units,
+        refunded: outcome.refunded,
+        duration_ms: duration,
+        store_ms: exchange.store_wait,
+        upstream_ms: outcome.upstream.map(|(_, waited)| waited),
+        bytes_sent: session.body_bytes_sent(),
+        cause: cause.as_deref(),
+    });
+}
+
+/// What the access log and the metrics say of a request.
+struct Outcome<'a> {
+    word: &'static str,
+    endpoint: Option<&'a str>,
+    key_id: Option<&'a str>,
+    tier: Option<&'a str>,
+    units: u32,
+    refunded: bool,
+    upstream: Option<(&'a str, Duration)>,
+}
+
+impl<'a> Outcome<'a> {
+    fn of(stage: &'a Stage) -> Outcome<'a> {
+        let nothing = Outcome {
+            word: "INTERNAL_ERROR",
+            endpoint: None,
+            key_id: None,
+            tier: None,
+            units: 0,
+            refunded: false,
+            upstream: None,
+        };
+        match stage {
+            Stage::Arrived => nothing,
+            Stage::Refused(refusal) => Outcome {
+                word: refusal.rejection.code(),
+                endpoint: refusal.endpoint.as_ref().map(|endpoint| &*endpoint.pattern),
+                key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
+                tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
+                ..nothing
+            },
+            Stage::Forwarding(forwarding) => Outcome {
+                word: match &forwarding.ending {
+                    None => "served",
+                    Some(Ending::Rejected(rejection)) => rejection.code(),
+                    Some(Ending::Cut) => "cut",
+                    Some(Ending::ClientClosed) => "client_closed",
+                },
+                endpoint: Some(&forwarding.endpoint.pattern),
+                key_id: Some(forwarding.key.record.id.as_str()),
+                tier: Some(forwarding.key.record.tier.as_str()),
+                units: forwarding.units,
+                refunded: forwarding.refunded(),
+                upstream: forwarding
+                    .header_after
+                    .map(|waited| (&*forwarding.upstream.name, waited)),
+            },
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The access log: every field, one line a request, nothing forged, no key.
+
+use std::collections::BTreeSet;
+
+use harness::client::Until;
+use harness::{AccessLogSpec, Behaviour, Call, Protocol, Scene, eventually};
+use serde_json::{Value, json};
+
+use super::{DEADLINE, MARKETS, RANKINGS, TOUCHLINE};
+
+const FIELDS: [&str; 17] = [
+    "time",
+    "request_id",
+    "client",
+    "protocol",
+    "method",
+    "path",
+    "endpoint",
+    "key_id",
+    "tier",
+    "status",
+    "outcome",
+    "units",
+    "refunded",
+    "duration_ms",
+    "store_ms",
+    "upstream_ms",
+    "bytes_sent",
+];
+
+async fn lines(scene: &Scene, count: usize) -> Vec<Value> {
+    eventually("the lines are written", DEADLINE, async || {
+        let lines = scene.gateways[0].access_lines();
+        (lines.len() >= count).then_some(lines)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_line_has_every_field_of_its_request() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        client
+            .get(&key, "/api/v1/data/predictions/fx-1?secret=query")
+            .await;
+        client.get(&key, RANKINGS).await;
+        client.call(Call::get(MARKETS)).await;
+        scene.upstream.always(Behaviour::Status(503));
+        client.get(&key, MARKETS).await;
+        scene.upstream.always(Behaviour::Echo);
+    }
+    let lines = lines(&scene, 12).await;
+    assert_eq!(lines.len(), 12);
+    let answered: Vec<String> = {
+        let entries = scene.client_ledger().entries();
+        entries.into_iter().map(|entry| entry.id).collect()
+    };
+    for (number, (lines, ids)) in lines.chunks(4).zip(answered.chunks(4)).enumerate() {
+        let [served, refused, anonymous, failed] = lines else {
+            panic!("{lines:?}");
+        };
+        for (line, id) in lines.iter().zip(ids) {
+            let names: BTreeSet<&str> = line.as_object().unwrap().keys().map(|k| &**k).collect();
+            let mut expected = BTreeSet::from(FIELDS);
+            if line == failed {
+                expected.insert("cause");
+            }
+            assert_eq!(names, expected, "{line}");
+            assert_eq!(line["request_id"], id.as_str());
+            assert_eq!(line["method"], "GET");
+            assert!(line["client"].as_str().unwrap().starts_with("127.0.0.1:"));
+            let protocol = ["HTTP/1.1", "HTTP/1.1", "HTTP/2"][number];
+            assert_eq!(line["protocol"], protocol);
+            let time: jiff::Timestamp = line["time"].as_str().unwrap().parse().unwrap();
+            let age = jiff::Timestamp::now().as_second() - time.as_second();
+            assert!((0..60).contains(&age), "{line}");
+            assert!(line["duration_ms"].as_f64().unwrap() > 0.0);
+        }
+        let told = |line: &Value| {
+            json!([
+                line["path"],
+                line["endpoint"],
+                line["key_id"],
+                line["tier"],
+                line["status"],
+                line["outcome"],
+                line["units"],
+                line["refunded"],
+            ])
+        };
+        let (id, path) = (&key.id, "/api/v1/data/predictions/fx-1");
+        let pattern = "/api/v1/data/predictions/{fixture_id}";
+        let expected = json!([path, pattern, id, "starter", 200, "served", 1, false]);
+        assert_eq!(told(served), expected);
+        assert!(served["upstream_ms"].as_f64().unwrap() > 0.0);
+        assert!(served["store_ms"].as_f64().unwrap() > 0.0);
+        assert!(served["bytes_sent"].as_u64().unwrap() > 0);
+        let outcome = "TIER_INSUFFICIENT";
+        let expected = json!([RANKINGS, RANKINGS, id, "starter", 403, outcome, 0, false]);
+        assert_eq!(told(refused), expected);
+        let expected = json!([MARKETS, null, null, null, 401, "MISSING_API_KEY", 0, false]);
+        assert_eq!(told(anonymous), expected);
+        let outcome = "INTERNAL_ERROR";
+        let expected = json!([MARKETS, MARKETS, id, "starter", 500, outcome, 1, true]);
+        assert_eq!(told(failed), expected);
+        assert!(
+            failed["cause"].as_str().unwrap().contains("503"),
+            "{failed}"
+        );
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn hostile_requests_leave_one_line_each_and_no_key() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let requests: Vec<Vec<u8>> = [
+        b"/a\"}{\"status\":200".as_slice(),
+        b"/a\x1b[31mred",
+        b"/a%0a%7b%22forged%22:1%7d",
+        b"/\xff\xfe",
+        b"/a\\\\b\\",
+        b"/api/v1/data/markets?a=\"b",
+        "/ü\u{2028}\u{202e}".as_bytes(),
+    ]
+    .into_iter()
+    .map(|target| {
+        let mut request = b"GET ".to_vec();
+        request.extend(target);
+        let rest = format!(
+            " HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\n\r\n",
+            key.key
+        );
+        request.extend(rest.bytes());
+        request
+    })
+    .collect();
+    for request in &requests {
+        let exchange = client.raw(request, Until::Answers(1)).await;
+        assert!([400, 404].contains(&exchange.answers[0].status));
+    }
+    // A request id of the client's own that would break the line is not taken over.
+    let forged = Call::get(MARKETS)
+        .key(&key)
+        .header("x-request-id", "a\"},{\"forged\":\"1");
+    assert_eq!(client.call(forged).await.status, 200);
+    // What the HTTP parser refuses never reaches the gateway.
+    let expected = scene
+        .client_ledger()
+        .entries()
+        .iter()
+        .filter(|entry| entry.answer_text.contains("x-request-id"))
+        .count();
+    let lines = lines(&scene, expected).await;
+    assert_eq!(lines.len(), expected);
+    let ids: BTreeSet<&str> = lines
+        .iter()
+        .map(|line| line["request_id"].as_str().unwrap())
+        .collect();
+    assert_eq!(ids.len(), expected, "one line each");
+    let text = std::fs::read(&scene.gateways[0].access_log).unwrap();
+    let control = text
+        .iter()
+        .find(|byte| byte.is_ascii_control() && **byte != b'\n');
+    assert_eq!(control, None);
+    let text = String::from_utf8(text).unwrap();
+    assert!(
+        !text.contains(&key.key) && !text.contains("\"forged\""),
+        "{text}"
+    );
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn the_access_log_goes_to_standard_output_where_it_is_asked_to() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.access_log = AccessLogSpec::Stdout)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    assert_eq!(client.get(&key, RANKINGS).await.status, 403);
+    assert_eq!(lines(&scene, 2).await.len(), 2);
+    scene.assert_ledgers_agree().await;
+}

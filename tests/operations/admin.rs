@@ -1,0 +1,112 @@
+//! The admin listener: `/livez`, `/readyz`, and where it is to be found.
+
+use std::sync::Arc;
+
+use harness::{Answer, Call, Client, Protocol, Scene, Store, eventually};
+
+use super::{DEADLINE, STORES, TOUCHLINE};
+
+async fn ask(scene: &Scene, method: &str, path: &str) -> Answer {
+    let address = scene.gateways[0].admin;
+    let client = Client::new(Protocol::Http1, address, Arc::default());
+    client.call(Call::new(method, path)).await
+}
+
+#[tokio::test]
+async fn a_gateway_says_that_it_lives_and_is_ready() {
+    for store in STORES {
+        let scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        scene.issue("starter").await;
+        let live = ask(&scene, "GET", "/livez").await;
+        assert_eq!((live.status, &live.json()["status"]), (200, &"live".into()));
+        let ready = ask(&scene, "GET", "/readyz").await;
+        assert_eq!(ready.status, 200, "{ready:?}");
+        assert_eq!(ready.header("cache-control"), Some("no-store"));
+        let mut body = ready.json();
+        let age = body["keys_age_seconds"].take();
+        assert!(age.as_f64().unwrap() < 5.0, "{age}");
+        let expected = serde_json::json!({
+            "status": "ready",
+            "draining": false,
+            "store_up": true,
+            "keys_loaded": true,
+            "keys_age_seconds": null,
+            "keys": 1,
+        });
+        assert_eq!(body, expected);
+        let metrics = ask(&scene, "GET", "/metrics").await;
+        assert_eq!(
+            metrics.header("content-type"),
+            Some("text/plain; version=0.0.4; charset=utf-8")
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_without_its_redis_is_not_ready_and_says_why() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .start()
+        .await;
+    for killed in [false, true] {
+        let redis = scene.redis.as_mut().unwrap();
+        if killed {
+            redis.kill9();
+        } else {
+            redis.stop();
+        }
+        let body = eventually("not ready", DEADLINE, async || {
+            let ready = ask(&scene, "GET", "/readyz").await;
+            (ready.status == 503).then(|| ready.json())
+        })
+        .await;
+        assert_eq!(body["status"], "unready", "{body}");
+        assert_eq!(body["store_up"], false, "{body}");
+        assert_eq!(ask(&scene, "GET", "/livez").await.status, 200);
+        let redis = scene.redis.as_mut().unwrap();
+        if killed {
+            redis.restart().await;
+        } else {
+            redis.resume();
+        }
+        eventually("ready again", DEADLINE, async || {
+            let ready = ask(&scene, "GET", "/readyz").await;
+            (ready.status == 200).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn unknown_admin_paths_are_404_and_other_methods_405() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    for path in ["/", "/metrics/", "/Livez", "/admin", "/livez%00"] {
+        assert_eq!(ask(&scene, "GET", path).await.status, 404, "{path}");
+    }
+    for path in ["/livez", "/readyz", "/metrics"] {
+        for method in ["POST", "DELETE", "PUT"] {
+            let answer = ask(&scene, method, path).await;
+            assert_eq!(answer.status, 405, "{method} {path}");
+            assert_eq!(answer.header("allow"), Some("GET, HEAD"));
+        }
+        let answer = ask(&scene, "HEAD", path).await;
+        assert_eq!((answer.status, answer.body.len()), (200, 0), "{path}");
+        assert_eq!(ask(&scene, "GET", &format!("{path}?a=b")).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn admin_paths_are_no_public_paths() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("enterprise").await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for path in ["/livez", "/readyz", "/metrics"] {
+            assert_eq!(client.get(&key, path).await.status, 404);
+            assert_eq!(client.call(Call::get(path)).await.status, 401);
+        }
+    }
+    assert_eq!(scene.upstream.count(), 0);
+    scene.assert_ledgers_agree().await;
+}

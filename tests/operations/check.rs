@@ -1,0 +1,86 @@
+//! `touchline check`, and that nothing works on a bad configuration.
+
+use std::path::Path;
+
+use super::run_on;
+
+/// Five mistakes, each with where it is and what is wrong with it.
+const MISTAKES: &str = r#"listen:
+  http: { address: nonsense }
+store:
+  embedded: { path: "DIRECTORY/touchline.db" }
+tiers:
+  starter: { daily: 0 }
+endpoints:
+  - { path: /a, methods: [GET], tiers: [gold], upstream: u }
+  - { path: /b, methods: [GET], tiers: [starter], upstream: v, colour: red }
+upstreams:
+  u: { servers: ["127.0.0.1:1"] }
+"#;
+const PLACES: [(&str, &str); 5] = [
+    ("2:20", "listen.http.address"),
+    ("6:21", "tiers.starter.daily"),
+    ("8:41", "endpoints[0].tiers[0]"),
+    ("9:61", "endpoints[1].upstream"),
+    ("9:64", "endpoints[1].colour"),
+];
+
+fn write_mistakes(directory: &Path) -> std::path::PathBuf {
+    let file = directory.join("bad.yaml");
+    let text = MISTAKES.replace("DIRECTORY", directory.to_str().unwrap());
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+#[tokio::test]
+async fn the_shipped_configuration_is_ok() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("gateway.yaml");
+    let said = run_on(&file, &["check"]).await.done();
+    let first = said.lines().next().unwrap();
+    assert_eq!(first, format!("{}: ok", file.display()));
+}
+
+#[tokio::test]
+async fn all_mistakes_of_a_configuration_are_told_at_once_with_their_places() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write_mistakes(directory.path());
+    let said = run_on(&file, &["check"]).await.failed(78);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), PLACES.len(), "{said}");
+    for (line, (place, path)) in lines.iter().zip(PLACES) {
+        let start = format!("{}:{place}: {path}: ", file.display());
+        assert!(line.starts_with(&start), "{line} should start {start}");
+        assert!(line.contains("(hint: "), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn every_command_refuses_a_bad_configuration_and_does_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = write_mistakes(directory.path());
+    for command in [
+        "serve",
+        "check",
+        "keys issue --tier starter --customer Acme",
+        "keys list",
+        "keys show 4fZk09QwXy2B",
+        "keys revoke 4fZk09QwXy2B --yes",
+        "usage",
+    ] {
+        let words: Vec<&str> = command.split(' ').collect();
+        let said = run_on(&file, &words).await.failed(78);
+        assert_eq!(said.lines().count(), PLACES.len(), "{command}: {said}");
+    }
+    let files = std::fs::read_dir(directory.path()).unwrap().count();
+    assert_eq!(files, 1, "only the configuration is there");
+}
+
+#[tokio::test]
+async fn a_configuration_that_is_not_there_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("none.yaml");
+    for command in ["serve", "check", "usage"] {
+        let said = run_on(&file, &[command]).await.failed(78);
+        assert!(said.contains(file.to_str().unwrap()), "{command}: {said}");
+    }
+}

@@ -1,0 +1,141 @@
+//! SIGTERM: what is in flight is finished, nothing new is begun.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use harness::{Allowances, Behaviour, Call, Protocol, Scene, eventually};
+use tokio::io::AsyncReadExt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use super::{DEADLINE, MARKETS, STORES, TOUCHLINE};
+
+/// Well below `limits.shutdown_grace` of 20 s.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+async fn refuses_connections(scene: &Scene) {
+    let gateway = &scene.gateways[0];
+    for address in [gateway.http, gateway.https] {
+        eventually("new connections are refused", DEADLINE, async || {
+            TcpStream::connect(address).await.err()
+        })
+        .await;
+    }
+}
+
+async fn arrived(scene: &Scene, requests: usize) {
+    eventually("the requests are at the upstream", DEADLINE, async || {
+        (scene.upstream.count() == requests).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_gateway_told_to_stop_finishes_what_is_in_flight_and_takes_nothing_new() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        let slow = Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Echo));
+        scene.upstream.always(slow);
+        let mut in_flight = JoinSet::new();
+        for protocol in Protocol::ALL {
+            let client = Arc::new(scene.client(protocol));
+            let call = Call::get(MARKETS).key(&key);
+            in_flight.spawn(async move { client.call(call).await });
+        }
+        arrived(&scene, Protocol::ALL.len()).await;
+        scene.gateways[0].process().ask_to_end();
+        refuses_connections(&scene).await;
+        assert_eq!(scene.gateways[0].process().ended(), None);
+        let (status, body) = scene.admin(0, "/readyz").await;
+        assert_eq!(status, 503, "{body}");
+        assert!(body.contains("\"draining\":true"), "{body}");
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        assert!(
+            metrics.contains("touchline_in_flight_requests 3"),
+            "{metrics}"
+        );
+        for answer in in_flight.join_all().await {
+            assert!(answer.status == 200 && answer.complete, "{answer:?}");
+        }
+        let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+        assert_eq!(status.unwrap().code(), Some(0));
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_and_busy_ones_after_their_answer() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let request = "GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let address = scene.gateways[0].http;
+    let mut idle = TcpStream::connect(address).await.unwrap();
+    idle.write_all(request.as_bytes()).await.unwrap();
+    let mut first = vec![0; 4_096];
+    assert!(idle.read(&mut first).await.unwrap() > 0);
+
+    let key = scene.issue("starter").await;
+    let slow = Behaviour::Delay(Duration::from_secs(1), Box::new(Behaviour::Echo));
+    scene.upstream.always(slow);
+    let mut busy = TcpStream::connect(address).await.unwrap();
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\n\r\n",
+        key.key
+    );
+    busy.write_all(request.as_bytes()).await.unwrap();
+    arrived(&scene, 1).await;
+    let began = Instant::now();
+    scene.gateways[0].process().ask_to_end();
+    let mut rest = Vec::new();
+    idle.read_to_end(&mut rest).await.unwrap();
+    assert!(began.elapsed() < AT_ONCE, "not when its idle time is over");
+    let mut answer = Vec::new();
+    busy.read_to_end(&mut answer).await.unwrap();
+    let answer = String::from_utf8(answer).unwrap().to_lowercase();
+    assert!(answer.starts_with("http/1.1 200 "), "{answer}");
+    assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
+    let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+    assert_eq!(status.unwrap().code(), Some(0));
+}
+
+#[tokio::test]
+async fn an_idle_gateway_stops_at_once() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        for protocol in Protocol::ALL {
+            let answer = scene.client(protocol).get(&key, MARKETS).await;
+            assert_eq!(answer.status, 200);
+        }
+        let began = Instant::now();
+        assert_eq!(scene.gateways[0].terminate().code(), Some(0));
+        assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_the_gateway_at_once() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::Stall);
+    let client = scene.client(Protocol::Http1);
+    let call = Call::get(MARKETS).key(&key);
+    let in_flight = tokio::spawn(async move { client.try_call(call).await });
+    arrived(&scene, 1).await;
+    scene.gateways[0].process().ask_to_end();
+    refuses_connections(&scene).await;
+    let began = Instant::now();
+    scene.gateways[0].process().ask_to_end();
+    let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+    assert_eq!(status.unwrap().code(), Some(0));
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
+    assert!(in_flight.await.unwrap().is_err());
+    let cut_off = Allowances {
+        failed_calls: true,
+        gateway_killed: true,
+        ..Allowances::default()
+    };
+    scene.assert_ledgers_agree_with(&cut_off).await;
+}

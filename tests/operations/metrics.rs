@@ -1,0 +1,160 @@
+//! `/metrics`: right values, and never a client's word in a label.
+
+use std::collections::BTreeMap;
+
+use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, eventually};
+
+use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE};
+
+/// Every series with its value.
+async fn series(scene: &Scene) -> BTreeMap<String, f64> {
+    let (status, text) = scene.admin(0, "/metrics").await;
+    assert_eq!(status, 200);
+    text.lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            (name.to_owned(), value.parse().unwrap())
+        })
+        .collect()
+}
+
+/// Waits until so many requests are counted; they are a moment after their answers.
+async fn counted(scene: &Scene, requests: f64) -> BTreeMap<String, f64> {
+    eventually("all requests are counted", DEADLINE, async || {
+        let series = series(scene).await;
+        let total: f64 = series
+            .iter()
+            .filter(|(name, _)| name.starts_with("touchline_requests_total{"))
+            .map(|(_, value)| value)
+            .sum();
+        ((total - requests).abs() < 0.5).then_some(series)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_metrics_tell_what_happened() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        let client = scene.client(Protocol::Http1);
+        for target in [MARKETS, MARKETS, RANKINGS, "/none"] {
+            client.get(&key, target).await;
+        }
+        client.call(Call::get(MARKETS)).await;
+        client.call(Call::new("DELETE", MARKETS).key(&key)).await;
+        let long = format!("/{}", "a".repeat(9_000));
+        client.call(Call::get(&long).key(&key)).await;
+        scene.upstream.always(Behaviour::Status(503));
+        client.get(&key, MARKETS).await;
+        let series = counted(&scene, 8.0).await;
+        let outcomes = [
+            ("/api/v1/data/markets", "served", "starter", 2),
+            ("/api/v1/data/markets", "INTERNAL_ERROR", "starter", 1),
+            ("/api/v1/data/markets", "METHOD_NOT_ALLOWED", "starter", 1),
+            ("/api/v1/data/rankings", "TIER_INSUFFICIENT", "starter", 1),
+            ("none", "NOT_FOUND", "starter", 1),
+            ("none", "MISSING_API_KEY", "none", 1),
+            ("none", "URI_TOO_LONG", "none", 1),
+        ];
+        let requests = outcomes.map(|(endpoint, outcome, tier, count)| {
+            let labels = format!("endpoint=\"{endpoint}\",outcome=\"{outcome}\",tier=\"{tier}\"");
+            (format!("touchline_requests_total{{{labels}}}"), count)
+        });
+        let others = [
+            (
+                "touchline_request_duration_seconds_count{endpoint=\"/api/v1/data/markets\"}",
+                4,
+            ),
+            (
+                "touchline_upstream_duration_seconds_count{upstream=\"prediction-data\"}",
+                3,
+            ),
+            (
+                "touchline_store_duration_seconds_count{operation=\"charge\"}",
+                3,
+            ),
+            (
+                "touchline_store_duration_seconds_count{operation=\"refund\"}",
+                1,
+            ),
+            (
+                "touchline_quota_units_total{change=\"charged\",tier=\"starter\"}",
+                3,
+            ),
+            (
+                "touchline_quota_units_total{change=\"refunded\",tier=\"starter\"}",
+                1,
+            ),
+            ("touchline_refunds_total{reason=\"failed\"}", 1),
+            ("touchline_limit_hits_total{limit=\"target_bytes\"}", 1),
+            ("touchline_in_flight_requests", 0),
+            ("touchline_store_up", 1),
+            ("touchline_keys", 1),
+            ("touchline_access_log_dropped_lines", 0),
+            (
+                concat!(
+                    "touchline_build_info{version=\"",
+                    env!("CARGO_PKG_VERSION"),
+                    "\"}"
+                ),
+                1,
+            ),
+        ]
+        .map(|(name, value)| (name.to_owned(), value));
+        for (name, value) in requests.into_iter().chain(others) {
+            assert_eq!(
+                series.get(&name),
+                Some(&f64::from(value)),
+                "{name} in {series:#?}"
+            );
+        }
+        assert!(series["touchline_keys_age_seconds"] < 5.0);
+        let errors = series.keys().find(|name| name.contains("store_errors"));
+        assert_eq!(errors, None);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+/// A request with `seed` in everything that a client can choose.
+fn hostile(seed: usize, key: &IssuedKey) -> Call {
+    let word = format!("evil{seed}");
+    let call = match seed % 4 {
+        0 => Call::get(&format!("/{word}/{word}?{word}={word}")),
+        1 => Call::new(&format!("M{word}"), MARKETS),
+        2 => Call::get(&format!("/api/v1/data/predictions/{word}?q={word}")),
+        _ => Call::get(RANKINGS),
+    };
+    let call = match seed % 3 {
+        0 => call.key(key),
+        1 => call.key(format!("fpd_{word}_{word}")),
+        _ => call,
+    };
+    call.header("x-request-id", format!("{word}.{seed}"))
+        .header("user-agent", &word)
+        .header("x-consumer-tier", &word)
+        .header("host", format!("{word}.example"))
+}
+
+#[tokio::test]
+async fn nothing_that_clients_choose_becomes_a_label() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    // Every combination of the kinds above once.
+    for seed in 0..12 {
+        client.call(hostile(seed, &key)).await;
+    }
+    let before: Vec<String> = counted(&scene, 12.0).await.into_keys().collect();
+    for seed in 12..212 {
+        client.call(hostile(seed, &key)).await;
+    }
+    let after: Vec<String> = counted(&scene, 212.0).await.into_keys().collect();
+    assert_eq!(after, before);
+    let all = after.join("\n");
+    for word in ["evil", "fpd_", &key.id, "127.0.0.1"] {
+        assert!(!all.contains(word), "{word} in {all}");
+    }
+    scene.assert_ledgers_agree().await;
+}

@@ -1,0 +1,190 @@
+//! While Redis cannot be used: an honest 500 at once, nothing charged, and recovery without a hand.
+
+use std::time::{Duration, Instant};
+
+use harness::{Answer, Call, Client, IssuedKey, Protocol, Scene, Store, eventually};
+use touchline::policy::api_key::{ApiKey, os_entropy};
+
+use super::{DEADLINE, MARKETS, RANKINGS, TOUCHLINE};
+
+/// How a Redis goes away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// SIGKILL: connections break, new ones are refused.
+    Killed,
+    /// The same, and it comes back without its data.
+    Emptied,
+    /// SIGSTOP: connections stay, nothing answers.
+    Hung,
+}
+
+const LOSSES: [Loss; 3] = [Loss::Killed, Loss::Emptied, Loss::Hung];
+/// Generous for a store timeout of 100 ms.
+const QUICKLY: Duration = Duration::from_secs(2);
+/// For an answer that waits for nothing.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+async fn scene(loss: Loss) -> (Scene, IssuedKey) {
+    let builder = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into());
+    let builder = match loss {
+        Loss::Emptied => builder,
+        Loss::Killed | Loss::Hung => builder.durable_redis(),
+    };
+    let scene = builder.start().await;
+    let key = scene.issue("starter").await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200);
+    (scene, key)
+}
+
+fn lose(scene: &mut Scene, loss: Loss) {
+    let redis = scene.redis.as_mut().unwrap();
+    match loss {
+        Loss::Killed | Loss::Emptied => redis.kill9(),
+        Loss::Hung => redis.stop(),
+    }
+}
+
+async fn find_again(scene: &mut Scene, loss: Loss) {
+    let redis = scene.redis.as_mut().unwrap();
+    match loss {
+        Loss::Killed | Loss::Emptied => redis.restart().await,
+        Loss::Hung => redis.resume(),
+    }
+}
+
+#[track_caller]
+fn assert_internal_error(answer: &Answer) {
+    assert_eq!(answer.status, 500, "{answer:?}");
+    assert_eq!(answer.code().as_deref(), Some("INTERNAL_ERROR"));
+    let pause = answer.number("retry-after");
+    assert!(pause.is_some_and(|seconds| seconds >= 1), "{answer:?}");
+}
+
+/// Polls until the key is served again.
+async fn served_again(client: &Client, key: &IssuedKey) {
+    eventually("served again without a restart", DEADLINE, async || {
+        let answer = client.get(key, MARKETS).await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
+    for loss in LOSSES {
+        let (mut scene, key) = scene(loss).await;
+        let client = scene.client(Protocol::Http1);
+        lose(&mut scene, loss);
+        for call in 0..8 {
+            let began = Instant::now();
+            let answer = client.get(&key, MARKETS).await;
+            let took = began.elapsed();
+            assert_internal_error(&answer);
+            assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
+            assert!(answer.number("x-ratelimit-reset").is_some());
+            // The first calls find out, at most by two timeouts; from then on nothing waits.
+            let patience = if call < 2 { QUICKLY } else { AT_ONCE };
+            assert!(took < patience, "{loss:?}: call {call} took {took:?}");
+        }
+        assert_eq!(scene.upstream.count(), 1, "nothing was forwarded");
+        find_again(&mut scene, loss).await;
+        served_again(&client, &key).await;
+        scene.expect_used(&key, 2).await;
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn without_redis_free_answers_come_without_what_nobody_knows() {
+    for loss in LOSSES {
+        let (mut scene, key) = scene(loss).await;
+        let client = scene.client(Protocol::Http2Tls);
+        lose(&mut scene, loss);
+        for (target, status) in [(RANKINGS, 403), ("/none", 404)] {
+            // What was learnt a moment ago may be told for that moment.
+            let answer = eventually("nothing fresh is known", DEADLINE, async || {
+                let answer = client.get(&key, target).await;
+                assert_eq!(answer.status, status, "{loss:?} {answer:?}");
+                answer
+                    .header("x-ratelimit-remaining")
+                    .is_none()
+                    .then_some(answer)
+            })
+            .await;
+            assert_eq!(answer.header("ratelimit"), None, "{answer:?}");
+            assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
+            assert!(answer.number("x-ratelimit-reset").is_some());
+            assert!(answer.header("ratelimit-policy").is_some());
+        }
+        let refused = [
+            (Call::get(MARKETS), "MISSING_API_KEY"),
+            (Call::get(MARKETS).key(""), "MISSING_API_KEY"),
+            (Call::get(MARKETS).key("nonsense"), "INVALID_API_KEY"),
+        ];
+        for (call, code) in refused {
+            let answer = client.call(call).await;
+            assert_eq!((answer.status, answer.code().as_deref()), (401, Some(code)));
+        }
+        let malformed = Call::get("/api//v1").key(&key);
+        assert_eq!(client.call(malformed).await.status, 400);
+        find_again(&mut scene, loss).await;
+        served_again(&scene.client(Protocol::Http1), &key).await;
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
+    let (mut scene, key) = scene(Loss::Killed).await;
+    let client = scene.client(Protocol::Http1);
+    let stranger = ApiKey::generate(&"fpd".parse().unwrap(), &mut os_entropy);
+    let unknown = || Call::get(MARKETS).key(stranger.reveal());
+    assert_eq!(client.call(unknown()).await.status, 401);
+    lose(&mut scene, Loss::Killed);
+    let answer = eventually("the key table is too old to deny", DEADLINE, async || {
+        let answer = client.call(unknown()).await;
+        assert!([401, 500].contains(&answer.status), "{answer:?}");
+        (answer.status == 500).then_some(answer)
+    })
+    .await;
+    assert_internal_error(&answer);
+    assert_eq!(
+        answer.header("x-ratelimit-limit"),
+        None,
+        "nobody's standing"
+    );
+    assert_internal_error(&client.get(&key, MARKETS).await);
+    find_again(&mut scene, Loss::Killed).await;
+    eventually("the key table is current again", DEADLINE, async || {
+        (client.call(unknown()).await.status == 401).then_some(())
+    })
+    .await;
+    served_again(&client, &key).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_gateway_started_without_its_redis_becomes_ready_when_it_comes() {
+    let (mut scene, key) = scene(Loss::Killed).await;
+    // Its counts are in Redis once it has said goodbye.
+    scene.gateways[0].terminate();
+    lose(&mut scene, Loss::Killed);
+    scene.gateways[0].restart().await;
+    let (status, body) = scene.admin(0, "/readyz").await;
+    assert_eq!(status, 503, "{body}");
+    assert_eq!(scene.admin(0, "/livez").await.0, 200);
+    let client = scene.client(Protocol::Http1);
+    assert_internal_error(&client.get(&key, MARKETS).await);
+    assert_eq!(client.call(Call::get(MARKETS)).await.status, 401);
+    find_again(&mut scene, Loss::Killed).await;
+    eventually("ready", DEADLINE, async || {
+        (scene.admin(0, "/readyz").await.0 == 200).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.expect_used(&key, 2).await;
+    scene.assert_ledgers_agree().await;
+}

@@ -1,0 +1,114 @@
+//! `touchline serve`: what it says when it starts, and why it does not.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use harness::{GatewaySpec, Protocol, Scene, StoreSpec};
+use serde_json::Value;
+
+use super::{MARKETS, STORES, TOUCHLINE, run_on};
+
+/// "At once", on a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(5);
+
+fn spec(directory: &Path) -> GatewaySpec {
+    let store = StoreSpec::Embedded(directory.join("touchline.db"));
+    GatewaySpec::new(store, "127.0.0.1:9".parse().unwrap())
+}
+
+fn write(directory: &Path, text: &str) -> PathBuf {
+    let file = directory.join("gateway.yaml");
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+#[tokio::test]
+async fn an_address_in_use_ends_the_start_at_once_and_is_named() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for name in ["http", "https", "admin"] {
+        let directory = tempfile::tempdir().unwrap();
+        let yaml = spec(directory.path()).yaml(&directory.path().join("access.log"));
+        let (free, used) = (
+            format!("  {name}: {{ address: \"127.0.0.1:0\""),
+            format!("  {name}: {{ address: \"{address}\""),
+        );
+        assert!(yaml.contains(&free), "{yaml}");
+        let config = write(directory.path(), &yaml.replace(&free, &used));
+        let began = Instant::now();
+        let said = run_on(&config, &["serve"]).await.failed(1);
+        assert!(began.elapsed() < AT_ONCE);
+        assert!(
+            said.contains(&address) && said.contains(&format!("listen.{name}.address")),
+            "{said}"
+        );
+        assert!(!directory.path().join("touchline.db").exists());
+    }
+}
+
+#[tokio::test]
+async fn a_store_of_another_time_zone_is_refused_and_both_zones_are_named() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let key = scene.issue("starter").await;
+        let mut other = scene.spec.clone();
+        other.timezone = "America/New_York".into();
+        let yaml = other.yaml(&scene.directory().join("other.log"));
+        let config = write(scene.directory(), &yaml);
+        for command in ["serve", "keys list", "usage"] {
+            let words: Vec<&str> = command.split(' ').collect();
+            let said = run_on(&config, &words).await.failed(1);
+            assert!(
+                said.contains("UTC") && said.contains("America/New_York"),
+                "{store:?} {command}: {said}"
+            );
+        }
+        let client = scene.client(Protocol::Http1);
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_store_file_that_is_no_database_is_named_and_left_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("touchline.db");
+    let text = "dear diary, this is no database, but a text that is long enough for a header of one hundred bytes\n";
+    std::fs::write(&file, text).unwrap();
+    let yaml = spec(directory.path()).yaml(&directory.path().join("access.log"));
+    let config = write(directory.path(), &yaml);
+    for command in ["serve", "usage"] {
+        let said = run_on(&config, &[command]).await.failed(1);
+        assert!(said.contains(file.to_str().unwrap()), "{said}");
+    }
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+}
+
+#[tokio::test]
+async fn an_access_log_that_cannot_be_written_ends_the_start() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = directory.path().join("no/such/directory/access.log");
+    let config = write(directory.path(), &spec(directory.path()).yaml(&log));
+    let said = run_on(&config, &["serve"]).await.failed(1);
+    assert!(
+        said.contains(log.to_str().unwrap()) && said.contains("logging.access_log"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn the_first_line_says_where_it_listens() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let stdout = scene.gateways[0].process().stdout.clone();
+    let text = std::fs::read_to_string(stdout).unwrap();
+    let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+    let gateway = &scene.gateways[0];
+    let expected = serde_json::json!({
+        "event": "listening",
+        "http": gateway.http.to_string(),
+        "https": gateway.https.to_string(),
+        "admin": gateway.admin.to_string(),
+    });
+    assert_eq!(line, expected);
+}
