@@ -2,8 +2,11 @@
 //!
 //! | Room | Owns |
 //! |---|---|
-//! | [`settings`] | URL, prefix and timeout |
-//! | `link` | the connection: there or not, never waited for |
+//! | [`settings`] | where Redis is, who we are there, prefix and timeout |
+//! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
+//! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
+//! | `line` | one connection to one server |
+//! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
 //! | `names` | every name we use in Redis, and how long it lives |
 //! | `script` | `charge.lua` and `record.lua` as commands |
 //! | `charging` | one account per key and day, and the tasks that carry its calls |
@@ -21,7 +24,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
@@ -36,26 +38,30 @@ use crate::store::{
 };
 
 mod charging;
+mod cluster;
 mod feed;
 mod ledger;
+mod line;
 mod link;
 mod names;
 mod producer;
 mod records;
 mod script;
 pub mod settings;
+mod slots;
 mod time;
+mod topology;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::Feed;
 use ledger::Ledger;
-use link::Link;
+use link::{Connection, Link};
 use names::Names;
 use producer::Producer;
 use records::Records;
-use settings::Server;
-pub use settings::Settings;
+pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
+use topology::Topology;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
@@ -99,7 +105,7 @@ struct Parts {
 /// A gateway's store opens although Redis is away and recovers by itself. A command's does not.
 ///
 /// # Errors
-/// [`StoreError::Failed`] for a bad URL; [`StoreError::OtherCalendar`] where the store was used with another zone and
+/// [`StoreError::Failed`] for a bad URL or certificate; [`StoreError::OtherCalendar`] where the store was used with another zone and
 /// says so now; [`StoreError::Unavailable`] for a command without a server.
 pub async fn open(
     settings: Settings,
@@ -107,12 +113,12 @@ pub async fn open(
     zone: &str,
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
-    let server = Server::of(&settings)?;
+    let topology = Topology::of(&settings)?;
     let names = Names::new(&settings.key_prefix);
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let link = Arc::new(Link::new(server.clone(), settings.timeout));
-    let command_link = Arc::new(Link::new(server.clone(), command_timeout));
+    let link = Arc::new(Link::new(topology.clone(), settings.timeout));
+    let command_link = Arc::new(Link::new(topology, command_timeout));
     let prepare = {
         let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
@@ -167,7 +173,7 @@ pub async fn open(
 /// Connects once. Only a command minds if the server is away; both mind another zone.
 async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
-    P: Fn(MultiplexedConnection) -> F,
+    P: Fn(Connection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
     let Err(error) = link.connect(prepare).await else {
@@ -176,7 +182,7 @@ where
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
         (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+            "{error}; see that Redis runs there and that store.redis in the configuration names it"
         ))),
         (Role::Gateway(_), _) => Ok(()),
     }
@@ -185,7 +191,7 @@ where
 /// Starts the tasks that keep the store going.
 fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
-    P: Fn(MultiplexedConnection) -> F + Clone + Send + Sync + 'static,
+    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
 {
     let mut tasks = Vec::new();
@@ -219,7 +225,7 @@ where
 
 /// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
 async fn prepared(
-    mut connection: MultiplexedConnection,
+    mut connection: Connection,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,
@@ -381,7 +387,7 @@ impl Store for RedisStore {
     fn health(&self) -> Health {
         let feed = self.parts.feed.as_ref();
         Health {
-            up: self.parts.link.is_up(),
+            up: self.parts.link.is_whole(),
             keys_loaded: feed.is_some_and(Feed::is_loaded),
             keys_age: feed.map_or(Duration::MAX, Feed::age),
         }

@@ -10,6 +10,11 @@ mod suite;
 
 mod charge_script;
 mod embedded;
+mod redis_cluster;
+mod redis_nodes;
+mod redis_sentinel;
 mod redis_server;
 mod redis_store;
+mod redis_tls;
 mod tcp_proxy;
+mod topologies;

@@ -15,7 +15,7 @@ use redis::{FromRedisValue, Pipeline, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::link::{Link, jittered};
+use super::link::{Link, ScanPlace, jittered};
 use super::names::Names;
 use super::records::{mend, parse_place, scan_page, stream_id, unpacked, unreadable};
 use crate::policy::api_key::KeyId;
@@ -111,8 +111,15 @@ impl Feed {
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
         self.link.require()?;
-        let mut connection = self.link.connect_apart().await?;
+        let made = self.link.made();
+        let mut connection = self.link.connect_apart(&self.names.feed()).await?;
         loop {
+            if self.link.made() != made {
+                // A server that was demoted goes on answering, and may be behind the one that is master now.
+                return Err(StoreError::Unavailable(
+                    "another connection was made".into(),
+                ));
+            }
             let state = self.stream_state(&mut connection).await?;
             let applied = *self.applied.borrow();
             let lost = applied.is_some_and(|applied| is_lost(&state, applied));
@@ -134,7 +141,7 @@ impl Feed {
     /// Reads all records; `place` was read before.
     async fn load(&self, place: u128) -> Result<(), StoreError> {
         let mut seen: HashMap<KeyId, u64> = HashMap::new();
-        let mut cursor = Some(0);
+        let mut cursor = Some(ScanPlace::default());
         while let Some(at) = cursor {
             let (next, records) = scan_page(&self.link, &self.names, at).await?;
             for record in records {
@@ -269,7 +276,11 @@ async fn patient(
 ) -> Result<Value, StoreError> {
     match timeout(patience, reply).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) if error.is_io_error() || error.is_unrecoverable_error() => {
+        Ok(Err(error))
+            if error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error() =>
+        {
             Err(StoreError::Unavailable(error.to_string()))
         }
         Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, ScanPlace};
 use super::names::Names;
 use super::script::{Arguments, RECORD};
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -68,7 +68,7 @@ impl Records {
     /// All records in the order of their creation.
     pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let mut records = BTreeMap::new();
-        let mut cursor = Some(0);
+        let mut cursor = Some(ScanPlace::default());
         while let Some(at) = cursor {
             let (next, page) = scan_page(&self.link, &self.names, at).await?;
             records.extend(page.into_iter().map(|record| (record.id, record)));
@@ -247,17 +247,9 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
 pub async fn scan_page(
     link: &Link,
     names: &Names,
-    cursor: u64,
-) -> Result<(Option<u64>, Vec<KeyRecord>), StoreError> {
-    let mut scan = redis::cmd("SCAN");
-    scan.arg(cursor)
-        .arg("MATCH")
-        .arg(names.records())
-        .arg("COUNT")
-        .arg(SCAN_COUNT);
-    let value = link.ask(&scan).await?;
-    let (next, found) = <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)?;
-    let next = (next != 0).then_some(next);
+    place: ScanPlace,
+) -> Result<(Option<ScanPlace>, Vec<KeyRecord>), StoreError> {
+    let (next, found) = link.scan(place, &names.records(), SCAN_COUNT).await?;
     if found.is_empty() {
         return Ok((next, Vec::new()));
     }
