@@ -287,7 +287,7 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         ),
         (
             "store: {redis: {sentinels: [\"h:1\"]}}",
-            "1:17 store.redis.master: the key is missing",
+            "1:9 store.redis.master: the key is missing",
         ),
         (
             "store: {redis: {master: m}}",
@@ -307,7 +307,7 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         ),
         (
             "store: {redis: {cluster: []}}",
-            "1:26 store.redis.cluster: at least one is needed",
+            "1:17 store.redis.cluster: at least one is needed",
         ),
         (
             "store: {redis: {cluster: [\"h:1\"], database: 1}}",
@@ -331,7 +331,7 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         ),
         (
             "store: {redis: {url: \"rediss://x\", tls: {certificate: Cargo.toml}}}",
-            "1:37 store.redis.tls.private_key: the key is missing",
+            "1:36 store.redis.tls.private_key: the key is missing",
         ),
         (
             "store: {redis: {key_prefix: \"a{b\"}}",
