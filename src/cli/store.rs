@@ -85,7 +85,11 @@ fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
 }
 
 fn redis_fields(facts: &RedisFacts) -> Vec<(&'static str, String)> {
-    let mut fields = vec![("store", format!("redis, {}", facts.topology))];
+    let tls = if facts.tls { ", TLS" } else { "" };
+    let mut fields = vec![
+        ("store", format!("redis, {}{tls}", facts.topology)),
+        ("place", facts.place.clone()),
+    ];
     for server in &facts.servers {
         fields.extend(server_fields(server));
     }

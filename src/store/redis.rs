@@ -2,8 +2,11 @@
 //!
 //! | Room | Owns |
 //! |---|---|
-//! | [`settings`] | URL, prefix and timeout |
-//! | `link` | the connection: there or not, never waited for |
+//! | [`settings`] | where Redis is, who we are there, prefix and timeout |
+//! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
+//! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
+//! | `line` | one connection to one server |
+//! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
 //! | `names` | every name we use in Redis, and how long it lives |
 //! | `script` | `charge.lua` and `record.lua` as commands |
 //! | `charging` | one account per key and day, and the tasks that carry its calls |
@@ -27,7 +30,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
@@ -43,10 +45,12 @@ use crate::store::{
 };
 
 mod charging;
+mod cluster;
 mod feed;
 mod heartbeat;
 mod index;
 mod ledger;
+mod line;
 mod link;
 mod names;
 mod producer;
@@ -54,20 +58,22 @@ mod records;
 mod replica;
 mod script;
 pub mod settings;
+mod slots;
 mod status;
 mod time;
+mod topology;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
 use ledger::Ledger;
-use link::Link;
+use link::{Connection, Link};
 use names::Names;
 use producer::Producer;
 use records::Records;
-use replica::Replica;
-use settings::Server;
-pub use settings::Settings;
+use replica::{Home, Replica};
+pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
+use topology::Topology;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
@@ -93,8 +99,6 @@ struct Parts {
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
     local_clock: Clock,
-    /// The server as it is shown.
-    address: String,
     names: Names,
     /// For what requests wait for.
     link: Arc<Link>,
@@ -115,21 +119,22 @@ struct Parts {
 /// A gateway's store opens although Redis is away and recovers by itself. A command's does not.
 ///
 /// # Errors
-/// [`StoreError::Failed`] for a bad URL; [`StoreError::OtherCalendar`] where the store was used with another zone and
-/// says so now, or a saved replica that cannot be used; [`StoreError::Unavailable`] for a command without a server.
+/// [`StoreError::Failed`] for a bad URL or certificate, or a saved replica that cannot be used;
+/// [`StoreError::OtherCalendar`] where the store was used with another zone and says so now; [`StoreError::Unavailable`]
+/// for a command without a server.
 pub async fn open(
     settings: Settings,
     role: Role,
     zone: &str,
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
-    let server = Server::of(&settings)?;
+    let topology = Topology::of(&settings)?;
     let names = Names::new(&settings.key_prefix);
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let link = Arc::new(Link::new(server.clone(), settings.timeout));
-    let command_link = Arc::new(Link::new(server.clone(), command_timeout));
+    let link = Arc::new(Link::new(topology.clone(), settings.timeout));
+    let command_link = Arc::new(Link::new(topology.clone(), command_timeout));
     let prepare = {
         let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
@@ -158,7 +163,7 @@ pub async fn open(
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
             };
-            let home = format!("{server} with the prefix {}", settings.key_prefix);
+            let home = topology.home(&settings.key_prefix);
             Some(follower(setting, settings.replica, home).await?)
         }
     };
@@ -171,7 +176,6 @@ pub async fn open(
         keys,
         clock,
         local_clock,
-        address: server.to_string(),
         names,
         link,
         command_link,
@@ -193,11 +197,7 @@ pub async fn open(
 }
 
 /// A gateway's feed, which begins with what was saved on this machine.
-async fn follower(
-    setting: Setting,
-    path: Option<PathBuf>,
-    home: String,
-) -> Result<Feed, StoreError> {
+async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result<Feed, StoreError> {
     let Some(path) = path else {
         return Ok(Feed::new(setting, None));
     };
@@ -214,7 +214,7 @@ async fn follower(
 /// Connects once. Only a command minds if the server is away; both mind another zone.
 async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
-    P: Fn(MultiplexedConnection) -> F,
+    P: Fn(Connection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
     let Err(error) = link.connect(prepare).await else {
@@ -223,7 +223,7 @@ where
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
         (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+            "{error}; see that Redis runs there and that store.redis in the configuration names it"
         ))),
         (Role::Gateway(_), _) => Ok(()),
     }
@@ -235,7 +235,7 @@ type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send +
 /// Starts the tasks that keep the store going.
 fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
-    P: Fn(MultiplexedConnection) -> F + Clone + Send + Sync + 'static,
+    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
 {
     let mut tasks = Vec::new();
@@ -267,7 +267,7 @@ where
 
 /// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
 async fn prepared(
-    mut connection: MultiplexedConnection,
+    mut connection: Connection,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,
@@ -431,7 +431,7 @@ impl Store for RedisStore {
         let keys_loaded = feed.is_some_and(Feed::is_loaded);
         let keys_age = feed.map_or(Duration::MAX, Feed::age);
         Health {
-            up: self.parts.link.is_up(),
+            up: self.parts.link.is_whole(),
             keys_loaded,
             keys_age,
             keys_usable: keys_loaded && keys_age <= self.parts.max_staleness,
@@ -500,7 +500,7 @@ impl Store for RedisStore {
         let halfway = parts.local_clock.now().duration_since(asked) / 2;
         let difference = theirs.duration_since(asked) - halfway;
         let (link, names) = (&parts.command_link, &parts.names);
-        status::status(link, names, parts.address.clone(), difference.as_secs_f64()).await
+        status::status(link, names, difference.as_secs_f64()).await
     }
 
     async fn usage(

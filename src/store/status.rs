@@ -47,9 +47,13 @@ pub struct EmbeddedFacts {
 /// A Redis.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct RedisFacts {
-    /// `standalone` or `cluster`, as the server says.
+    /// `single`, `sentinel` or `cluster`.
     pub topology: String,
-    /// The servers that were asked.
+    /// Whether it is spoken to through TLS.
+    pub tls: bool,
+    /// Where it is found, without password.
+    pub place: String,
+    /// The masters.
     pub servers: Vec<ServerFacts>,
     /// The life of the data: another after the store was emptied.
     pub incarnation: Option<String>,

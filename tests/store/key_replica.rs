@@ -154,7 +154,7 @@ async fn keys_are_loaded_past_any_number_of_counts() {
     let first = site.gateway().await;
     has_record(&first, &keys[39].record).await;
     eventually("the index is complete", async || {
-        site.has("touchline:indexed").await.then_some(())
+        site.has("touchline:indexed:{15}").await.then_some(())
     })
     .await;
 
@@ -184,7 +184,8 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     let command = site.command().await;
     let key = issue(&command).await;
     for set in 0..16 {
-        site.tell(&["DEL", &format!("touchline:ids:{set}")]).await;
+        site.tell(&["DEL", &format!("touchline:ids:{{{set}}}")])
+            .await;
     }
     assert_eq!(
         command.all_keys().await.unwrap(),
@@ -193,7 +194,7 @@ async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
     let gateway = site.gateway().await;
     has_record(&gateway, &key.record).await;
     eventually("the index is complete", async || {
-        site.has("touchline:indexed").await.then_some(())
+        site.has("touchline:indexed:{15}").await.then_some(())
     })
     .await;
     let scans = site.calls_of("scan").await;
@@ -211,7 +212,7 @@ async fn an_id_in_the_index_without_a_record_harms_nobody() {
     let key = issue(&command).await;
     let dangling = new_record("pro");
     for set in 0..16 {
-        let name = format!("touchline:ids:{set}");
+        let name = format!("touchline:ids:{{{set}}}");
         site.tell(&["SADD", &name, dangling.id.as_str(), "no id"])
             .await;
     }
@@ -256,7 +257,7 @@ async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
         );
         assert_eq!(gateway.keys().len(), 2);
         eventually("the gateway has found its place again", async || {
-            site.has("touchline:indexed").await.then_some(())
+            site.has("touchline:indexed:{15}").await.then_some(())
         })
         .await;
     }

@@ -8,7 +8,7 @@
 //! Records that the store then lacks or holds older are written back, revoked ones too. What a dead command left out, or
 //! a failover lost, a walk over every name repairs each ten minutes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use tokio::time::{Instant, timeout};
 
 use super::heartbeat::{self, Heartbeat};
 use super::index::{self, IndexState, Pages};
-use super::link::{Link, jittered};
+use super::link::{Link, jittered, run_id_in};
 use super::names::Names;
 use super::records::{mend, mend_ways, parse_place, stream_id, unpacked, unreadable};
 use super::replica::{Origin, Replica, Standing};
@@ -91,7 +91,8 @@ struct StreamState {
 struct Follower<'a> {
     feed: &'a Feed,
     connection: MultiplexedConnection,
-    run_id: String,
+    /// The processes of all servers that could be reached when it was made.
+    run_ids: BTreeSet<String>,
 }
 
 impl Feed {
@@ -179,15 +180,24 @@ impl Feed {
         logged: &mut String,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        self.setting.link.require()?;
-        let mut connection = self.setting.link.connect_apart().await?;
-        let run_id = run_id(&mut connection).await?;
+        let Setting { link, names, .. } = &self.setting;
+        link.require()?;
+        let made = link.made();
+        let mut connection = link.connect_apart(&names.feed()).await?;
+        let mut run_ids = link.run_ids().await;
+        run_ids.insert(run_id(&mut connection).await?);
         let mut follower = Follower {
             feed: self,
             connection,
-            run_id,
+            run_ids,
         };
         loop {
+            if link.made() != made {
+                // A server that was demoted goes on answering, and may be behind the one that is master now.
+                return Err(StoreError::Unavailable(
+                    "another connection was made".into(),
+                ));
+            }
             follower.catch_up().await?;
             logged.clear();
             if follower.read_changes().await? < READ_MAX {
@@ -197,7 +207,7 @@ impl Feed {
     }
 
     /// Reads all records, then stands at `place`, which was read before.
-    async fn load(&self, place: u128, run_id: &str) -> Result<(), StoreError> {
+    async fn load(&self, place: u128, run_ids: &BTreeSet<String>) -> Result<(), StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
         let before = index::state(link, names).await?;
         let incarnation = match &before.incarnation {
@@ -213,7 +223,7 @@ impl Feed {
         }
         *self.origin.lock() = Origin {
             incarnation: incarnation.unwrap_or_default(),
-            run_id: run_id.to_owned(),
+            run_ids: run_ids.clone(),
         };
         self.advance(place);
         self.is_current_now();
@@ -383,7 +393,7 @@ impl Follower<'_> {
         let state = self.stream_state().await?;
         let applied = *feed.applied.borrow();
         let Some(place) = applied else {
-            return feed.load(state.last, &self.run_id).await;
+            return feed.load(state.last, &self.run_ids).await;
         };
         match self.lost(&state, place).await? {
             None if state.last == place => feed.is_current_now(),
@@ -395,7 +405,7 @@ impl Follower<'_> {
                 );
                 feed.store_lost.notify_one();
                 feed.remember_zone().await?;
-                feed.load(state.last, &self.run_id).await?;
+                feed.load(state.last, &self.run_ids).await?;
             }
         }
         Ok(())
@@ -409,12 +419,22 @@ impl Follower<'_> {
     ) -> Result<Option<&'static str>, StoreError> {
         let Setting { link, names, .. } = &self.feed.setting;
         let origin = self.feed.origin.lock().clone();
-        if origin.run_id != self.run_id {
+        if !self.run_ids.is_subset(&origin.run_ids) {
             return Ok(Some("Redis was restarted or replaced"));
         }
-        let incarnation = index::incarnation(link, names).await?;
-        if incarnation.unwrap_or_default() != origin.incarnation {
-            return Ok(Some("Redis was emptied"));
+        match index::state(link, names).await {
+            Ok(IndexState { incarnation, .. })
+                if incarnation.clone().unwrap_or_default() != origin.incarnation =>
+            {
+                return Ok(Some("Redis was emptied"));
+            }
+            Ok(IndexState { is_complete, .. }) if !is_complete => {
+                return Ok(Some("a part of Redis was emptied"));
+            }
+            Ok(_) => {}
+            // Some master of a cluster is away, and the feed's is not: it is asked again with the next read.
+            Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
+            Err(error) => return Err(error),
         }
         if let Some(why) = lost_by(state, place) {
             return Ok(Some(why));
@@ -512,8 +532,7 @@ async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreE
     ask.arg("server");
     let value = patient(READ_LATE, ask.query_async(connection)).await?;
     let text = String::from_redis_value(value).map_err(unreadable)?;
-    let run_id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-    Ok(run_id.unwrap_or_default().trim().to_owned())
+    Ok(run_id_in(&text).unwrap_or_default())
 }
 
 /// Why changes after `place` may be missing, by what the stream says of itself alone.
@@ -533,7 +552,11 @@ async fn patient(
 ) -> Result<Value, StoreError> {
     match timeout(patience, reply).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) if error.is_io_error() || error.is_unrecoverable_error() => {
+        Ok(Err(error))
+            if error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error() =>
+        {
             Err(StoreError::Unavailable(error.to_string()))
         }
         Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),

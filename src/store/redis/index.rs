@@ -1,14 +1,15 @@
 //! Finding all records: through the sets of ids, or through every name there is.
 //!
-//! The sets are trusted only if `indexed` names the store's incarnation: both go when the store is emptied, and a store
-//! that was filled before there were sets has neither. Invariant: `indexed` is set after a walk over every name that
-//! entered what it found, and a new id is entered before its record is written.
+//! The sets are trusted only if each one's `indexed` names the store's incarnation: all go when the store is emptied, a
+//! master of a cluster that was emptied takes those of its sets with it, and a store that was filled before there were
+//! sets has none. Invariant: `indexed` is set after a walk over every name that entered what it found, and a new id is
+//! entered before its record is written.
 
 use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, ScanPlace};
 use super::names::{ID_SETS, Names};
 use super::records::{unpacked, unreadable};
 use crate::policy::api_key::{KeyId, os_entropy};
@@ -29,22 +30,20 @@ pub struct IndexState {
 
 /// Asks for the state.
 pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError> {
-    let incarnation = text(link, &names.incarnation()).await?;
-    let indexed = text(link, &names.indexed()).await?;
+    let mut pipeline = Pipeline::new();
+    pipeline.cmd("GET").arg(names.incarnation());
+    for set in 0..ID_SETS {
+        pipeline.cmd("GET").arg(names.indexed(set));
+    }
+    let value = link.ask(&pipeline).await?;
+    let mut told = Vec::<Option<String>>::from_redis_value(value)
+        .map_err(unreadable)?
+        .into_iter();
+    let incarnation = told.next().flatten();
     Ok(IndexState {
-        is_complete: indexed.is_some() && indexed == incarnation,
+        is_complete: incarnation.is_some() && told.all(|indexed| indexed == incarnation),
         incarnation,
     })
-}
-
-async fn text(link: &Link, name: &str) -> Result<Option<String>, StoreError> {
-    let value = link.ask(redis::cmd("GET").arg(name)).await?;
-    Option::<String>::from_redis_value(value).map_err(unreadable)
-}
-
-/// The store's incarnation now.
-pub async fn incarnation(link: &Link, names: &Names) -> Result<Option<String>, StoreError> {
-    text(link, &names.incarnation()).await
 }
 
 /// Gives the store an incarnation unless it has one; answers the one it has then.
@@ -55,14 +54,16 @@ pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<Stri
     let mut set = redis::cmd("SET");
     set.arg(names.incarnation()).arg(fresh).arg("NX");
     link.ask(&set).await?;
-    incarnation(link, names).await
+    Ok(state(link, names).await?.incarnation)
 }
 
 /// Says that the sets hold all ids of an incarnation.
 pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<(), StoreError> {
-    let mut set = redis::cmd("SET");
-    set.arg(names.indexed()).arg(incarnation);
-    link.ask(&set).await?;
+    let mut pipeline = Pipeline::new();
+    for set in 0..ID_SETS {
+        pipeline.cmd("SET").arg(names.indexed(set)).arg(incarnation);
+    }
+    link.ask(&pipeline).await?;
     Ok(())
 }
 
@@ -102,10 +103,10 @@ pub struct Pages {
     next: Option<Place>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 enum Place {
     Index { set: u32, cursor: u64 },
-    Everywhere { cursor: u64 },
+    Everywhere(ScanPlace),
 }
 
 impl Pages {
@@ -120,10 +121,10 @@ impl Pages {
         }
     }
 
-    /// Through every name of the store, counts and ledger included.
+    /// Through every name of all servers, counts and ledger included.
     pub fn everywhere() -> Pages {
         Pages {
-            next: Some(Place::Everywhere { cursor: 0 }),
+            next: Some(Place::Everywhere(ScanPlace::default())),
         }
     }
 
@@ -133,7 +134,7 @@ impl Pages {
         link: &Link,
         names: &Names,
     ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
-        let found = match self.next {
+        let found = match self.next.take() {
             None => return Ok(None),
             Some(Place::Index { set, cursor }) => {
                 let mut scan = redis::cmd("SSCAN");
@@ -150,15 +151,9 @@ impl Pages {
                 let ids = ids.iter().filter_map(|id| id.parse::<KeyId>().ok());
                 ids.map(|id| names.record(id)).collect()
             }
-            Some(Place::Everywhere { cursor }) => {
-                let mut scan = redis::cmd("SCAN");
-                scan.arg(cursor)
-                    .arg("MATCH")
-                    .arg(names.records())
-                    .arg("COUNT")
-                    .arg(STEP);
-                let (cursor, found) = page(link.ask(&scan).await?)?;
-                self.next = (cursor != 0).then_some(Place::Everywhere { cursor });
+            Some(Place::Everywhere(place)) => {
+                let (next, found) = link.scan(place, &names.records(), STEP).await?;
+                self.next = next.map(Place::Everywhere);
                 found
             }
         };

@@ -6,9 +6,9 @@
 //! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept 35 days after the day |
 //! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept 13 months (396 days) |
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
-//! | `<prefix>:ids:<0-15>` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
+//! | `<prefix>:ids:{<0-15>}` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
-//! | `<prefix>:indexed` | string | the incarnation whose ids are all in the sets above |
+//! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
 //! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
 //! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
@@ -85,7 +85,7 @@ impl Names {
 
     /// One of the [`ID_SETS`] sets of ids.
     pub fn ids(&self, set: u32) -> String {
-        format!("{}:ids:{set}", self.prefix)
+        format!("{}:ids:{{{set}}}", self.prefix)
     }
 
     /// What tells one life of the store's data from the next.
@@ -93,9 +93,9 @@ impl Names {
         format!("{}:incarnation", self.prefix)
     }
 
-    /// The incarnation whose ids are complete.
-    pub fn indexed(&self) -> String {
-        format!("{}:indexed", self.prefix)
+    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that one.
+    pub fn indexed(&self, set: u32) -> String {
+        format!("{}:indexed:{{{set}}}", self.prefix)
     }
 
     /// The changes of records.

@@ -10,12 +10,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use super::index::{self, Pages};
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, Master};
 use super::names::Names;
 use super::script::{Arguments, RECORD};
 use super::status::Info;
@@ -72,7 +73,39 @@ impl Records {
 
     /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
     pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
-        let value = self.link.ask(redis::cmd("INFO").arg("replication")).await?;
+        let masters = self.link.masters();
+        // A change spans masters of a cluster. One that took no part of it answers at once that its replicas have all.
+        let told = masters
+            .iter()
+            .map(|master| self.await_replicas_of(master, patience));
+        let mut worst: Option<Replicas> = None;
+        for replicas in join_all(told).await {
+            let replicas = replicas?;
+            let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
+            if replicas.connected > 0 && is_worse {
+                worst = Some(replicas);
+            }
+        }
+        // The server answers for what came over this connection; over a new one nothing came.
+        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
+        let mut told = worst.unwrap_or(Replicas {
+            connected: 0,
+            confirmed: 0,
+        });
+        if !same {
+            told.confirmed = 0;
+        }
+        Ok(told)
+    }
+
+    async fn await_replicas_of(
+        &self,
+        master: &Master,
+        patience: Duration,
+    ) -> Result<Replicas, StoreError> {
+        let ask = redis::cmd("INFO").arg("replication").to_owned();
+        let deadline = Instant::now() + self.timeout;
+        let value = self.link.ask_master(master, &ask, deadline).await?;
         let text = String::from_redis_value(value).map_err(unreadable)?;
         let connected = Info::of(&text).number("connected_slaves");
         if connected == 0 {
@@ -84,13 +117,10 @@ impl Records {
         let mut wait = redis::cmd("WAIT");
         wait.arg(1).arg(patience.as_millis() as u64);
         let deadline = Instant::now() + patience + self.timeout;
-        let value = self.link.query(&wait, deadline).await?;
-        let confirmed = u64::from_redis_value(value).map_err(unreadable)?;
-        // The server answers for what came over this connection; over a new one nothing came.
-        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
+        let value = self.link.ask_master(master, &wait, deadline).await?;
         Ok(Replicas {
             connected,
-            confirmed: if same { confirmed } else { 0 },
+            confirmed: u64::from_redis_value(value).map_err(unreadable)?,
         })
     }
 

@@ -5,7 +5,8 @@
 //! both are written in one transaction, and a record is replaced by a newer version only, so that two processes (an
 //! upgrade) may share the file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -45,8 +46,44 @@ const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3
 pub struct Origin {
     /// The incarnation of the store's data.
     pub incarnation: String,
-    /// The server process.
-    pub run_id: String,
+    /// The server processes: one, or the masters of a cluster.
+    pub run_ids: BTreeSet<String>,
+}
+
+/// The store that a file is of. It is the same store where the name is and, if there are nodes, one of them is: the
+/// list of sentinels or of a cluster's nodes may be written in another order, shortened or extended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Home {
+    /// Server and database, or the sentinels' name for the master, or that it is a cluster; with the prefix.
+    pub name: String,
+    /// The sentinels or the cluster's nodes; none of a single server.
+    pub nodes: BTreeSet<String>,
+}
+
+impl Home {
+    fn is_of(&self, other: &Home) -> bool {
+        self.name == other.name
+            && (self.nodes == other.nodes || !self.nodes.is_disjoint(&other.nodes))
+    }
+}
+
+impl fmt::Display for Home {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if !self.nodes.is_empty() {
+            write!(f, " at {}", joined(&self.nodes))?;
+        }
+        Ok(())
+    }
+}
+
+fn joined(names: &BTreeSet<String>) -> String {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    names.join(" ")
+}
+
+fn split(text: &str) -> BTreeSet<String> {
+    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Where a table stands.
@@ -83,7 +120,7 @@ impl Replica {
     ///
     /// # Errors
     /// [`StoreError::Failed`] where it cannot be opened or is another store's, with what to do.
-    pub fn open(path: &Path, home: &str) -> Result<(Replica, Option<Saved>), StoreError> {
+    pub fn open(path: &Path, home: &Home) -> Result<(Replica, Option<Saved>), StoreError> {
         let opened = match connect(path) {
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension("damaged");
@@ -131,7 +168,7 @@ impl Replica {
                 say.execute(["place", &stream_id(standing.place)])?;
                 say.execute(["current_at", &standing.current_at.to_string()])?;
                 say.execute(["incarnation", &standing.origin.incarnation])?;
-                say.execute(["run_id", &standing.origin.run_id])?;
+                say.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
             }
             transaction.commit()
         };
@@ -215,7 +252,7 @@ fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
 }
 
 /// Refuses the file of another program, version or store: its keys must not be let in here, nor written to this Redis.
-fn check_owner(connection: &Connection, path: &Path, home: &str) -> Result<(), StoreError> {
+fn check_owner(connection: &Connection, path: &Path, home: &Home) -> Result<(), StoreError> {
     let told = |error| unusable(path, &error);
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let (application, version) = (
@@ -228,17 +265,22 @@ fn check_owner(connection: &Connection, path: &Path, home: &str) -> Result<(), S
             path.display()
         )));
     }
-    let theirs: Option<String> = meta(connection, "home").map_err(told)?;
+    let nodes = meta(connection, "home_nodes").map_err(told)?;
+    let theirs = meta(connection, "home").map_err(told)?.map(|name| Home {
+        name,
+        nodes: split(&nodes.unwrap_or_default()),
+    });
     match theirs {
-        None => {
-            connection.execute(SAY, ["home", home]).map_err(told)?;
-            Ok(())
-        }
-        Some(theirs) if theirs == home => Ok(()),
-        Some(theirs) => Err(StoreError::Failed(format!(
+        Some(theirs) if !theirs.is_of(home) => Err(StoreError::Failed(format!(
             "{} is the replica of {theirs}, and the configuration says {home}: if that is the same store under another name, or the old one is of no use, remove the file; else point store.redis.replica at another",
             path.display()
         ))),
+        Some(_) | None => {
+            for (name, value) in [("home", &home.name), ("home_nodes", &joined(&home.nodes))] {
+                connection.execute(SAY, [name, value]).map_err(told)?;
+            }
+            Ok(())
+        }
     }
 }
 
@@ -259,7 +301,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
     };
     let origin = Origin {
         incarnation: meta(connection, "incarnation")?.unwrap_or_default(),
-        run_id: meta(connection, "run_id")?.unwrap_or_default(),
+        run_ids: split(&meta(connection, "run_ids")?.unwrap_or_default()),
     };
     let mut records = Vec::new();
     let mut select = connection.prepare("SELECT record FROM records")?;
@@ -292,4 +334,27 @@ fn unusable(path: &Path, error: &rusqlite::Error) -> StoreError {
         "the replica of the key table {} cannot be used: {error}; check store.redis.replica, the room on its disk, and that this user may write the file and its directory",
         path.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_known_again_by_its_name_and_one_of_its_nodes() {
+        let home = |name: &str, nodes: &str| Home {
+            name: name.into(),
+            nodes: split(nodes),
+        };
+        for (one, other, same) in [
+            (home("cache:6379/0", ""), home("cache:6379/0", ""), true),
+            (home("cache:6379/0", ""), home("cache:6379/1", ""), false),
+            (home("m", "a:1 b:1"), home("m", "b:1 a:1"), true),
+            (home("m", "a:1 b:1"), home("m", "b:1 c:1"), true),
+            (home("m", "a:1 b:1"), home("m", "c:1"), false),
+            (home("m", "a:1"), home("n", "a:1"), false),
+        ] {
+            assert_eq!(one.is_of(&other), same, "{one} and {other}");
+        }
+    }
 }

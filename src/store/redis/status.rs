@@ -1,12 +1,14 @@
 //! What Redis, its gateways and the feed say of themselves, and what of it breaks our promises.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use redis::{FromRedisValue, Value};
+use tokio::time::Instant;
 
 use super::heartbeat::{self, LiveNode};
 use super::index;
-use super::link::{Link, LinkError};
+use super::link::{Link, LinkError, Master};
 use super::names::Names;
 use super::records::{parse_place, unreadable};
 use crate::store::StoreError;
@@ -14,6 +16,8 @@ use crate::store::status::{
     FeedFacts, GatewayFacts, RedisFacts, ServerFacts, StoreFacts, StoreStatus,
 };
 
+/// How long a master may take to tell of itself.
+const INFO_PATIENCE: Duration = Duration::from_secs(2);
 /// From this difference on clocks are worth a word; gateways correct for it.
 const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
 /// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
@@ -45,52 +49,49 @@ impl<'t> Info<'t> {
     }
 }
 
-/// Asks for everything; `address` is shown, and `clock_difference_seconds` is the caller's to know.
+/// Asks for everything, each master for its own; `clock_difference_seconds` is the caller's to know.
 pub async fn status(
     link: &Link,
     names: &Names,
-    address: String,
     clock_difference_seconds: f64,
 ) -> Result<StoreStatus, StoreError> {
-    let value = link.ask(&redis::cmd("INFO")).await?;
-    let text = String::from_redis_value(value).map_err(unreadable)?;
-    let info = Info::of(&text);
-    let server = ServerFacts {
-        address,
-        version: info.text("redis_version"),
-        run_id: info.text("run_id"),
-        role: info.text("role"),
-        uptime_seconds: info.number("uptime_in_seconds"),
-        replicas: info.number("connected_slaves"),
-        append_only: info.number("aof_enabled") == 1,
-        append_fsync: configured(link, "appendfsync").await?,
-        snapshots: configured(link, "save").await?,
-        maxmemory_policy: info.text("maxmemory_policy"),
-        maxmemory_bytes: info.number("maxmemory"),
-        used_memory_bytes: info.number("used_memory"),
-    };
+    let masters = link.masters();
+    let mut servers = Vec::with_capacity(masters.len());
+    let mut warnings = Vec::new();
+    for master in &masters {
+        match server(link, master).await {
+            Ok((facts, told)) => {
+                servers.push(facts);
+                let of = match masters.len() {
+                    1 => String::new(),
+                    _ => format!("{}: ", master.shown),
+                };
+                warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
+            }
+            Err(error) if link.is_cluster() => {
+                warnings.push(format!("{}: it cannot be asked: {error}", master.shown));
+            }
+            Err(error) => return Err(error),
+        }
+    }
     let index = index::state(link, names).await?;
     let feed = feed(link, names).await?;
     let live = heartbeat::live(link, names).await?;
     let gateways: Vec<_> = live.iter().map(|node| gateway(node, &feed)).collect();
     let days = link.ask(redis::cmd("SCARD").arg(names.days())).await?;
-    let mut warnings = warnings_of(&server, &info);
-    let min_replicas = configured(link, "min-replicas-to-write").await?;
-    if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
-        warnings.push(
-            "it has replicas but takes writes without them, so a cut-off master goes on counting: set min-replicas-to-write 1".into(),
-        );
-    }
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
     if !index.is_complete {
         warnings.push(
             "the index of keys is not complete: the next gateway that starts completes it".into(),
         );
     }
+    let topology = link.topology();
     Ok(StoreStatus {
         store: StoreFacts::Redis(RedisFacts {
-            topology: info.text("redis_mode"),
-            servers: vec![server],
+            topology: topology.kind().to_owned(),
+            tls: topology.is_encrypted(),
+            place: topology.to_string(),
+            servers,
             incarnation: index.incarnation,
             index_complete: index.is_complete,
             feed,
@@ -103,9 +104,47 @@ pub async fn status(
     })
 }
 
+/// What one master says of itself, and what of it breaks promises.
+async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = link
+        .ask_master(master, &redis::cmd("INFO"), deadline)
+        .await?;
+    let text = String::from_redis_value(value).map_err(unreadable)?;
+    let info = Info::of(&text);
+    let server = ServerFacts {
+        address: master.shown.clone(),
+        version: info.text("redis_version"),
+        run_id: info.text("run_id"),
+        role: info.text("role"),
+        uptime_seconds: info.number("uptime_in_seconds"),
+        replicas: info.number("connected_slaves"),
+        append_only: info.number("aof_enabled") == 1,
+        append_fsync: configured(link, master, "appendfsync").await?,
+        snapshots: configured(link, master, "save").await?,
+        maxmemory_policy: info.text("maxmemory_policy"),
+        maxmemory_bytes: info.number("maxmemory"),
+        used_memory_bytes: info.number("used_memory"),
+    };
+    let mut warnings = warnings_of(&server, &info);
+    let min_replicas = configured(link, master, "min-replicas-to-write").await?;
+    if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
+        warnings.push(
+            "it has replicas but takes writes without them, so a cut-off master goes on counting: set min-replicas-to-write 1".into(),
+        );
+    }
+    Ok((server, warnings))
+}
+
 /// A setting of the server; `None` where it does not tell us (a managed service, an ACL).
-async fn configured(link: &Link, name: &str) -> Result<Option<String>, StoreError> {
-    let value = match link.ask(redis::cmd("CONFIG").arg("GET").arg(name)).await {
+async fn configured(
+    link: &Link,
+    master: &Master,
+    name: &str,
+) -> Result<Option<String>, StoreError> {
+    let ask = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = match link.ask_master(master, &ask, deadline).await {
         Ok(value) => value,
         Err(LinkError::Refused(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
