@@ -44,6 +44,7 @@ struct Readiness {
     store_up: bool,
     keys_loaded: bool,
     keys_age_seconds: f64,
+    keys_usable: bool,
     keys: usize,
 }
 
@@ -64,13 +65,14 @@ impl Admin {
     fn readiness(&self) -> Readiness {
         let health = self.store.health();
         let draining = (self.view)().draining;
-        let ready = health.up && health.keys_loaded && !draining;
+        let ready = health.up && health.keys_loaded && health.keys_usable && !draining;
         Readiness {
             status: if ready { "ready" } else { "unready" },
             draining,
             store_up: health.up,
             keys_loaded: health.keys_loaded,
             keys_age_seconds: health.keys_age.as_secs_f64(),
+            keys_usable: health.keys_usable,
             keys: self.store.keys().len(),
         }
     }

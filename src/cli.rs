@@ -21,6 +21,7 @@ mod check;
 mod keys;
 mod output;
 mod serve;
+mod store;
 mod usage;
 
 const EXIT_FAILED: u8 = 1;
@@ -28,6 +29,8 @@ const EXIT_USAGE: u8 = 2;
 const EXIT_CONFIG: u8 = 78;
 /// How long a command waits for the gateways to apply its change, as the contract says.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a command waits for a replica of Redis to confirm its change.
+const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
 /// How long a command gives the store to write what is left.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -72,6 +75,9 @@ enum Command {
         after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
     )]
     Usage(usage::UsageArguments),
+    /// See how the store is doing.
+    #[command(subcommand, after_help = "Example:\n  touchline store status")]
+    Store(store::StoreCommand),
 }
 
 /// A mistake in how a command was called that clap cannot see.
@@ -112,6 +118,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
+        Command::Store(command) => store::run(command, config, out),
     }
 }
 
@@ -168,6 +175,7 @@ impl Session {
     /// # Errors
     /// Names the gateways that have not within the contract's two seconds. The change is made all the same.
     async fn applied(&self, mark: &ChangeMark) -> anyhow::Result<()> {
+        self.note_replicas().await;
         let late = self
             .store
             .await_applied(mark, APPLIED_PATIENCE)
@@ -186,6 +194,22 @@ impl Session {
             APPLIED_PATIENCE.as_secs(),
             names.join(", ")
         )
+    }
+
+    /// Says so where a failover of the store could still lose the change.
+    async fn note_replicas(&self) {
+        match self.store.await_replicas(REPLICA_PATIENCE).await {
+            Ok(replicas) if replicas.connected > 0 && replicas.confirmed == 0 => note(&format!(
+                "The change is stored, but none of the {} replicas of Redis has confirmed it within {} ms: a failover \
+                 now could lose it, until a gateway writes it back.",
+                replicas.connected,
+                REPLICA_PATIENCE.as_millis()
+            )),
+            Ok(_) => {}
+            Err(error) => note(&format!(
+                "The change is stored, but whether a replica of Redis has it is unknown: {error}"
+            )),
+        }
     }
 }
 
@@ -249,6 +273,8 @@ mod tests {
             "touchline keys show short",
             "touchline usage --from yesterday",
             "touchline usage --by week",
+            "touchline store",
+            "touchline store status --output csv",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),

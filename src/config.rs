@@ -145,14 +145,51 @@ pub enum Durability {
 /// The Redis store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisStore {
-    /// `redis://[user[:password]@]host[:port][/database]`.
-    pub url: Secret,
+    /// Where Redis is.
+    pub place: RedisPlace,
+    /// The database; goes before the one in the URL. Never with a cluster.
+    pub database: Option<u32>,
+    /// The ACL user; goes before the one in the URL.
+    pub username: Option<String>,
     /// The password of `password_file`, which goes before the one in the URL.
     pub password: Option<Secret>,
+    /// The password of the sentinels.
+    pub sentinel_password: Option<Secret>,
+    /// How TLS is spoken, where it is.
+    pub tls: Option<RedisTls>,
     /// What every name in Redis begins with.
     pub key_prefix: String,
     /// How long one call may take.
     pub timeout: Duration,
+    /// Where a gateway saves its replica of the key table.
+    pub replica: PathBuf,
+    /// How long known keys are served by a replica that could not be brought up to date.
+    pub max_staleness: Duration,
+}
+
+/// Where Redis is; addresses are `host:port`, resolved for every connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisPlace {
+    /// `redis[s]://[user[:password]@]host[:port][/database]`.
+    Url(Secret),
+    /// The master that sentinels name.
+    Sentinels {
+        /// At least one, none twice.
+        sentinels: Vec<String>,
+        /// Their name for the master.
+        master: String,
+    },
+    /// Nodes of a cluster, at least one, none twice.
+    Cluster(Vec<String>),
+}
+
+/// TLS to Redis. The files were readable when the configuration was checked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// PEM file of the authorities that sign servers; without one those of the operating system.
+    pub ca_file: Option<PathBuf>,
+    /// PEM files of the gateway's certificate and its private key, where Redis asks for one.
+    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// Keys as issued and as asked for.

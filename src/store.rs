@@ -27,8 +27,10 @@ use crate::policy::key_record::KeyRecord;
 pub mod embedded;
 pub mod key_table;
 pub mod redis;
+pub mod status;
 
 pub use key_table::{KeyEntry, KeyTable};
+use status::{Replicas, StoreStatus};
 
 /// A request for units.
 #[derive(Debug, Clone)]
@@ -153,6 +155,8 @@ pub struct Health {
     pub keys_loaded: bool,
     /// How long ago the key table was known to be current.
     pub keys_age: Duration,
+    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
+    pub keys_usable: bool,
 }
 
 /// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.
@@ -260,6 +264,13 @@ pub trait Store: Send + Sync + 'static {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<NodeName>, StoreError>;
+
+    /// How many replicas of the server have confirmed the last change that this handle made, after waiting up to
+    /// `patience` for one. Waits for nobody where there are none.
+    async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError>;
+
+    /// What the store says of itself, asked for.
+    async fn status(&self) -> Result<StoreStatus, StoreError>;
 
     /// The ledger from `from` through `to`, one key only if asked, in the order of date and key.
     async fn usage(

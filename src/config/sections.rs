@@ -14,23 +14,22 @@ use super::outline::Path;
 use super::scalar::Bytes;
 use super::text::{
     AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, LimitsText, ListenText,
-    LoggingText, QuotaText, RedisText, RootText, RuntimeText, Section, StoreText,
+    LoggingText, QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Level, Limits, Listen, LogFormat, Logging, RedisStore, Runtime, Secret, StoreConfig,
+    Keys, Level, Limits, Listen, LogFormat, Logging, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod redis;
 mod traffic;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
 const HTTPS_ADDRESS: SocketAddr = loopback(8443);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
-const REDIS_URL: &str = "redis://127.0.0.1:6379/0";
-const REDIS_KEY_PREFIX: &str = "touchline";
 const REALM: &str = "touchline";
 const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
@@ -237,7 +236,7 @@ fn store(check: &mut Check<'_>, at: &Path, section: Section<StoreText>) -> Store
     let redis = text
         .redis
         .is_given()
-        .then(|| redis(check, &at.key("redis"), text.redis));
+        .then(|| redis::redis(check, &at.key("redis"), text.redis));
     let embedded = embedded(check, &at.key("embedded"), text.embedded);
     redis.map_or(StoreConfig::Embedded(embedded), StoreConfig::Redis)
 }
@@ -254,71 +253,6 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
         check.out_of_bounds(&at, &interval, &bounds);
     }
     EmbeddedStore { path, durability }
-}
-
-fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText>) -> RedisStore {
-    let text = check.section(at, section).unwrap_or_default();
-    let url_at = at.key("url");
-    let file_at = at.key("url_file");
-    if text.url.is_given() && text.url_file.is_given() {
-        check.wrong_key(
-            &file_at,
-            "the URL is given twice",
-            "keep one of url and url_file",
-        );
-    }
-    let written = check.parsed(&url_at, &text.url, redis_url);
-    let from_file = check
-        .leaf(&file_at, &text.url_file)
-        .and_then(|file| check.secret_file(&file_at, &file));
-    if let Some(Err(wrong)) = from_file.as_ref().map(|url| redis_url(url.reveal())) {
-        check.wrong(&file_at, wrong.message, wrong.hint);
-    }
-    let password_at = at.key("password_file");
-    let password = check
-        .leaf(&password_at, &text.password_file)
-        .and_then(|file| check.secret_file(&password_at, &file));
-    let key_prefix = check.parsed(&at.key("key_prefix"), &text.key_prefix, |text| {
-        let fits = (1..=64).contains(&text.len())
-            && text
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte));
-        match fits {
-            true => Ok(text.to_owned()),
-            // Braces would move all keys of the store into one slot of a cluster.
-            false => Err(Wrong::new(
-                format!("{text:?} is not a prefix of names in Redis"),
-                "1 to 64 characters of a-z, A-Z, 0-9 and -_.:",
-            )),
-        }
-    });
-    RedisStore {
-        url: written
-            .or(from_file)
-            .unwrap_or_else(|| Secret::from(REDIS_URL.to_owned())),
-        password,
-        key_prefix: key_prefix.unwrap_or_else(|| REDIS_KEY_PREFIX.to_owned()),
-        timeout: check.bounded(
-            &at.key("timeout"),
-            &text.timeout,
-            MS * 100,
-            MS..=seconds(10),
-        ),
-    }
-}
-
-/// A URL that the client library takes. What is wrong is told without the URL: there may be a password in it.
-fn redis_url(text: &str) -> Result<Secret, Wrong> {
-    use redis::IntoConnectionInfo;
-
-    let known = text.starts_with("redis://");
-    match text.into_connection_info() {
-        Ok(_) if known => Ok(Secret::from(text.to_owned())),
-        Ok(_) | Err(_) => Err(Wrong::new(
-            "it is not the URL of a Redis server",
-            "write redis://[user:password@]host[:port][/database]",
-        )),
-    }
 }
 
 fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Option<Calendar> {

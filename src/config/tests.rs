@@ -278,12 +278,76 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:32 store.redis.password_file: cannot read /none: No such file or directory (os error 2)",
         ),
         (
+            "store: {redis: {url: \"rediss://x#insecure\"}}",
+            "1:22 store.redis.url: it is not the URL of a Redis server",
+        ),
+        (
+            "store: {redis: {url: \"redis://x\", cluster: [\"h:1\"]}}",
+            "1:35 store.redis.cluster: it is told twice where Redis is",
+        ),
+        (
+            "store: {redis: {sentinels: [\"h:1\"]}}",
+            "1:9 store.redis.master: the key is missing",
+        ),
+        (
+            "store: {redis: {master: m}}",
+            "1:17 store.redis.master: there are no sentinels",
+        ),
+        (
+            "store: {redis: {sentinel_password_file: Cargo.toml}}",
+            "1:17 store.redis.sentinel_password_file: there are no sentinels",
+        ),
+        (
+            "store: {redis: {sentinels: [\"h:1\", \"h:1\"], master: m}}",
+            "1:36 store.redis.sentinels[1]: it is in the list already",
+        ),
+        (
+            "store: {redis: {cluster: [\"h:1\", \"::1:2\"]}}",
+            "1:34 store.redis.cluster[1]: \"::1:2\" is not a server",
+        ),
+        (
+            "store: {redis: {cluster: []}}",
+            "1:17 store.redis.cluster: at least one is needed",
+        ),
+        (
+            "store: {redis: {cluster: [\"h:1\"], database: 1}}",
+            "1:45 store.redis.database: a cluster has only database 0",
+        ),
+        (
+            "store: {redis: {database: 65536}}",
+            "1:27 store.redis.database: 65536 is too large",
+        ),
+        (
+            "store: {redis: {username: \"\"}}",
+            "1:27 store.redis.username: it is empty",
+        ),
+        (
+            "store: {redis: {url: \"redis://x\", tls: {}}}",
+            "1:35 store.redis.tls: the URL does not ask for TLS",
+        ),
+        (
+            "store: {redis: {url: \"rediss://x\", tls: {ca_file: /none}}}",
+            "1:51 store.redis.tls.ca_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
+            "store: {redis: {url: \"rediss://x\", tls: {certificate: Cargo.toml}}}",
+            "1:36 store.redis.tls.private_key: the key is missing",
+        ),
+        (
             "store: {redis: {key_prefix: \"a{b\"}}",
             "1:29 store.redis.key_prefix: \"a{b\" is not a prefix of names in Redis",
         ),
         (
             "store: {redis: {timeout: 11s}}",
             "1:26 store.redis.timeout: 11s is too large",
+        ),
+        (
+            "store: {redis: {replica: \"\"}}",
+            "1:26 store.redis.replica: \"\" is not a file name",
+        ),
+        (
+            "store: {redis: {max_staleness: 59s}}",
+            "1:32 store.redis.max_staleness: 59s is too small",
         ),
         (
             "quota: {timezone: Mars/Olympus}",
@@ -553,6 +617,11 @@ fn both_ends_of_a_range_are_taken() {
         "store: {embedded: {durability: commit}}",
         "store: {redis: {timeout: 1ms}}",
         "store: {redis: {timeout: 10s}}",
+        "store: {redis: {max_staleness: 1m}}",
+        "store: {redis: {max_staleness: 30d}}",
+        "store: {redis: {url: \"rediss://x\", database: 0, tls: {}}}",
+        "store: {redis: {sentinels: [\"a:1\", \"[::1]:65535\"], master: m, database: 65535, username: u, tls: {}}}",
+        "store: {redis: {cluster: [\"a.example:1\"], database: 0, tls: {ca_file: Cargo.toml, certificate: Cargo.toml, private_key: Cargo.toml}}}",
         "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {
@@ -573,7 +642,10 @@ fn variables_and_files_give_values_that_are_never_shown() {
     let StoreConfig::Redis(redis) = &config.store else {
         panic!("{:?}", config.store)
     };
-    assert_eq!(redis.url.reveal(), "redis://:hunter2@h:1");
+    let RedisPlace::Url(url) = &redis.place else {
+        panic!("{:?}", redis.place)
+    };
+    assert_eq!(url.reveal(), "redis://:hunter2@h:1");
     assert_eq!(redis.password.as_ref().unwrap().reveal(), "pass word");
     assert_eq!(config.runtime.threads, 5);
     assert_eq!(config.calendar.name(), "Europe/London");

@@ -206,9 +206,23 @@ sections! {
     RedisText {
         url: Leaf<Text>,
         url_file: Leaf<PathBuf>,
+        sentinels: List<Text>,
+        master: Leaf<Text>,
+        cluster: List<Text>,
+        database: Leaf<u64>,
+        username: Leaf<Text>,
         password_file: Leaf<PathBuf>,
+        sentinel_password_file: Leaf<PathBuf>,
+        tls: Section<RedisTlsText>,
         key_prefix: Leaf<Text>,
         timeout: Leaf<Duration>,
+        replica: Leaf<PathBuf>,
+        max_staleness: Leaf<Duration>,
+    }
+    RedisTlsText {
+        ca_file: Leaf<PathBuf>,
+        certificate: Leaf<PathBuf>,
+        private_key: Leaf<PathBuf>,
     }
     QuotaText {
         timezone: Leaf<Text>,

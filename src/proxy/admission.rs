@@ -169,17 +169,23 @@ fn presented_key(headers: &HeaderMap, snapshot: &Snapshot) -> Result<KeyDigest, 
     }
 }
 
-/// Step 3: the key is known, its secret right, its state active, its subscription not over.
+/// Step 3: the key is known, its secret right, its state active, its subscription not over. Asks nobody: a key that is
+/// not in the replica is unknown while the replica is current, and known keys are served by it while it may be used.
 fn authenticate(
     gate: &Gate,
     presented: &KeyDigest,
     now: jiff::Timestamp,
 ) -> Result<Arc<KeyEntry>, Refusal> {
+    let health = gate.store.health();
+    if !health.keys_usable {
+        return Err(Refusal::internal(
+            "the replica of the key table is not loaded or older than store.redis.max_staleness",
+        ));
+    }
     match gate.store.keys().find(presented) {
         Some(entry) if entry.record.usable(presented, now).is_ok() => Ok(entry),
         Some(_) => Err(Refusal::of(Rejection::InvalidApiKey)),
         None => {
-            let health = gate.store.health();
             if health.keys_loaded && health.keys_age <= KEYS_AGE_MAX {
                 Err(Refusal::of(Rejection::InvalidApiKey))
             } else {

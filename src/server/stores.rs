@@ -29,16 +29,37 @@ pub async fn open_store(
             Ok(embedded::open(settings, role, zone, clock).await?)
         }
         StoreConfig::Redis(settings) => {
-            let settings = redis::Settings {
-                url: settings.url.reveal().to_owned(),
-                password: settings
-                    .password
-                    .as_ref()
-                    .map(|password| password.reveal().to_owned()),
-                key_prefix: settings.key_prefix.clone(),
-                timeout: settings.timeout,
-            };
+            let settings = redis_settings(settings);
             Ok(redis::open(settings, role, zone, clock).await?)
         }
+    }
+}
+
+fn redis_settings(config: &config::RedisStore) -> redis::Settings {
+    let revealed = |secret: &Option<config::Secret>| {
+        let secret = secret.as_ref();
+        secret.map(|secret| secret.reveal().to_owned())
+    };
+    redis::Settings {
+        place: match &config.place {
+            config::RedisPlace::Url(url) => redis::Place::Url(url.reveal().to_owned()),
+            config::RedisPlace::Sentinels { sentinels, master } => redis::Place::Sentinels {
+                sentinels: sentinels.clone(),
+                master: master.clone(),
+            },
+            config::RedisPlace::Cluster(nodes) => redis::Place::Cluster(nodes.clone()),
+        },
+        database: config.database,
+        username: config.username.clone(),
+        password: revealed(&config.password),
+        sentinel_password: revealed(&config.sentinel_password),
+        tls: config.tls.as_ref().map(|tls| redis::Tls {
+            ca_file: tls.ca_file.clone(),
+            identity: tls.identity.clone(),
+        }),
+        key_prefix: config.key_prefix.clone(),
+        timeout: config.timeout,
+        replica: Some(config.replica.clone()),
+        max_staleness: config.max_staleness,
     }
 }

@@ -4,6 +4,7 @@
 //! doubled or out of order. It owns no connection: stores feed it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
@@ -34,6 +35,7 @@ pub struct KeyTable {
     by_id: papaya::HashMap<KeyId, Arc<KeyEntry>>,
     /// Writers take turns, so that the two maps agree.
     writing: parking_lot::Mutex<()>,
+    changes: AtomicU64,
 }
 
 impl KeyTable {
@@ -77,7 +79,13 @@ impl KeyTable {
                 by_digest.remove(&digest);
             }
         }
+        self.changes.fetch_add(1, Ordering::Release);
         true
+    }
+
+    /// How many records were taken so far: another number means that there is something to save.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
     }
 
     /// How many keys there are.

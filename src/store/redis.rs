@@ -2,26 +2,34 @@
 //!
 //! | Room | Owns |
 //! |---|---|
-//! | [`settings`] | URL, prefix and timeout |
-//! | `link` | the connection: there or not, never waited for |
+//! | [`settings`] | where Redis is, who we are there, prefix and timeout |
+//! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
+//! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
+//! | `line` | one connection to one server |
+//! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
 //! | `names` | every name we use in Redis, and how long it lives |
 //! | `script` | `charge.lua` and `record.lua` as commands |
 //! | `charging` | one account per key and day, and the tasks that carry its calls |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
-//! | `feed` | a gateway's replica of the key table, heartbeats |
+//! | `index` | finding all records without walking past counts |
+//! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
+//! | `replica` | the same as it is saved on this machine |
+//! | `heartbeat` | which gateways live, and how far each has followed |
+//! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
 //! It does not serve anybody while Redis is away: that is the outage policy's business. Invariant: whatever becomes of a
 //! call, the next one says everything that the lost one said (see [`crate::policy::quota`]).
 
+use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use redis::aio::MultiplexedConnection;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
@@ -30,32 +38,42 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
+use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
     Refusal, Role, Store, StoreError,
 };
 
 mod charging;
+mod cluster;
 mod feed;
+mod heartbeat;
+mod index;
 mod ledger;
+mod line;
 mod link;
 mod names;
 mod producer;
 mod records;
+mod replica;
 mod script;
 pub mod settings;
+mod slots;
+mod status;
 mod time;
+mod topology;
 
 use charging::{Accounts, Answer, other_calendar};
-use feed::Feed;
+use feed::{Feed, Setting};
 use ledger::Ledger;
-use link::Link;
+use link::{Connection, Link};
 use names::Names;
 use producer::Producer;
 use records::Records;
-use settings::Server;
-pub use settings::Settings;
+use replica::{Home, Replica};
+pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
+use topology::Topology;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
@@ -80,6 +98,7 @@ pub struct RedisStore {
 struct Parts {
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
+    local_clock: Clock,
     names: Names,
     /// For what requests wait for.
     link: Arc<Link>,
@@ -92,6 +111,7 @@ struct Parts {
     records: Records,
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
+    max_staleness: Duration,
 }
 
 /// Opens the store for a process whose quota days lie in `zone`.
@@ -99,20 +119,22 @@ struct Parts {
 /// A gateway's store opens although Redis is away and recovers by itself. A command's does not.
 ///
 /// # Errors
-/// [`StoreError::Failed`] for a bad URL; [`StoreError::OtherCalendar`] where the store was used with another zone and
-/// says so now; [`StoreError::Unavailable`] for a command without a server.
+/// [`StoreError::Failed`] for a bad URL or certificate, or a saved replica that cannot be used;
+/// [`StoreError::OtherCalendar`] where the store was used with another zone and says so now; [`StoreError::Unavailable`]
+/// for a command without a server.
 pub async fn open(
     settings: Settings,
     role: Role,
     zone: &str,
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
-    let server = Server::of(&settings)?;
+    let topology = Topology::of(&settings)?;
     let names = Names::new(&settings.key_prefix);
+    let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let link = Arc::new(Link::new(server.clone(), settings.timeout));
-    let command_link = Arc::new(Link::new(server.clone(), command_timeout));
+    let link = Arc::new(Link::new(topology.clone(), settings.timeout));
+    let command_link = Arc::new(Link::new(topology.clone(), command_timeout));
     let prepare = {
         let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
         move |connection| prepared(connection, names.clone(), zone.clone(), clock.clone())
@@ -130,20 +152,30 @@ pub async fn open(
         clock.clone(),
         settings.timeout,
     );
-    let follower = |node: NodeName| {
-        let (link, names) = (command_link.clone(), names.clone());
-        Feed::new(link, names, keys.clone(), node)
+    let feed = match role {
+        Role::Command => None,
+        Role::Gateway(node) => {
+            let setting = Setting {
+                link: command_link.clone(),
+                names: names.clone(),
+                keys: keys.clone(),
+                node,
+                zone: zone.to_owned(),
+                clock: local_clock.clone(),
+            };
+            let home = topology.home(&settings.key_prefix);
+            Some(follower(setting, settings.replica, home).await?)
+        }
     };
     let parts = Arc::new(Parts {
         ledger: Ledger::new(link.clone(), names.clone(), producer),
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
-        feed: match role {
-            Role::Gateway(node) => Some(follower(node)),
-            Role::Command => None,
-        },
+        feed,
+        max_staleness: settings.max_staleness,
         keys,
         clock,
+        local_clock,
         names,
         link,
         command_link,
@@ -159,15 +191,30 @@ pub async fn open(
         .as_ref()
         .filter(|_| store.parts.link.is_up())
     {
-        let _ = timeout(LOAD_PATIENCE, feed.loaded()).await;
+        let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
     }
     Ok(Arc::new(store))
+}
+
+/// A gateway's feed, which begins with what was saved on this machine.
+async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result<Feed, StoreError> {
+    let Some(path) = path else {
+        return Ok(Feed::new(setting, None));
+    };
+    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &home))
+        .await
+        .map_err(|error| StoreError::Failed(format!("opening the replica panicked: {error}")))??;
+    let feed = Feed::new(setting, Some(Arc::new(replica)));
+    if let Some(saved) = saved {
+        feed.begin_with(saved.records, saved.standing);
+    }
+    Ok(feed)
 }
 
 /// Connects once. Only a command minds if the server is away; both mind another zone.
 async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
-    P: Fn(MultiplexedConnection) -> F,
+    P: Fn(Connection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
     let Err(error) = link.connect(prepare).await else {
@@ -176,16 +223,19 @@ where
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
         (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis.url in the configuration names it"
+            "{error}; see that Redis runs there and that store.redis in the configuration names it"
         ))),
         (Role::Gateway(_), _) => Ok(()),
     }
 }
 
+/// A task of a gateway's feed, without end.
+type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
 /// Starts the tasks that keep the store going.
 fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
-    P: Fn(MultiplexedConnection) -> F + Clone + Send + Sync + 'static,
+    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
 {
     let mut tasks = Vec::new();
@@ -196,30 +246,28 @@ where
     let flushed = parts.clone();
     tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
     if parts.feed.is_some() {
-        let (follower, beater) = (parts.clone(), parts.clone());
-        tasks.push(
-            tokio::spawn(async move {
-                if let Some(feed) = &follower.feed {
-                    feed.follow().await;
+        let feed_tasks: [FeedTask; 4] = [
+            |feed| Box::pin(feed.follow()),
+            |feed| Box::pin(feed.beat()),
+            |feed| Box::pin(feed.repair()),
+            |feed| Box::pin(feed.save_for_ever()),
+        ];
+        for task in feed_tasks {
+            let parts = parts.clone();
+            let run = async move {
+                if let Some(feed) = &parts.feed {
+                    task(feed).await;
                 }
-            })
-            .abort_handle(),
-        );
-        tasks.push(
-            tokio::spawn(async move {
-                if let Some(feed) = &beater.feed {
-                    feed.beat().await;
-                }
-            })
-            .abort_handle(),
-        );
+            };
+            tasks.push(tokio::spawn(run).abort_handle());
+        }
     }
     tasks
 }
 
 /// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
 async fn prepared(
-    mut connection: MultiplexedConnection,
+    mut connection: Connection,
     names: Names,
     zone: String,
     clock: Arc<StoreClock>,
@@ -380,10 +428,13 @@ impl Store for RedisStore {
 
     fn health(&self) -> Health {
         let feed = self.parts.feed.as_ref();
+        let keys_loaded = feed.is_some_and(Feed::is_loaded);
+        let keys_age = feed.map_or(Duration::MAX, Feed::age);
         Health {
-            up: self.parts.link.is_up(),
-            keys_loaded: feed.is_some_and(Feed::is_loaded),
-            keys_age: feed.map_or(Duration::MAX, Feed::age),
+            up: self.parts.link.is_whole(),
+            keys_loaded,
+            keys_age,
+            keys_usable: keys_loaded && keys_age <= self.parts.max_staleness,
         }
     }
 
@@ -399,6 +450,9 @@ impl Store for RedisStore {
         }
         self.tasks.iter().for_each(AbortHandle::abort);
         if let Some(feed) = &parts.feed {
+            if let Err(error) = feed.save().await {
+                tracing::error!(%error, "closed without saving the replica of the key table");
+            }
             let _ = feed.say_goodbye().await;
         }
     }
@@ -432,7 +486,21 @@ impl Store for RedisStore {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<NodeName>, StoreError> {
-        feed::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+        heartbeat::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+    }
+
+    async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
+        self.parts.records.await_replicas(patience).await
+    }
+
+    async fn status(&self) -> Result<StoreStatus, StoreError> {
+        let parts = &self.parts;
+        let asked = parts.local_clock.now();
+        let theirs = parts.records.server_time().await?;
+        let halfway = parts.local_clock.now().duration_since(asked) / 2;
+        let difference = theirs.duration_since(asked) - halfway;
+        let (link, names) = (&parts.command_link, &parts.names);
+        status::status(link, names, difference.as_secs_f64()).await
     }
 
     async fn usage(

@@ -30,6 +30,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
             "draining": false,
             "store_up": true,
             "keys_loaded": true,
+            "keys_usable": true,
             "keys_age_seconds": null,
             "keys": 1,
         });

@@ -10,6 +10,14 @@ mod suite;
 
 mod charge_script;
 mod embedded;
+mod key_replica;
+mod key_replica_gateway;
+mod redis_cluster;
+mod redis_nodes;
+mod redis_sentinel;
 mod redis_server;
 mod redis_store;
+mod redis_tls;
+mod status;
 mod tcp_proxy;
+mod topologies;

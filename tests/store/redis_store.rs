@@ -292,7 +292,7 @@ async fn a_command_without_redis_is_told_where_it_looked_and_what_to_do() {
         message.contains(&format!("127.0.0.1:{}", server.port())),
         "{message}"
     );
-    assert!(message.contains("store.redis.url"), "{message}");
+    assert!(message.contains("store.redis"), "{message}");
     assert!(!message.contains("s3cret"), "{message}");
 }
 

@@ -32,6 +32,8 @@ const FORGET: &str = "DELETE FROM gateways WHERE abs(seen - ?1) > ?2";
 const LEAVE: &str = "DELETE FROM gateways WHERE name = ?1";
 const LAGGING: &str = "SELECT name FROM gateways WHERE applied < ?1 AND abs(seen - ?2) <= ?3
     ORDER BY name";
+const LIVE: &str = "SELECT name, applied, seen FROM gateways WHERE abs(seen - ?1) <= ?2
+    ORDER BY name";
 const CHECKPOINT: &str = "PRAGMA wal_checkpoint(PASSIVE)";
 
 /// Ends the helper threads, and wakes them for it.
@@ -179,6 +181,31 @@ pub(super) fn lagging(connection: &Connection, place: i64) -> rusqlite::Result<V
         .prepare(LAGGING)?
         .query_map((place, now_ms(), DEAD_AFTER_MS), |row| {
             row.get(0).map(NodeName)
+        })?
+        .collect()
+}
+
+/// A gateway that lives.
+pub(super) struct Live {
+    pub(super) name: NodeName,
+    /// The place of the last change it applied.
+    pub(super) applied: u64,
+    /// How long ago it said so.
+    pub(super) age: Duration,
+}
+
+/// The gateways that live, by name.
+pub(super) fn live(connection: &Connection) -> rusqlite::Result<Vec<Live>> {
+    let now = now_ms();
+    connection
+        .prepare(LIVE)?
+        .query_map((now, DEAD_AFTER_MS), |row| {
+            let (applied, seen): (i64, i64) = (row.get(1)?, row.get(2)?);
+            Ok(Live {
+                name: NodeName(row.get(0)?),
+                applied: u64::try_from(applied).unwrap_or(0),
+                age: Duration::from_millis(u64::try_from(now - seen).unwrap_or(0)),
+            })
         })?
         .collect()
 }

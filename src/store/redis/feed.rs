@@ -1,100 +1,171 @@
-//! A gateway's replica of the key table, and its sign of life.
+//! A gateway's replica of the key table: loaded whole, followed, repaired, saved.
 //!
-//! The table is loaded whole, then followed through the feed (a Redis stream) on a connection of its own. Invariant: the
-//! place told as applied is never ahead of the table: a full scan begins only after the place it stands for was read.
-//! Loaded again every ten minutes, and when the stream was trimmed past our place, emptied or replaced; records that the
-//! store then lacks or holds older are written back.
+//! The table is followed through the feed (a Redis stream) on a connection of its own. Invariants: the place told as
+//! applied is never ahead of the table: loading begins only after the place it stands for was read; and no change is
+//! passed over: the place is given up, and all is loaded again, when the server was replaced or restarted, when the
+//! store's incarnation is gone or another, and when the stream ends before our place or no longer holds it.
+//!
+//! Records that the store then lacks or holds older are written back, revoked ones too. What a dead command left out, or
+//! a failover lost, a walk over every name repairs each ten minutes.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
 use parking_lot::Mutex;
 use redis::aio::MultiplexedConnection;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::link::{Link, jittered};
+use super::heartbeat::{self, Heartbeat};
+use super::index::{self, IndexState, Pages};
+use super::link::{Link, jittered, run_id_in};
 use super::names::Names;
-use super::records::{mend, parse_place, scan_page, stream_id, unpacked, unreadable};
+use super::records::{mend, mend_ways, parse_place, stream_id, unpacked, unreadable};
+use super::replica::{Origin, Replica, Standing};
+use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
-use crate::store::{ChangeMark, KeyTable, NodeName, StoreError};
+use crate::policy::key_record::KeyRecord;
+use crate::store::{KeyTable, NodeName, StoreError};
 
 /// How long one read of the feed blocks, and by how much its reply may be late.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
 const READ_LATE: Duration = Duration::from_secs(1);
 /// Changes taken in one read.
 const READ_MAX: usize = 1_000;
-/// How often the whole table is read again.
-const SCAN_EVERY: Duration = Duration::from_secs(600);
+/// How often every name of the store is walked over, before jitter.
+const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
 const RECONNECT: Duration = Duration::from_millis(500);
-/// How often a gateway says that it lives, and how long that holds.
-const BEAT_EVERY: Duration = Duration::from_secs(1);
-const BEAT_HOLDS: Duration = Duration::from_secs(5);
-/// How often it is looked whether gateways have applied a change.
-const AWAIT_EVERY: Duration = Duration::from_millis(10);
+/// How often changes are saved, and how often the instant at which the replica was current although nothing changed.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
+/// A saved instant may be so far ahead of this machine's clock before it is not believed.
+const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
+
+/// What a feed belongs to.
+pub struct Setting {
+    /// The commands' link.
+    pub link: Arc<Link>,
+    /// The names.
+    pub names: Names,
+    /// The table it feeds.
+    pub keys: Arc<KeyTable>,
+    /// The gateway.
+    pub node: NodeName,
+    /// The zone of the quota days, to be remembered by a store that was emptied.
+    pub zone: String,
+    /// The wall clock, for what is saved.
+    pub clock: Clock,
+}
 
 /// The follower of the feed.
 pub struct Feed {
-    link: Arc<Link>,
-    names: Names,
-    keys: Arc<KeyTable>,
-    node: NodeName,
+    setting: Setting,
     /// The place of the last change applied; `None` before the table was loaded.
     applied: watch::Sender<Option<u128>>,
-    current_at: Mutex<Option<Instant>>,
+    /// Whose changes these places count.
+    origin: Mutex<Origin>,
+    /// When the table was current: then, and how long before `then`.
+    current: Mutex<Option<(Instant, Duration)>>,
+    /// Whether Redis itself was heard of since the start.
+    has_followed: watch::Sender<bool>,
     advanced: Notify,
     /// Told when the store may have lost what it held.
     pub store_lost: Notify,
+    replica: Option<Arc<Replica>>,
 }
 
 /// What the stream says of itself.
+#[derive(Debug, Default)]
 struct StreamState {
     /// The last entry ever added, 0 without a stream.
     last: u128,
-    /// The first entry still there.
-    first: Option<u128>,
+    /// Whether entries were added that are no longer there.
+    trimmed: bool,
+}
+
+/// What one connection knows of a gateway's place.
+struct Follower<'a> {
+    feed: &'a Feed,
+    connection: MultiplexedConnection,
+    /// The processes of all servers that could be reached when it was made.
+    run_ids: BTreeSet<String>,
 }
 
 impl Feed {
-    /// A feed that has not begun.
-    pub fn new(link: Arc<Link>, names: Names, keys: Arc<KeyTable>, node: NodeName) -> Feed {
+    /// A feed that has not begun; with a saved replica, it begins where that stands.
+    pub fn new(setting: Setting, replica: Option<Arc<Replica>>) -> Feed {
         Feed {
-            link,
-            names,
-            keys,
-            node,
+            setting,
             applied: watch::Sender::new(None),
-            current_at: Mutex::new(None),
+            origin: Mutex::default(),
+            current: Mutex::new(None),
+            has_followed: watch::Sender::new(false),
             advanced: Notify::new(),
             store_lost: Notify::new(),
+            replica,
         }
     }
 
-    /// Whether the table was loaded whole.
+    /// Begins with what was saved.
+    pub fn begin_with(&self, records: Vec<KeyRecord>, at: Standing) {
+        let keys = records.len();
+        for record in records {
+            self.setting.keys.apply(record);
+        }
+        let age = self.setting.clock.now().duration_since(at.current_at);
+        // A saved instant in the future says nothing of its age: the clock was set back.
+        let age = if age < -CLOCK_BACK_MAX {
+            Duration::MAX
+        } else {
+            Duration::try_from(age).unwrap_or_default()
+        };
+        tracing::info!(
+            keys,
+            age_seconds = age.as_secs(),
+            "keys loaded from the saved replica"
+        );
+        *self.origin.lock() = at.origin;
+        *self.current.lock() = Some((Instant::now(), age));
+        self.applied.send_replace(Some(at.place));
+    }
+
+    /// Whether the table was loaded whole, from Redis or from the saved replica.
     pub fn is_loaded(&self) -> bool {
         self.applied.borrow().is_some()
     }
 
-    /// Waits until the table was loaded whole.
-    pub async fn loaded(&self) {
-        let _ = self.applied.subscribe().wait_for(Option::is_some).await;
+    /// Waits until the table was as current as Redis.
+    pub async fn followed(&self) {
+        let _ = self.has_followed.subscribe().wait_for(|has| *has).await;
     }
 
     /// How long ago the table was known to be current.
     pub fn age(&self) -> Duration {
-        let at = *self.current_at.lock();
-        at.map_or(Duration::MAX, |at| at.elapsed())
+        let current = *self.current.lock();
+        current.map_or(Duration::MAX, |(then, before)| {
+            then.elapsed().saturating_add(before)
+        })
+    }
+
+    fn is_current_now(&self) {
+        *self.current.lock() = Some((Instant::now(), Duration::ZERO));
+        self.has_followed.send_replace(true);
+    }
+
+    fn advance(&self, place: u128) {
+        self.applied.send_replace(Some(place));
+        self.advanced.notify_one();
     }
 
     /// Follows the feed for ever.
     pub async fn follow(&self) {
         let mut logged = String::new();
-        let mut scanned = None;
         loop {
-            let Err(error) = self.follow_one_connection(&mut logged, &mut scanned).await;
+            let Err(error) = self.follow_one_connection(&mut logged).await;
             let text = error.to_string();
             if text != logged {
                 tracing::warn!(error = %text, "the feed of key changes is interrupted");
@@ -107,76 +178,298 @@ impl Feed {
     async fn follow_one_connection(
         &self,
         logged: &mut String,
-        scanned: &mut Option<Instant>,
     ) -> Result<std::convert::Infallible, StoreError> {
         // Only a server that the link has accepted (zone, readiness) is followed.
-        self.link.require()?;
-        let mut connection = self.link.connect_apart().await?;
+        let Setting { link, names, .. } = &self.setting;
+        link.require()?;
+        let made = link.made();
+        let mut connection = link.connect_apart(&names.feed()).await?;
+        let mut run_ids = link.run_ids().await;
+        run_ids.insert(run_id(&mut connection).await?);
+        let mut follower = Follower {
+            feed: self,
+            connection,
+            run_ids,
+        };
         loop {
-            let state = self.stream_state(&mut connection).await?;
-            let applied = *self.applied.borrow();
-            let lost = applied.is_some_and(|applied| is_lost(&state, applied));
-            let due = scanned.is_none_or(|at| at.elapsed() >= SCAN_EVERY);
-            if lost {
-                tracing::warn!("the feed of key changes lost our place: loading all keys again");
-                self.store_lost.notify_one();
+            if link.made() != made {
+                // A server that was demoted goes on answering, and may be behind the one that is master now.
+                return Err(StoreError::Unavailable(
+                    "another connection was made".into(),
+                ));
             }
-            if lost || due {
-                self.load(state.last).await?;
-                *scanned = Some(Instant::now());
-            }
+            follower.catch_up().await?;
             logged.clear();
-            self.read_changes(&mut connection).await?;
-            *self.current_at.lock() = Some(Instant::now());
+            if follower.read_changes().await? < READ_MAX {
+                self.is_current_now();
+            }
         }
     }
 
-    /// Reads all records; `place` was read before.
-    async fn load(&self, place: u128) -> Result<(), StoreError> {
-        let mut seen: HashMap<KeyId, u64> = HashMap::new();
-        let mut cursor = Some(0);
-        while let Some(at) = cursor {
-            let (next, records) = scan_page(&self.link, &self.names, at).await?;
-            for record in records {
-                seen.insert(record.id, record.version);
-                self.keys.apply(record);
-            }
-            cursor = next;
+    /// Reads all records, then stands at `place`, which was read before.
+    async fn load(&self, place: u128, run_ids: &BTreeSet<String>) -> Result<(), StoreError> {
+        let (link, names) = (&self.setting.link, &self.setting.names);
+        let before = index::state(link, names).await?;
+        let incarnation = match &before.incarnation {
+            Some(incarnation) => Some(incarnation.clone()),
+            None => index::begin_incarnation(link, names).await?,
+        };
+        let walked = self.walk(Pages::of(&before), &before).await?;
+        self.write_back(&walked).await?;
+        if !before.is_complete
+            && let Some(incarnation) = &incarnation
+        {
+            index::completed(link, names, incarnation).await?;
         }
+        *self.origin.lock() = Origin {
+            incarnation: incarnation.unwrap_or_default(),
+            run_ids: run_ids.clone(),
+        };
+        self.advance(place);
+        self.is_current_now();
+        Ok(())
+    }
+
+    /// Takes in all records of a walk; answers their versions. What a walk over every name finds is entered in the index.
+    async fn walk(
+        &self,
+        mut pages: Pages,
+        state: &IndexState,
+    ) -> Result<HashMap<KeyId, u64>, StoreError> {
+        let (link, names) = (&self.setting.link, &self.setting.names);
+        let mut walked = HashMap::new();
+        while let Some(records) = pages.next(link, names).await? {
+            if !state.is_complete {
+                mend_ways(link, names, &records).await?;
+            }
+            for record in records {
+                walked.insert(record.id, record.version);
+                self.setting.keys.apply(record);
+            }
+        }
+        Ok(walked)
+    }
+
+    /// Writes back what the store lacks or holds older.
+    async fn write_back(&self, stored: &HashMap<KeyId, u64>) -> Result<(), StoreError> {
         let lacking: Vec<_> = self
+            .setting
             .keys
             .entries()
             .into_iter()
             .filter(|entry| {
-                let stored = seen.get(&entry.record.id);
-                stored.is_none_or(|version| *version < entry.record.version)
+                let version = stored.get(&entry.record.id);
+                version.is_none_or(|version| *version < entry.record.version)
             })
             .collect();
-        if !lacking.is_empty() {
-            tracing::warn!(keys = lacking.len(), "writing back keys that Redis lacks");
-            mend(&self.link, &self.names, &lacking).await?;
+        if lacking.is_empty() {
+            return Ok(());
         }
-        *self.current_at.lock() = Some(Instant::now());
-        self.advance(place);
+        tracing::warn!(
+            keys = lacking.len(),
+            stored = stored.len(),
+            "Redis lacks keys of this gateway's replica or holds them older: writing them back"
+        );
+        mend(&self.setting.link, &self.setting.names, &lacking).await?;
         Ok(())
     }
 
-    fn advance(&self, place: u128) {
-        self.applied.send_replace(Some(place));
-        self.advanced.notify_one();
+    /// Walks over every name of the store again and again.
+    pub async fn repair(&self) {
+        loop {
+            tokio::time::sleep(jittered(REPAIR_EVERY)).await;
+            if let Err(error) = self.repair_once().await {
+                tracing::warn!(%error, "the key table could not be checked; trying again later");
+            }
+        }
     }
 
-    async fn read_changes(&self, connection: &mut MultiplexedConnection) -> Result<(), StoreError> {
-        let place = self.applied.borrow().unwrap_or(0);
+    /// Enters in the index what is missing there, and writes back what the store lacks.
+    pub async fn repair_once(&self) -> Result<(), StoreError> {
+        self.remember_zone().await?;
+        // Whatever the index says: that is what is being checked.
+        let walked = self
+            .walk(Pages::everywhere(), &IndexState::default())
+            .await?;
+        self.write_back(&walked).await
+    }
+
+    async fn remember_zone(&self) -> Result<(), StoreError> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.setting.names.zone())
+            .arg(&self.setting.zone)
+            .arg("NX");
+        self.setting.link.ask(&set).await?;
+        Ok(())
+    }
+
+    /// Says again and again that this gateway lives and what it applied.
+    pub async fn beat(&self) {
+        let Setting {
+            link, names, node, ..
+        } = &self.setting;
+        loop {
+            let age = self.age();
+            let heartbeat = Heartbeat {
+                applied: stream_id(self.applied.borrow().unwrap_or(0)),
+                keys_age_ms: u64::try_from(age.as_millis())
+                    .ok()
+                    .filter(|_| age < Duration::MAX),
+                keys: self.setting.keys.len(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            };
+            // Without a connection nobody hears us; the next beat tries again.
+            let _ = heartbeat::say(link, names, node, &heartbeat).await;
+            let _ = timeout(heartbeat::BEAT_EVERY, self.advanced.notified()).await;
+        }
+    }
+
+    /// Says that this gateway is going.
+    pub async fn say_goodbye(&self) -> Result<(), StoreError> {
+        let Setting {
+            link, names, node, ..
+        } = &self.setting;
+        heartbeat::say_goodbye(link, names, node).await
+    }
+
+    /// Saves the replica again and again.
+    pub async fn save_for_ever(&self) {
+        let mut logged = String::new();
+        let mut saved_changes = None;
+        let mut saved_at = Instant::now();
+        loop {
+            tokio::time::sleep(SAVE_EVERY).await;
+            let changes = Some((self.setting.keys.changes(), *self.applied.borrow()));
+            if changes == saved_changes && saved_at.elapsed() < SAVE_UNCHANGED_EVERY {
+                continue;
+            }
+            match self.save().await {
+                Ok(true) => {
+                    (saved_changes, saved_at) = (changes, Instant::now());
+                    logged.clear();
+                }
+                Ok(false) => {}
+                Err(error) if error.to_string() != logged => {
+                    logged = error.to_string();
+                    tracing::error!(%error, "the replica of the key table is not saved; trying again");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Saves the replica; `false` where there is nothing that Redis said since the start.
+    pub async fn save(&self) -> Result<bool, StoreError> {
+        let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
+            return Ok(false);
+        };
+        let keys = self.setting.keys.clone();
+        tokio::task::spawn_blocking(move || replica.save(&keys, &standing))
+            .await
+            .map_err(|error| {
+                StoreError::Failed(format!("saving the replica panicked: {error}"))
+            })??;
+        Ok(true)
+    }
+
+    /// Where the table stands; read before the table is, so that it is never ahead.
+    fn standing(&self) -> Option<Standing> {
+        let origin = self.origin.lock().clone();
+        let place = (*self.applied.borrow()).filter(|_| *self.has_followed.borrow())?;
+        let age = SignedDuration::try_from(self.age()).ok()?;
+        let current_at = self.setting.clock.now().checked_sub(age);
+        Some(Standing {
+            place,
+            current_at: current_at.unwrap_or(Timestamp::MIN),
+            origin,
+        })
+    }
+}
+
+impl Follower<'_> {
+    /// Sees to it that no change before the next read is missed.
+    async fn catch_up(&mut self) -> Result<(), StoreError> {
+        let feed = self.feed;
+        let state = self.stream_state().await?;
+        let applied = *feed.applied.borrow();
+        let Some(place) = applied else {
+            return feed.load(state.last, &self.run_ids).await;
+        };
+        match self.lost(&state, place).await? {
+            None if state.last == place => feed.is_current_now(),
+            None => {}
+            Some(why) => {
+                tracing::warn!(
+                    why,
+                    "the feed of key changes lost our place: loading all keys again"
+                );
+                feed.store_lost.notify_one();
+                feed.remember_zone().await?;
+                feed.load(state.last, &self.run_ids).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why changes after `place` may be missing from the stream; `None` if they are not.
+    async fn lost(
+        &mut self,
+        state: &StreamState,
+        place: u128,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let Setting { link, names, .. } = &self.feed.setting;
+        let origin = self.feed.origin.lock().clone();
+        if !self.run_ids.is_subset(&origin.run_ids) {
+            return Ok(Some("Redis was restarted or replaced"));
+        }
+        match index::state(link, names).await {
+            Ok(IndexState { incarnation, .. })
+                if incarnation.clone().unwrap_or_default() != origin.incarnation =>
+            {
+                return Ok(Some("Redis was emptied"));
+            }
+            Ok(IndexState { is_complete, .. }) if !is_complete => {
+                return Ok(Some("a part of Redis was emptied"));
+            }
+            Ok(_) => {}
+            // Some master of a cluster is away, and the feed's is not: it is asked again with the next read.
+            Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(why) = lost_by(state, place) {
+            return Ok(Some(why));
+        }
+        if place > 0 && state.last > place && !self.holds(place).await? {
+            return Ok(Some("the feed no longer holds our place"));
+        }
+        Ok(None)
+    }
+
+    async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
+        let mut range = redis::cmd("XRANGE");
+        range
+            .arg(self.feed.setting.names.feed())
+            .arg(stream_id(place))
+            .arg(stream_id(place));
+        let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
+        let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        Ok(!entries.is_empty())
+    }
+
+    /// Applies the next changes, after waiting for them; answers how many there were.
+    async fn read_changes(&mut self) -> Result<usize, StoreError> {
+        let feed = self.feed;
+        let place = feed.applied.borrow().unwrap_or(0);
         let mut read = redis::cmd("XREAD");
         read.arg("COUNT")
             .arg(READ_MAX)
             .arg("BLOCK")
             .arg(READ_BLOCKS.as_millis() as u64)
             .arg("STREAMS")
-            .arg(self.names.feed())
+            .arg(feed.setting.names.feed())
             .arg(stream_id(place));
-        let value = patient(READ_BLOCKS + READ_LATE, read.query_async(connection)).await?;
+        let reply = read.query_async(&mut self.connection);
+        let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
         type Entries = Vec<(String, HashMap<String, String>)>;
         let streams =
             Option::<Vec<(String, Entries)>>::from_redis_value(value).map_err(unreadable)?;
@@ -184,11 +477,12 @@ impl Feed {
             .unwrap_or_default()
             .into_iter()
             .flat_map(|(_, entries)| entries);
-        let mut last = None;
+        let (mut last, mut count) = (None, 0);
         for (id, fields) in entries {
+            count += 1;
             match fields.get("rec").map(|packed| unpacked(packed)) {
                 Some(Ok(record)) => {
-                    self.keys.apply(record);
+                    feed.setting.keys.apply(record);
                 }
                 Some(Err(error)) => tracing::error!(id, %error, "a change is left out"),
                 None => tracing::error!(id, "a change without a record is left out"),
@@ -196,71 +490,60 @@ impl Feed {
             last = parse_place(&id).or(last);
         }
         if let Some(place) = last {
-            self.advance(place);
+            feed.advance(place);
         }
-        Ok(())
+        Ok(count)
     }
 
-    async fn stream_state(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<StreamState, StoreError> {
-        let mut ask = redis::cmd("XINFO");
-        ask.arg("STREAM").arg(self.names.feed());
-        let fields = match patient(READ_LATE, ask.query_async(connection)).await {
-            Ok(value) => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
-            // There is no stream.
-            Err(StoreError::Failed(_)) => HashMap::new(),
-            Err(error) => return Err(error),
-        };
-        let last = fields
-            .get("last-generated-id")
-            .and_then(|value| parse_place(&String::from_redis_value_ref(value).ok()?))
-            .unwrap_or(0);
-        let first = fields.get("first-entry").and_then(|value| {
-            let (id, _) = <(String, Value)>::from_redis_value_ref(value).ok()?;
-            parse_place(&id)
-        });
-        Ok(StreamState { last, first })
-    }
-
-    /// Says again and again that this gateway lives and what it applied.
-    pub async fn beat(&self) {
-        loop {
-            let place = self.applied.borrow().unwrap_or(0);
-            let mut pipeline = Pipeline::new();
-            pipeline
-                .cmd("SET")
-                .arg(self.names.node(&self.node.0))
-                .arg(stream_id(place))
-                .arg("PX")
-                .arg(BEAT_HOLDS.as_millis() as u64)
-                .cmd("SADD")
-                .arg(self.names.nodes())
-                .arg(&self.node.0);
-            // Without a connection nobody hears us; the next beat tries again.
-            let _ = self.link.ask(&pipeline).await;
-            let _ = timeout(BEAT_EVERY, self.advanced.notified()).await;
-        }
-    }
-
-    /// Says that this gateway is going.
-    pub async fn say_goodbye(&self) -> Result<(), StoreError> {
-        let mut pipeline = Pipeline::new();
-        pipeline
-            .cmd("DEL")
-            .arg(self.names.node(&self.node.0))
-            .cmd("SREM")
-            .arg(self.names.nodes())
-            .arg(&self.node.0);
-        self.link.ask(&pipeline).await?;
-        Ok(())
+    async fn stream_state(&mut self) -> Result<StreamState, StoreError> {
+        stream_state(&mut self.connection, &self.feed.setting.names).await
     }
 }
 
-/// Whether changes after `applied` may be missing from the stream: it ends before that place, or no longer holds it.
-fn is_lost(state: &StreamState, applied: u128) -> bool {
-    state.last < applied || (applied > 0 && state.first.is_some_and(|first| first > applied))
+async fn stream_state(
+    connection: &mut MultiplexedConnection,
+    names: &Names,
+) -> Result<StreamState, StoreError> {
+    let mut ask = redis::cmd("XINFO");
+    ask.arg("STREAM").arg(names.feed());
+    let fields = match patient(READ_LATE, ask.query_async(connection)).await {
+        Ok(value) => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
+        // There is no stream.
+        Err(StoreError::Failed(_)) => return Ok(StreamState::default()),
+        Err(error) => return Err(error),
+    };
+    let number = |field: &str| {
+        let value = fields.get(field)?;
+        u64::from_redis_value_ref(value).ok()
+    };
+    let last = fields.get("last-generated-id").and_then(|value| {
+        let id = String::from_redis_value_ref(value).ok()?;
+        parse_place(&id)
+    });
+    Ok(StreamState {
+        last: last.unwrap_or(0),
+        trimmed: number("entries-added") > number("length"),
+    })
+}
+
+/// The server's name for its own process.
+async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreError> {
+    let mut ask = redis::cmd("INFO");
+    ask.arg("server");
+    let value = patient(READ_LATE, ask.query_async(connection)).await?;
+    let text = String::from_redis_value(value).map_err(unreadable)?;
+    Ok(run_id_in(&text).unwrap_or_default())
+}
+
+/// Why changes after `place` may be missing, by what the stream says of itself alone.
+fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
+    if state.last < place {
+        Some("the feed ends before our place")
+    } else if place == 0 && state.last > 0 && state.trimmed {
+        Some("the feed no longer holds its beginning")
+    } else {
+        None
+    }
 }
 
 async fn patient(
@@ -269,7 +552,11 @@ async fn patient(
 ) -> Result<Value, StoreError> {
     match timeout(patience, reply).await {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) if error.is_io_error() || error.is_unrecoverable_error() => {
+        Ok(Err(error))
+            if error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error() =>
+        {
             Err(StoreError::Unavailable(error.to_string()))
         }
         Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),
@@ -277,69 +564,17 @@ async fn patient(
     }
 }
 
-/// The live gateways that have not applied a change after `patience`.
-pub async fn await_applied(
-    link: &Link,
-    names: &Names,
-    mark: &ChangeMark,
-    patience: Duration,
-) -> Result<Vec<NodeName>, StoreError> {
-    let deadline = Instant::now() + patience;
-    loop {
-        let lagging = lagging(link, names, mark).await?;
-        if lagging.is_empty() || Instant::now() + AWAIT_EVERY > deadline {
-            return Ok(lagging);
-        }
-        tokio::time::sleep(AWAIT_EVERY).await;
-    }
-}
-
-async fn lagging(
-    link: &Link,
-    names: &Names,
-    mark: &ChangeMark,
-) -> Result<Vec<NodeName>, StoreError> {
-    let value = link.ask(redis::cmd("SMEMBERS").arg(names.nodes())).await?;
-    let mut nodes = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
-    nodes.sort_unstable();
-    if nodes.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut pipeline = Pipeline::new();
-    for node in &nodes {
-        pipeline.cmd("GET").arg(names.node(node));
-    }
-    let value = link.ask(&pipeline).await?;
-    let places = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
-    let mut lagging = Vec::new();
-    let mut dead = Vec::new();
-    for (node, place) in nodes.into_iter().zip(places) {
-        match place {
-            Some(place) if parse_place(&place).is_some_and(|place| place >= mark.0) => {}
-            Some(_) => lagging.push(NodeName(node)),
-            None => dead.push(node),
-        }
-    }
-    if !dead.is_empty() {
-        // One that comes to life meanwhile is back with its next beat.
-        link.ask(redis::cmd("SREM").arg(names.nodes()).arg(dead))
-            .await?;
-    }
-    Ok(lagging)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_place_is_lost_if_the_stream_ends_before_it_or_was_trimmed_after_it() {
-        let state = |last, first| StreamState { last, first };
-        assert!(!is_lost(&state(10, Some(10)), 10));
-        assert!(!is_lost(&state(12, Some(1)), 10));
-        assert!(!is_lost(&state(12, Some(11)), 0));
-        assert!(is_lost(&state(0, None), 10));
-        assert!(is_lost(&state(20, Some(11)), 10));
-        assert!(!is_lost(&state(20, Some(9)), 10));
+    fn a_place_is_lost_if_the_stream_ends_before_it_or_has_lost_its_beginning() {
+        let lost = |last, trimmed, place| lost_by(&StreamState { last, trimmed }, place).is_some();
+        assert!(!lost(10, false, 10) && !lost(10, true, 10));
+        assert!(!lost(12, true, 10) && !lost(12, false, 0));
+        assert!(lost(0, false, 10) && lost(9, false, 10));
+        assert!(lost(12, true, 0));
+        assert!(!lost(0, true, 0));
     }
 }

@@ -1,32 +1,24 @@
-//! One connection to Redis that is either there or not: nobody ever waits for it to come.
+//! The way to Redis, whatever its topology: there or not, never waited for.
 //!
-//! A call without a connection fails at once; a call with one ends by its deadline. The connection is dropped when it is
-//! broken, when the server says that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
-//! one task ([`Link::keep`]) then makes another, prepares it, and only then shows it. The client library's own
-//! reconnecting and retrying is not used: it hides both (notes/quota.md, 1.1).
+//! One server, or the master behind Sentinel, is one [`Line`]; a cluster is a line to each of its masters
+//! ([`Cluster`]). Callers see one thing: a request has its result by its deadline, or fails; without a connection it
+//! fails at once. Invariant: nothing is ever sent twice behind a caller's back, except where a node of a cluster said
+//! that it did not run it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
-use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
-use tokio::sync::Notify;
-use tokio::time::{Instant, timeout, timeout_at};
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, FromRedisValue, Pipeline, RedisFuture, Value};
+use tokio::time::Instant;
 
-use super::settings::Server;
+use super::cluster::Cluster;
+use super::line::Line;
+use super::slots::View;
+use super::topology::{Address, Topology};
 use crate::store::StoreError;
-
-/// Consecutive timeouts after which a connection is taken for hung.
-const TIMEOUTS_MAX: u32 = 2;
-/// The shortest and the longest wait between attempts to connect, before jitter.
-const RECONNECT_MIN: Duration = Duration::from_millis(50);
-const RECONNECT_MAX: Duration = Duration::from_secs(1);
-/// How long making a connection may take, and how long preparing it.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// Commands that may queue in the client before callers wait (their deadlines run meanwhile).
-const QUEUE_MAX: usize = 1_024;
 
 /// Why a command has no result.
 #[derive(Debug, Clone)]
@@ -51,89 +43,194 @@ impl From<LinkError> for StoreError {
     }
 }
 
-/// What a command is: one, or several in one write.
-pub trait Request: Sync {
-    /// Sends it and waits for the result.
-    fn send(
-        &self,
+/// What a request consists of.
+#[derive(Clone, Copy)]
+pub enum Parts<'a> {
+    /// One command.
+    One(&'a Cmd),
+    /// Several in one write; the first that is refused is the result of all.
+    Many(&'a Pipeline),
+    /// Several in one write, a result each; what is refused is a value among them.
+    Each(&'a Pipeline),
+}
+
+impl Parts<'_> {
+    /// Sends them on one connection and waits for the result.
+    pub async fn send(
+        self,
         connection: &mut MultiplexedConnection,
-    ) -> impl Future<Output = Result<Value, redis::RedisError>> + Send;
+    ) -> Result<Value, redis::RedisError> {
+        match self {
+            Parts::One(command) => command.query_async(connection).await,
+            Parts::Many(pipeline) => pipeline.query_async(connection).await,
+            Parts::Each(pipeline) => connection
+                .send_packed_commands(pipeline, 0, pipeline.len())
+                .await
+                .map(Value::Array),
+        }
+    }
+}
+
+/// What can be sent: one command, or several. Several are no transaction, and have all their results told.
+pub trait Request: Sync {
+    /// The commands.
+    fn parts(&self) -> Parts<'_>;
 }
 
 impl Request for Cmd {
-    async fn send(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Value, redis::RedisError> {
-        self.query_async(connection).await
+    fn parts(&self) -> Parts<'_> {
+        Parts::One(self)
     }
 }
 
 impl Request for Pipeline {
-    async fn send(
-        &self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Value, redis::RedisError> {
-        self.query_async(connection).await
+    fn parts(&self) -> Parts<'_> {
+        Parts::Many(self)
     }
 }
 
-struct Live {
-    connection: MultiplexedConnection,
-    number: u64,
+/// A connection that is not shown yet, for preparing it.
+#[derive(Clone)]
+pub enum Connection {
+    /// To one server.
+    Server(MultiplexedConnection),
+    /// To the nodes of a cluster: each command goes where its key is.
+    Cluster(Cluster),
 }
 
-/// The connection, there or not.
+impl ConnectionLike for Connection {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        match self {
+            Connection::Server(connection) => connection.req_packed_command(command),
+            Connection::Cluster(cluster) => {
+                Box::pin(async { raised(cluster.ask(Parts::One(command)).await) })
+            }
+        }
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        match self {
+            Connection::Server(connection) => {
+                connection.req_packed_commands(pipeline, offset, count)
+            }
+            Connection::Cluster(cluster) => Box::pin(async {
+                let value = raised(cluster.ask(Parts::Each(pipeline)).await)?;
+                Ok(Vec::from_redis_value(value)?)
+            }),
+        }
+    }
+
+    fn get_db(&self) -> i64 {
+        match self {
+            Connection::Server(connection) => connection.get_db(),
+            Connection::Cluster(_) => 0,
+        }
+    }
+}
+
+fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
+    result.map_err(|error| match error {
+        LinkError::Refused(error) => error,
+        LinkError::NoConnection(why) | LinkError::Lost(why) => {
+            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
+        }
+        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
+    })
+}
+
+/// A server that takes writes.
+#[derive(Debug, Clone)]
+pub struct Master {
+    /// Its address as operators know it.
+    pub shown: String,
+    /// Where it is, in a cluster.
+    node: Option<Address>,
+}
+
+/// The server's name for its own process in a reply of `INFO`.
+pub fn run_id_in(info: &str) -> Option<String> {
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"))?;
+    Some(run_id.trim().to_owned())
+}
+
+/// How far a scan over all names has come.
+#[derive(Debug, Clone, Default)]
+pub struct ScanPlace {
+    at: u64,
+    /// In a cluster: the nodes as they were when the scan began, and how many of them are done.
+    view: Option<Arc<View>>,
+    nodes_done: usize,
+    again: bool,
+}
+
+enum Way {
+    Server(Box<Line>),
+    Cluster(Cluster),
+}
+
+/// The way to Redis.
 pub struct Link {
-    server: Server,
+    topology: Topology,
     response_timeout: Duration,
-    live: ArcSwapOption<Live>,
-    /// Why there is no connection.
-    trouble: ArcSwapOption<StoreError>,
-    made: AtomicU64,
-    timeouts: AtomicU32,
-    broken: Notify,
+    made: Arc<AtomicU64>,
+    way: Way,
 }
 
 impl Link {
     /// A link without a connection; [`Link::keep`] makes it.
-    pub fn new(server: Server, response_timeout: Duration) -> Link {
+    pub fn new(topology: Topology, response_timeout: Duration) -> Link {
+        let made = Arc::new(AtomicU64::new(0));
+        let way = match topology.seeds() {
+            None => {
+                let line = Line::new(topology.clone(), response_timeout, made.clone());
+                Way::Server(Box::new(line))
+            }
+            Some(_) => Way::Cluster(Cluster::new(
+                topology.clone(),
+                response_timeout,
+                made.clone(),
+            )),
+        };
         Link {
-            server,
+            topology,
             response_timeout,
-            live: ArcSwapOption::empty(),
-            trouble: ArcSwapOption::empty(),
-            made: AtomicU64::new(0),
-            timeouts: AtomicU32::new(0),
-            broken: Notify::new(),
+            made,
+            way,
         }
     }
 
-    /// Whether there is a connection.
+    /// Whether there is a connection; of a cluster, to any of its masters.
     pub fn is_up(&self) -> bool {
-        self.live.load().is_some()
+        match &self.way {
+            Way::Server(line) => line.is_up(),
+            Way::Cluster(cluster) => cluster.is_up(),
+        }
     }
 
-    /// How many connections were made so far: a new number means that the server may have changed.
+    /// Whether every command can be expected to be served: in a cluster, whatever slot its key is in.
+    pub fn is_whole(&self) -> bool {
+        match &self.way {
+            Way::Server(line) => line.is_up(),
+            Way::Cluster(cluster) => cluster.is_whole(),
+        }
+    }
+
+    /// How many connections were made so far: a new number means that a server may have changed.
     pub fn made(&self) -> u64 {
         self.made.load(Ordering::Acquire)
     }
 
     /// Fails at once where there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
-        if self.is_up() {
-            Ok(())
-        } else {
-            Err(self.no_connection())
+        match &self.way {
+            Way::Server(line) => line.require(),
+            Way::Cluster(cluster) => cluster.require(),
         }
-    }
-
-    fn no_connection(&self) -> LinkError {
-        let why = match self.trouble.load().as_deref() {
-            Some(trouble) => trouble.to_string(),
-            None => "not connected yet".to_owned(),
-        };
-        LinkError::NoConnection(format!("no connection to {}: {why}", self.server))
     }
 
     /// Sends a request and waits for its result until `deadline`.
@@ -142,30 +239,16 @@ impl Link {
         request: &impl Request,
         deadline: Instant,
     ) -> Result<Value, LinkError> {
-        let Some(live) = self.live.load_full() else {
-            return Err(self.no_connection());
+        let result = match &self.way {
+            Way::Server(line) => line.query(request.parts(), deadline).await,
+            Way::Cluster(cluster) => cluster.query(request.parts(), deadline).await,
         };
-        let mut connection = live.connection.clone();
-        match timeout_at(deadline, request.send(&mut connection)).await {
-            Ok(Ok(value)) => {
-                self.timeouts.store(0, Ordering::Relaxed);
-                Ok(value)
-            }
-            Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(&live)),
-            Err(_) => Err(self.timed_out(&live)),
-            Ok(Err(error)) if breaks(&error) => {
-                self.drop_connection(&live, &error.to_string());
+        match result {
+            // A cluster rearranges itself: that passes.
+            Err(LinkError::Refused(error)) if error.is_cluster_error() => {
                 Err(LinkError::Lost(error.to_string()))
             }
-            Ok(Err(error)) => {
-                self.timeouts.store(0, Ordering::Relaxed);
-                // A script of somebody else's runs for too long, or a cluster rearranges itself: both pass.
-                if error.is_cluster_error() || error.code() == Some("BUSY") {
-                    Err(LinkError::Lost(error.to_string()))
-                } else {
-                    Err(LinkError::Refused(error))
-                }
-            }
+            other => other,
         }
     }
 
@@ -175,118 +258,161 @@ impl Link {
             .await
     }
 
-    fn timed_out(&self, live: &Live) -> LinkError {
-        if self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
-            self.drop_connection(live, "two calls in a row timed out");
+    /// The topology it leads to.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether there are several masters.
+    pub fn is_cluster(&self) -> bool {
+        matches!(self.way, Way::Cluster(_))
+    }
+
+    /// The servers that take writes now.
+    pub fn masters(&self) -> Vec<Master> {
+        match &self.way {
+            Way::Server(line) => vec![Master {
+                shown: line
+                    .named_master()
+                    .map_or_else(|| self.topology.to_string(), |named| named.to_string()),
+                node: None,
+            }],
+            Way::Cluster(cluster) => {
+                let masters = cluster.masters().into_iter().map(|address| Master {
+                    shown: address.to_string(),
+                    node: Some(address),
+                });
+                masters.collect()
+            }
         }
-        LinkError::Lost(format!("{} did not answer in time", self.server))
     }
 
-    fn drop_connection(&self, live: &Live, why: &str) {
-        let current = self.live.load();
-        if current
-            .as_ref()
-            .is_some_and(|current| current.number == live.number)
-        {
-            self.trouble
-                .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
-            self.live.store(None);
-            self.timeouts.store(0, Ordering::Relaxed);
-            tracing::warn!(server = %self.server, why, "connection to Redis dropped");
-            self.broken.notify_one();
-        }
-    }
-
-    /// A connection of its own, for blocking commands; its calls have no timeout but the caller's.
-    pub async fn connect_apart(&self) -> Result<MultiplexedConnection, StoreError> {
-        self.dial(None).await
-    }
-
-    async fn dial(
+    /// Sends a command to one master, whatever its key.
+    pub async fn ask_master(
         &self,
-        response_timeout: Option<Duration>,
-    ) -> Result<MultiplexedConnection, StoreError> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(response_timeout)
-            .set_pipeline_buffer_size(QUEUE_MAX);
-        let client = self.server.client();
-        let dialled = client.get_multiplexed_async_connection_with_config(&config);
-        match timeout(2 * CONNECT_TIMEOUT, dialled).await {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(error)) => Err(StoreError::Unavailable(format!("{}: {error}", self.server))),
-            Err(_) => Err(StoreError::Unavailable(format!(
-                "{}: no connection in time",
-                self.server
-            ))),
+        master: &Master,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        match (&self.way, &master.node) {
+            (Way::Cluster(cluster), Some(address)) => {
+                cluster.ask_node(address, command, deadline).await
+            }
+            (Way::Cluster(_) | Way::Server(_), _) => self.query(command, deadline).await,
+        }
+    }
+
+    /// The processes of the masters of a cluster that can be reached, by their names for themselves; none of another
+    /// topology, whose one server is asked on the connection in question.
+    pub async fn run_ids(&self) -> BTreeSet<String> {
+        let mut run_ids = BTreeSet::new();
+        if !self.is_cluster() {
+            return run_ids;
+        }
+        let ask = redis::cmd("INFO").arg("server").to_owned();
+        for master in self.masters() {
+            let deadline = Instant::now() + self.response_timeout;
+            if let Ok(value) = self.ask_master(&master, &ask, deadline).await
+                && let Ok(text) = String::from_redis_value(value)
+            {
+                run_ids.extend(run_id_in(&text));
+            }
+        }
+        run_ids
+    }
+
+    /// A connection of its own to where `name` is kept, for blocking commands; its calls have no timeout but the caller's.
+    pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
+        match &self.way {
+            Way::Server(_) => Ok(self.topology.dial(None).await?.connection),
+            Way::Cluster(cluster) => cluster.connect_apart(name).await,
+        }
+    }
+
+    /// One step of a scan over all names of all servers: where to go on, and the names found that match. A name may be
+    /// found twice.
+    pub async fn scan(
+        &self,
+        place: ScanPlace,
+        pattern: &str,
+        count: u32,
+    ) -> Result<(Option<ScanPlace>, Vec<String>), StoreError> {
+        let mut step = redis::cmd("SCAN");
+        step.arg(place.at)
+            .arg("MATCH")
+            .arg(pattern)
+            .arg("COUNT")
+            .arg(count);
+        let deadline = Instant::now() + self.response_timeout;
+        match &self.way {
+            Way::Server(_) => {
+                let (at, found) = scanned(self.ask(&step).await?)?;
+                let next = (at != 0).then_some(ScanPlace { at, ..place });
+                Ok((next, found))
+            }
+            Way::Cluster(cluster) => {
+                let view = match &place.view {
+                    Some(view) => view.clone(),
+                    None => cluster.view().await?,
+                };
+                let Some(node) = view.nodes().get(place.nodes_done) else {
+                    return Ok((None, Vec::new()));
+                };
+                let (at, found) = scanned(cluster.ask_node(node, &step, deadline).await?)?;
+                let mut next = ScanPlace {
+                    at,
+                    view: Some(view.clone()),
+                    ..place
+                };
+                if at == 0 {
+                    next.nodes_done += 1;
+                }
+                if next.nodes_done < view.nodes().len() {
+                    return Ok((Some(next), found));
+                }
+                // A name that moved from a node not yet scanned to one that was is found by a second round: a name that
+                // moves twice meanwhile is not reckoned with.
+                let moving = !next.again && !cluster.is_still(&view).await?;
+                let again = moving.then(|| ScanPlace {
+                    again: true,
+                    ..ScanPlace::default()
+                });
+                Ok((again, found))
+            }
         }
     }
 
     /// One attempt to make, prepare and show a connection.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
-        P: Fn(MultiplexedConnection) -> F,
+        P: Fn(Connection) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
-        let attempt = async {
-            let connection = self.dial(Some(self.response_timeout)).await?;
-            timeout(2 * CONNECT_TIMEOUT, prepare(connection.clone()))
-                .await
-                .unwrap_or_else(|_| {
-                    Err(StoreError::Unavailable(format!(
-                        "{}: connected, but no answer in time",
-                        self.server
-                    )))
-                })?;
-            Ok(connection)
-        };
-        match attempt.await {
-            Ok(connection) => {
-                let number = self.made.load(Ordering::Acquire) + 1;
-                self.timeouts.store(0, Ordering::Relaxed);
-                self.live.store(Some(Arc::new(Live { connection, number })));
-                self.made.store(number, Ordering::Release);
-                self.trouble.store(None);
-                Ok(())
+        match &self.way {
+            Way::Server(line) => {
+                line.connect(&|made| prepare(Connection::Server(made)))
+                    .await
             }
-            Err(error) => {
-                let error: Arc<StoreError> = Arc::new(error);
-                self.trouble.store(Some(error.clone()));
-                Err(error)
-            }
+            Way::Cluster(cluster) => cluster.connect(prepare).await,
         }
     }
 
     /// Keeps a connection for ever: the link's one task. Logs every new reason for having none, once.
     pub async fn keep<P, F>(&self, prepare: P)
     where
-        P: Fn(MultiplexedConnection) -> F,
+        P: Fn(Connection) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
-        let mut wait = RECONNECT_MIN;
-        let mut logged = String::new();
-        loop {
-            while self.is_up() {
-                self.broken.notified().await;
-                wait = RECONNECT_MIN;
-            }
-            match self.connect(&prepare).await {
-                Ok(()) => {
-                    logged.clear();
-                    tracing::info!(server = %self.server, "connected to Redis");
-                }
-                Err(error) => {
-                    let text = error.to_string();
-                    if text != logged {
-                        tracing::error!(error = %text, "no connection to Redis; trying again");
-                        logged = text;
-                    }
-                    tokio::time::sleep(jittered(wait)).await;
-                    wait = (2 * wait).min(RECONNECT_MAX);
-                }
-            }
+        match &self.way {
+            Way::Server(line) => line.keep(|made| prepare(Connection::Server(made))).await,
+            Way::Cluster(cluster) => cluster.keep(prepare).await,
         }
     }
+}
+
+fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
+    FromRedisValue::from_redis_value(value)
+        .map_err(|error| StoreError::Failed(format!("Redis answered what cannot be read: {error}")))
 }
 
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.
@@ -294,18 +420,4 @@ pub fn jittered(wait: Duration) -> Duration {
     let mut random = [0; 1];
     crate::policy::api_key::os_entropy(&mut random);
     wait.mul_f64(0.5 + f64::from(u8::from_ne_bytes(random)) / 512.0)
-}
-
-/// Whether the connection is of no use after this error.
-fn breaks(error: &redis::RedisError) -> bool {
-    error.is_unrecoverable_error()
-        || error.is_io_error()
-        || matches!(
-            error.kind(),
-            ErrorKind::Server(
-                ServerErrorKind::ReadOnly
-                    | ServerErrorKind::BusyLoading
-                    | ServerErrorKind::MasterDown
-            )
-        )
 }

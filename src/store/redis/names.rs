@@ -6,8 +6,11 @@
 //! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept 35 days after the day |
 //! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept 13 months (396 days) |
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
+//! | `<prefix>:ids:{<0-15>}` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
+//! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
+//! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
-//! | `<prefix>:n:<node>` | string | the last change that a live gateway applied; expires after 5 s |
+//! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
 //! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
@@ -24,6 +27,9 @@ const COUNTS_KEPT_DAYS: i64 = 35;
 const LEDGER_KEPT_DAYS: i64 = 396;
 /// Within this time after their end of life the names of one day go, so that they do not all go in one second.
 const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
+
+/// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
+pub const ID_SETS: u32 = 16;
 
 /// The names under one prefix.
 #[derive(Debug, Clone)]
@@ -70,6 +76,26 @@ impl Names {
     /// The holder of a digest.
     pub fn digest(&self, digest: &KeyDigest) -> String {
         format!("{}:d:{digest}", self.prefix)
+    }
+
+    /// The set that holds an id.
+    pub fn ids_with(&self, id: KeyId) -> String {
+        self.ids(crc32fast::hash(id.as_str().as_bytes()) % ID_SETS)
+    }
+
+    /// One of the [`ID_SETS`] sets of ids.
+    pub fn ids(&self, set: u32) -> String {
+        format!("{}:ids:{{{set}}}", self.prefix)
+    }
+
+    /// What tells one life of the store's data from the next.
+    pub fn incarnation(&self) -> String {
+        format!("{}:incarnation", self.prefix)
+    }
+
+    /// The incarnation whose ids are complete in one of the [`ID_SETS`] sets; in the same slot as that one.
+    pub fn indexed(&self, set: u32) -> String {
+        format!("{}:indexed:{{{set}}}", self.prefix)
     }
 
     /// The changes of records.

@@ -1,23 +1,28 @@
 //! The key table in Redis: reading, creating and changing records.
 //!
-//! A change is three steps, each atomic in its own slot: claim the digests, compare-and-set the record, tell the feed.
-//! Invariants: a record is replaced only by one with a higher version; a digest belongs to one key. A claim without a
+//! A change is four steps, each atomic in its own slot: claim the digests, enter a new id in the index, compare-and-set
+//! the record, tell the feed. Invariants: a record is in the index (an id there without a record harms nobody); a record is replaced only by one with a higher version; a digest belongs to one key. A claim without a
 //! record (a command that died between the steps) expires by itself. A record that the feed was not told of is found by
 //! the charge script at once and by every gateway's next full scan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
-use super::link::{Link, LinkError};
+use super::index::{self, Pages};
+use super::link::{Link, LinkError, Master};
 use super::names::Names;
 use super::script::{Arguments, RECORD};
+use super::status::Info;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::KeyRecord;
+use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, KeyEntry, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
@@ -26,14 +31,14 @@ const CLAIM_LASTS: Duration = Duration::from_secs(30);
 const FEED_MAX: u64 = 1_000_000;
 /// Records written back in one round trip.
 const MEND_BATCH: usize = 128;
-/// Names that one step of a scan looks at.
-const SCAN_COUNT: u32 = 1_000;
 
 /// The key table as commands see it.
 pub struct Records {
     link: Arc<Link>,
     names: Names,
     timeout: Duration,
+    /// The number of the connection that the last change was made on.
+    written_on: AtomicU64,
 }
 
 impl Records {
@@ -43,6 +48,7 @@ impl Records {
             link,
             names,
             timeout,
+            written_on: AtomicU64::new(0),
         }
     }
 
@@ -65,14 +71,66 @@ impl Records {
         }
     }
 
+    /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
+    pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
+        let masters = self.link.masters();
+        // A change spans masters of a cluster. One that took no part of it answers at once that its replicas have all.
+        let told = masters
+            .iter()
+            .map(|master| self.await_replicas_of(master, patience));
+        let mut worst: Option<Replicas> = None;
+        for replicas in join_all(told).await {
+            let replicas = replicas?;
+            let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
+            if replicas.connected > 0 && is_worse {
+                worst = Some(replicas);
+            }
+        }
+        // The server answers for what came over this connection; over a new one nothing came.
+        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
+        let mut told = worst.unwrap_or(Replicas {
+            connected: 0,
+            confirmed: 0,
+        });
+        if !same {
+            told.confirmed = 0;
+        }
+        Ok(told)
+    }
+
+    async fn await_replicas_of(
+        &self,
+        master: &Master,
+        patience: Duration,
+    ) -> Result<Replicas, StoreError> {
+        let ask = redis::cmd("INFO").arg("replication").to_owned();
+        let deadline = Instant::now() + self.timeout;
+        let value = self.link.ask_master(master, &ask, deadline).await?;
+        let text = String::from_redis_value(value).map_err(unreadable)?;
+        let connected = Info::of(&text).number("connected_slaves");
+        if connected == 0 {
+            return Ok(Replicas {
+                connected,
+                confirmed: 0,
+            });
+        }
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(1).arg(patience.as_millis() as u64);
+        let deadline = Instant::now() + patience + self.timeout;
+        let value = self.link.ask_master(master, &wait, deadline).await?;
+        Ok(Replicas {
+            connected,
+            confirmed: u64::from_redis_value(value).map_err(unreadable)?,
+        })
+    }
+
     /// All records in the order of their creation.
     pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
         let mut records = BTreeMap::new();
-        let mut cursor = Some(0);
-        while let Some(at) = cursor {
-            let (next, page) = scan_page(&self.link, &self.names, at).await?;
+        let state = index::state(&self.link, &self.names).await?;
+        let mut pages = Pages::of(&state);
+        while let Some(page) = pages.next(&self.link, &self.names).await? {
             records.extend(page.into_iter().map(|record| (record.id, record)));
-            cursor = next;
         }
         let mut records: Vec<KeyRecord> = records.into_values().collect();
         records.sort_by_key(|record| (record.created, record.id));
@@ -115,6 +173,7 @@ impl Records {
         expected: u64,
         held: &[KeyDigest],
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
         let wanted = digests(&record);
         let mut claimed = Vec::new();
@@ -125,6 +184,10 @@ impl Records {
                 self.release(&claimed).await?;
                 return Err(ChangeError::Exists(id));
             }
+        }
+        if expected == 0 {
+            let entered = index::enter(&self.link, &self.names, &[id]).await;
+            entered.map_err(StoreError::from)?;
         }
         let entry = KeyEntry::new(record);
         let written = self.compare_and_set(&entry, expected).await?;
@@ -219,9 +282,11 @@ impl Records {
     }
 }
 
-/// Writes records that the store lacks or holds older, and their digests.
+/// Writes records that the store lacks or holds older, revoked ones too, with their digests and ids.
 pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
     for batch in entries.chunks(MEND_BATCH) {
+        let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
+        index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();
         for entry in batch {
             let name = names.record(entry.record.id);
@@ -230,52 +295,35 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
                 .count(entry.record.version)
                 .text(&*entry.packed);
             pipeline.add_command(RECORD.by_text(&[&name], &arguments));
-            for digest in digests(&entry.record) {
-                pipeline
-                    .cmd("SET")
-                    .arg(names.digest(&digest))
-                    .arg(entry.record.id.as_str())
-                    .arg("NX");
-            }
+            hold_digests(&mut pipeline, names, &entry.record);
         }
         link.ask(&pipeline).await?;
     }
     Ok(())
 }
 
-/// One step of a scan over all records: where to go on, and the records found. A record may be found twice.
-pub async fn scan_page(
-    link: &Link,
-    names: &Names,
-    cursor: u64,
-) -> Result<(Option<u64>, Vec<KeyRecord>), StoreError> {
-    let mut scan = redis::cmd("SCAN");
-    scan.arg(cursor)
-        .arg("MATCH")
-        .arg(names.records())
-        .arg("COUNT")
-        .arg(SCAN_COUNT);
-    let value = link.ask(&scan).await?;
-    let (next, found) = <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)?;
-    let next = (next != 0).then_some(next);
-    if found.is_empty() {
-        return Ok((next, Vec::new()));
-    }
-    let mut pipeline = Pipeline::new();
-    for name in &found {
-        pipeline.cmd("HGET").arg(name).arg("rec");
-    }
-    let value = link.ask(&pipeline).await?;
-    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
-    let mut records = Vec::new();
-    for (name, packed) in found.iter().zip(packed) {
-        match packed.as_deref().map(unpacked) {
-            Some(Ok(record)) => records.push(record),
-            Some(Err(error)) => tracing::error!(name, %error, "a key's record is left out"),
-            None => {}
+/// Enters what stored records are found by: their ids in the index, their digests as held.
+pub async fn mend_ways(link: &Link, names: &Names, records: &[KeyRecord]) -> Result<(), LinkError> {
+    for batch in records.chunks(MEND_BATCH) {
+        let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();
+        index::enter(link, names, &ids).await?;
+        let mut pipeline = Pipeline::new();
+        for record in batch {
+            hold_digests(&mut pipeline, names, record);
         }
+        link.ask(&pipeline).await?;
     }
-    Ok((next, records))
+    Ok(())
+}
+
+fn hold_digests(pipeline: &mut Pipeline, names: &Names, record: &KeyRecord) {
+    for digest in digests(record) {
+        pipeline
+            .cmd("SET")
+            .arg(names.digest(&digest))
+            .arg(record.id.as_str())
+            .arg("NX");
+    }
 }
 
 /// A packed record.

@@ -27,10 +27,10 @@ pub struct Script {
 }
 
 impl Script {
-    /// Loads it into the server on a fresh connection.
+    /// Loads it into the server on a fresh connection. In a cluster every node has scripts of its own.
     pub async fn load(
         &self,
-        connection: &mut redis::aio::MultiplexedConnection,
+        connection: &mut impl redis::aio::ConnectionLike,
     ) -> Result<(), redis::RedisError> {
         let sha: String = redis::cmd("SCRIPT")
             .arg("LOAD")

@@ -1,0 +1,162 @@
+//! `touchline store status`: where the store is, how it is doing, and what about it breaks a promise.
+
+use std::io::Write;
+
+use clap::Subcommand;
+
+use super::Session;
+use super::output::{RecordFormat, write_json, write_record, write_table};
+use crate::config::Config;
+use crate::store::status::{
+    EmbeddedFacts, FeedFacts, GatewayFacts, RedisFacts, ServerFacts, StoreFacts, StoreStatus,
+};
+
+const GATEWAY_HEADER: [&str; 7] = [
+    "gateway",
+    "version",
+    "heartbeat",
+    "applied",
+    "lag",
+    "keys",
+    "keys_age",
+];
+const GATEWAY_NUMBERS: [&str; 4] = ["heartbeat", "lag", "keys", "keys_age"];
+
+#[derive(Debug, Subcommand)]
+pub(super) enum StoreCommand {
+    /// Show the store, its gateways and its feed; warn of settings that break promises. Fails where the store cannot be
+    /// used, and says why.
+    #[command(after_help = "Example:\n  touchline store status --output json")]
+    Status {
+        /// The form of the result.
+        #[arg(long, value_enum, default_value = "table")]
+        output: RecordFormat,
+    },
+}
+
+/// Runs one of the commands on the configured store.
+pub(super) fn run(
+    command: &StoreCommand,
+    config: Config,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    match command {
+        StoreCommand::Status { output } => Session::run(config, async |session| {
+            let status = session.store.status().await?;
+            match output {
+                RecordFormat::Json => write_json(out, &status),
+                RecordFormat::Table => write_tables(&status, out),
+            }
+        }),
+    }
+}
+
+fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut fields = match &status.store {
+        StoreFacts::Embedded(facts) => embedded_fields(facts),
+        StoreFacts::Redis(facts) => redis_fields(facts),
+    };
+    fields.push(("keys", status.keys.to_string()));
+    fields.push(("days", status.days.to_string()));
+    fields.push((
+        "clock",
+        format!("{:+.3} s", status.clock_difference_seconds),
+    ));
+    for warning in &status.warnings {
+        fields.push(("warning", warning.clone()));
+    }
+    write_record(out, &fields)?;
+    if status.gateways.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let rows: Vec<Vec<String>> = status.gateways.iter().map(gateway_row).collect();
+    write_table(out, &GATEWAY_HEADER, &GATEWAY_NUMBERS, &rows)
+}
+
+fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
+    vec![
+        ("store", "embedded".to_owned()),
+        ("path", facts.path.display().to_string()),
+        ("size", format!("{} bytes", facts.bytes)),
+        ("durability", facts.durability.clone()),
+        ("schema", facts.schema_version.to_string()),
+    ]
+}
+
+fn redis_fields(facts: &RedisFacts) -> Vec<(&'static str, String)> {
+    let tls = if facts.tls { ", TLS" } else { "" };
+    let mut fields = vec![
+        ("store", format!("redis, {}{tls}", facts.topology)),
+        ("place", facts.place.clone()),
+    ];
+    for server in &facts.servers {
+        fields.extend(server_fields(server));
+    }
+    let incarnation = facts.incarnation.as_deref();
+    fields.push(("incarnation", incarnation.unwrap_or("none").to_owned()));
+    let index = match facts.index_complete {
+        true => "complete",
+        false => "not complete",
+    };
+    fields.push(("index", index.to_owned()));
+    let FeedFacts { length, last } = &facts.feed;
+    fields.push(("feed", format!("{length} entries, last {last}")));
+    fields
+}
+
+fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
+    let ServerFacts {
+        address,
+        version,
+        run_id,
+        role,
+        uptime_seconds,
+        replicas,
+        append_only,
+        append_fsync,
+        snapshots,
+        maxmemory_policy,
+        maxmemory_bytes,
+        used_memory_bytes,
+    } = server;
+    let unknown = || "not told".to_owned();
+    let append_only = match append_only {
+        true => append_fsync.clone().unwrap_or_else(unknown),
+        false => "off".to_owned(),
+    };
+    let snapshots = match snapshots.as_deref() {
+        Some("") => "off".to_owned(),
+        Some(times) => times.to_owned(),
+        None => unknown(),
+    };
+    let memory = match maxmemory_bytes {
+        0 => format!("{used_memory_bytes} bytes, {maxmemory_policy}"),
+        max => format!("{used_memory_bytes} of {max} bytes, {maxmemory_policy}"),
+    };
+    vec![
+        ("server", address.clone()),
+        ("version", version.clone()),
+        ("run id", run_id.clone()),
+        ("role", format!("{role}, {replicas} replicas")),
+        ("uptime", format!("{uptime_seconds} s")),
+        ("append-only file", append_only),
+        ("snapshots", snapshots),
+        ("memory", memory),
+    ]
+}
+
+fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
+    let seconds =
+        |age: Option<f64>| age.map_or_else(|| "?".to_owned(), |age| format!("{age:.1} s"));
+    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+    vec![
+        gateway.name.clone(),
+        told(&gateway.version),
+        seconds(Some(gateway.heartbeat_age_seconds)),
+        told(&gateway.applied),
+        seconds(gateway.lag_seconds),
+        told(&gateway.keys.map(|keys| keys.to_string())),
+        seconds(gateway.keys_age_seconds),
+    ]
+}

@@ -1,0 +1,291 @@
+//! Which slot a command's key lies in, and which master serves it, as the nodes of a cluster tell it.
+//!
+//! Follows the Redis Cluster specification: CRC16 (XMODEM) of the key, or of its first non-empty `{tag}`, modulo 16,384.
+//! Pure: what the nodes answered comes in as values.
+
+use redis::{Arg, Cmd, FromRedisValue, Pipeline, Value};
+
+use super::topology::Address;
+use crate::store::StoreError;
+
+/// The slots of every cluster.
+const SLOTS: u16 = 16_384;
+
+/// The slot of a command's key; `None` for one that any node answers.
+pub fn slot_of(command: &Cmd) -> Option<u16> {
+    let argument = |place: usize| match command.args_iter().nth(place) {
+        Some(Arg::Simple(text)) => Some(text),
+        Some(_) | None => None,
+    };
+    let name = argument(0)?.to_ascii_uppercase();
+    let key = match name.as_slice() {
+        b"PING" | b"TIME" | b"SCRIPT" | b"INFO" | b"ROLE" | b"CONFIG" | b"CLUSTER" | b"SCAN"
+        | b"CLIENT" | b"DBSIZE" | b"WAIT" => return None,
+        b"EVAL" | b"EVALSHA" => argument(3)?,
+        b"XINFO" | b"OBJECT" | b"MEMORY" => argument(2)?,
+        _ => argument(1)?,
+    };
+    Some(slot(key))
+}
+
+/// The slot of a key.
+pub fn slot(key: &[u8]) -> u16 {
+    let tag = key
+        .iter()
+        .position(|byte| *byte == b'{')
+        .and_then(|open| key.get(open + 1..))
+        .and_then(|rest| {
+            let close = rest.iter().position(|byte| *byte == b'}')?;
+            rest.get(..close).filter(|tag| !tag.is_empty())
+        });
+    crc16(tag.unwrap_or(key)) % SLOTS
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
+            (crc << 1) ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 }
+        })
+    })
+}
+
+/// The map of a cluster as one node tells it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// First and last slot with the master that serves them, in the order of the slots.
+    ranges: Vec<(u16, u16, Address)>,
+    /// All masters, those without slots too: a slot may be on its way to one.
+    nodes: Vec<Address>,
+    /// Whether the node says that the cluster serves.
+    ok: bool,
+    /// Whether a slot is on its way.
+    moving: bool,
+    epoch: u64,
+}
+
+impl View {
+    /// What to ask a node.
+    pub fn questions() -> Pipeline {
+        let mut pipeline = Pipeline::with_capacity(3);
+        for question in ["SLOTS", "NODES", "INFO"] {
+            pipeline.cmd("CLUSTER").arg(question);
+        }
+        pipeline
+    }
+
+    /// What the node at `asked` answered.
+    pub fn read(asked: &Address, answers: Value) -> Result<View, StoreError> {
+        let unreadable = |error: redis::ParsingError| {
+            StoreError::Unavailable(format!("{asked} tells no map of a cluster: {error}"))
+        };
+        let (slots, nodes, info) =
+            <(Vec<Value>, String, String)>::from_redis_value(answers).map_err(unreadable)?;
+        let mut view = View {
+            ok: info.contains("cluster_state:ok"),
+            epoch: info
+                .lines()
+                .find_map(|line| line.strip_prefix("cluster_current_epoch:"))
+                .and_then(|epoch| epoch.trim().parse().ok())
+                .unwrap_or(0),
+            ..View::default()
+        };
+        for range in slots {
+            let range = Vec::<Value>::from_redis_value(range).map_err(unreadable)?;
+            let [first, last, master, ..] = range.as_slice() else {
+                continue;
+            };
+            let first = u16::from_redis_value_ref(first).map_err(unreadable)?;
+            let last = u16::from_redis_value_ref(last).map_err(unreadable)?;
+            let master = Vec::<Value>::from_redis_value_ref(master).map_err(unreadable)?;
+            let [host, port, ..] = master.as_slice() else {
+                continue;
+            };
+            let host = Option::<String>::from_redis_value_ref(host).map_err(unreadable)?;
+            let port = u16::from_redis_value_ref(port).map_err(unreadable)?;
+            let host = host.filter(|host| host != "?").unwrap_or_default();
+            let address = Address { host, port }.or_host(&asked.host);
+            view.ranges.push((first, last, address));
+        }
+        view.ranges.sort_unstable();
+        for (_, _, address) in &view.ranges {
+            if !view.nodes.contains(address) {
+                view.nodes.push(address.clone());
+            }
+        }
+        view.read_nodes(asked, &nodes);
+        Ok(view)
+    }
+
+    /// Adds what only `CLUSTER NODES` tells: masters without slots, and slots on their way.
+    fn read_nodes(&mut self, asked: &Address, nodes: &str) {
+        for line in nodes.lines() {
+            let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+            let [_, place, flags, _, _, _, _, _, slots @ ..] = fields.as_slice() else {
+                continue;
+            };
+            let is_mark = |slot: &&str| slot.starts_with('[');
+            self.moving |= slots.iter().any(is_mark);
+            let flags: Vec<&str> = flags.split(',').collect();
+            let serves = flags.contains(&"master")
+                && !["fail", "noaddr", "handshake"]
+                    .iter()
+                    .any(|flag| flags.contains(flag));
+            if !serves || !slots.iter().all(is_mark) {
+                continue;
+            }
+            let address = place
+                .split_once('@')
+                .and_then(|(address, _)| Address::parse(address))
+                .map(|address| address.or_host(&asked.host));
+            if let Some(address) = address.filter(|address| !self.nodes.contains(address)) {
+                self.nodes.push(address);
+            }
+        }
+    }
+
+    /// Of several opinions the healthy one of the latest epoch; what any of them says to be on its way is.
+    pub fn latest(views: Vec<View>) -> Option<View> {
+        let moving = views.iter().any(|view| view.moving);
+        let latest = views
+            .into_iter()
+            .max_by_key(|view| (view.is_healthy(), view.epoch))?;
+        Some(View { moving, ..latest })
+    }
+
+    /// The master of a slot.
+    pub fn owner(&self, slot: u16) -> Option<&Address> {
+        let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
+        let (_, last, address) = self.ranges.get(after.checked_sub(1)?)?;
+        (slot <= *last).then_some(address)
+    }
+
+    /// The masters that serve slots; one may come several times.
+    pub fn owners(&self) -> impl Iterator<Item = &Address> {
+        self.ranges.iter().map(|(_, _, address)| address)
+    }
+
+    /// All masters.
+    pub fn nodes(&self) -> &[Address] {
+        &self.nodes
+    }
+
+    /// Whether the cluster serves and every slot has a master.
+    pub fn is_healthy(&self) -> bool {
+        let served: u32 = self
+            .ranges
+            .iter()
+            .map(|(first, last, _)| u32::from(*last) - u32::from(*first) + 1)
+            .sum();
+        self.ok && served == u32::from(SLOTS)
+    }
+
+    /// Whether nothing has moved or is moving between two views.
+    pub fn is_as_still_as(&self, later: &View) -> bool {
+        !self.moving && !later.moving && self.ranges == later.ranges
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_the_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        assert_eq!(slot(b"foo"), 12_182);
+        assert_eq!(slot(b"{user1000}.following"), slot(b"user1000"));
+        assert_eq!(slot(b"a{}{b}"), crc16(b"a{}{b}") % SLOTS);
+        assert_eq!(slot(b"a{{b}}"), slot(b"{b"));
+        assert_eq!(slot(b"a{b"), crc16(b"a{b") % SLOTS);
+    }
+
+    #[test]
+    fn a_command_goes_where_its_key_is() {
+        let command = |words: &str| {
+            let mut words = words.split(' ');
+            let mut command = redis::cmd(words.next().unwrap());
+            for word in words {
+                command.arg(word);
+            }
+            slot_of(&command)
+        };
+        let foo = Some(12_182);
+        for words in [
+            "GET foo",
+            "hget foo field",
+            "EVALSHA sha 1 foo x",
+            "EVAL text 2 foo {foo}2",
+            "XINFO STREAM foo",
+        ] {
+            assert_eq!(command(words), foo, "{words}");
+        }
+        for words in ["PING", "TIME", "SCRIPT LOAD foo", "SCAN 0", "EVAL text 0"] {
+            assert_eq!(command(words), None, "{words}");
+        }
+    }
+
+    fn answers(slots: Vec<(u16, u16, &str, u16)>, nodes: &str, info: &str) -> Value {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let slots = slots.into_iter().map(|(first, last, host, port)| {
+            let master = vec![text(host), Value::Int(port.into()), text("id")];
+            Value::Array(vec![
+                Value::Int(first.into()),
+                Value::Int(last.into()),
+                Value::Array(master),
+            ])
+        });
+        Value::Array(vec![Value::Array(slots.collect()), text(nodes), text(info)])
+    }
+
+    fn address(text: &str) -> Address {
+        Address::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_view_knows_owners_spare_masters_and_slots_on_their_way() {
+        let nodes = "a 10.0.0.1:1@11 myself,master - 0 0 1 connected 0-99 [5->-c]\n\
+                     b 10.0.0.2:2@12,name master - 0 0 2 connected 100-16383\n\
+                     c 10.0.0.3:3@13 master - 0 0 3 connected\n\
+                     d 10.0.0.4:4@14 slave b 0 0 2 connected\n\
+                     e :0@0 master,noaddr - 0 0 0 disconnected\n";
+        let info = "cluster_enabled:1\r\ncluster_state:ok\r\ncluster_current_epoch:7\r\n";
+        let slots = vec![(100, 16_383, "10.0.0.2", 2), (0, 99, "", 1)];
+        let view = View::read(&address("10.0.0.1:1"), answers(slots, nodes, info)).unwrap();
+        assert_eq!(view.owner(0), Some(&address("10.0.0.1:1")));
+        assert_eq!(view.owner(99), Some(&address("10.0.0.1:1")));
+        assert_eq!(view.owner(100), Some(&address("10.0.0.2:2")));
+        assert_eq!(view.owner(16_383), Some(&address("10.0.0.2:2")));
+        let all = ["10.0.0.1:1", "10.0.0.2:2", "10.0.0.3:3"].map(address);
+        assert_eq!(view.nodes(), all);
+        assert!(view.is_healthy() && view.moving && view.epoch == 7);
+        assert!(!view.is_as_still_as(&view));
+    }
+
+    #[test]
+    fn a_healthy_opinion_of_the_latest_epoch_counts() {
+        let view = |last, ok: &str, epoch: u64| {
+            let info = format!("cluster_state:{ok}\r\ncluster_current_epoch:{epoch}\r\n");
+            let slots = vec![(0, last, "h", 1)];
+            View::read(&address("h:1"), answers(slots, "", &info)).unwrap()
+        };
+        let all = SLOTS - 1;
+        let opinions = vec![
+            view(all, "ok", 1),
+            view(all, "ok", 2),
+            view(all, "fail", 3),
+            view(all - 1, "ok", 4),
+        ];
+        let latest = View::latest(opinions).unwrap();
+        assert_eq!(latest.epoch, 2);
+        assert_eq!(latest.owner(5), Some(&address("h:1")));
+        assert_eq!(View::latest(Vec::new()), None);
+        assert_eq!(view(10, "ok", 0).owner(11), None);
+    }
+
+    #[test]
+    fn a_server_that_is_no_cluster_tells_no_map() {
+        let refused = Value::Array(vec![Value::Nil]);
+        assert!(View::read(&address("h:1"), refused).is_err());
+    }
+}

@@ -1,0 +1,310 @@
+//! What Redis, its gateways and the feed say of themselves, and what of it breaks our promises.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{FromRedisValue, Value};
+use tokio::time::Instant;
+
+use super::heartbeat::{self, LiveNode};
+use super::index;
+use super::link::{Link, LinkError, Master};
+use super::names::Names;
+use super::records::{parse_place, unreadable};
+use crate::store::StoreError;
+use crate::store::status::{
+    FeedFacts, GatewayFacts, RedisFacts, ServerFacts, StoreFacts, StoreStatus,
+};
+
+/// How long a master may take to tell of itself.
+const INFO_PATIENCE: Duration = Duration::from_secs(2);
+/// From this difference on clocks are worth a word; gateways correct for it.
+const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
+/// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
+const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
+
+/// The reply of `INFO` by field.
+#[derive(Debug, Default)]
+pub struct Info<'t>(HashMap<&'t str, &'t str>);
+
+impl<'t> Info<'t> {
+    /// The fields of a reply.
+    pub fn of(text: &'t str) -> Info<'t> {
+        let fields = text
+            .lines()
+            .filter_map(|line| line.trim_end().split_once(':'));
+        Info(fields.collect())
+    }
+
+    fn text(&self, field: &str) -> String {
+        self.0.get(field).copied().unwrap_or_default().to_owned()
+    }
+
+    /// A number; 0 where there is none.
+    pub fn number(&self, field: &str) -> u64 {
+        self.0
+            .get(field)
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(0)
+    }
+}
+
+/// Asks for everything, each master for its own; `clock_difference_seconds` is the caller's to know.
+pub async fn status(
+    link: &Link,
+    names: &Names,
+    clock_difference_seconds: f64,
+) -> Result<StoreStatus, StoreError> {
+    let masters = link.masters();
+    let mut servers = Vec::with_capacity(masters.len());
+    let mut warnings = Vec::new();
+    for master in &masters {
+        match server(link, master).await {
+            Ok((facts, told)) => {
+                servers.push(facts);
+                let of = match masters.len() {
+                    1 => String::new(),
+                    _ => format!("{}: ", master.shown),
+                };
+                warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
+            }
+            Err(error) if link.is_cluster() => {
+                warnings.push(format!("{}: it cannot be asked: {error}", master.shown));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let index = index::state(link, names).await?;
+    let feed = feed(link, names).await?;
+    let live = heartbeat::live(link, names).await?;
+    let gateways: Vec<_> = live.iter().map(|node| gateway(node, &feed)).collect();
+    let days = link.ask(redis::cmd("SCARD").arg(names.days())).await?;
+    warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
+    if !index.is_complete {
+        warnings.push(
+            "the index of keys is not complete: the next gateway that starts completes it".into(),
+        );
+    }
+    let topology = link.topology();
+    Ok(StoreStatus {
+        store: StoreFacts::Redis(RedisFacts {
+            topology: topology.kind().to_owned(),
+            tls: topology.is_encrypted(),
+            place: topology.to_string(),
+            servers,
+            incarnation: index.incarnation,
+            index_complete: index.is_complete,
+            feed,
+        }),
+        gateways,
+        keys: index::count(link, names).await?,
+        days: u64::from_redis_value(days).map_err(unreadable)?,
+        clock_difference_seconds,
+        warnings,
+    })
+}
+
+/// What one master says of itself, and what of it breaks promises.
+async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = link
+        .ask_master(master, &redis::cmd("INFO"), deadline)
+        .await?;
+    let text = String::from_redis_value(value).map_err(unreadable)?;
+    let info = Info::of(&text);
+    let server = ServerFacts {
+        address: master.shown.clone(),
+        version: info.text("redis_version"),
+        run_id: info.text("run_id"),
+        role: info.text("role"),
+        uptime_seconds: info.number("uptime_in_seconds"),
+        replicas: info.number("connected_slaves"),
+        append_only: info.number("aof_enabled") == 1,
+        append_fsync: configured(link, master, "appendfsync").await?,
+        snapshots: configured(link, master, "save").await?,
+        maxmemory_policy: info.text("maxmemory_policy"),
+        maxmemory_bytes: info.number("maxmemory"),
+        used_memory_bytes: info.number("used_memory"),
+    };
+    let mut warnings = warnings_of(&server, &info);
+    let min_replicas = configured(link, master, "min-replicas-to-write").await?;
+    if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
+        warnings.push(
+            "it has replicas but takes writes without them, so a cut-off master goes on counting: set min-replicas-to-write 1".into(),
+        );
+    }
+    Ok((server, warnings))
+}
+
+/// A setting of the server; `None` where it does not tell us (a managed service, an ACL).
+async fn configured(
+    link: &Link,
+    master: &Master,
+    name: &str,
+) -> Result<Option<String>, StoreError> {
+    let ask = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = match link.ask_master(master, &ask, deadline).await {
+        Ok(value) => value,
+        Err(LinkError::Refused(_)) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let settings = HashMap::<String, String>::from_redis_value(value).map_err(unreadable)?;
+    Ok(settings.get(name).cloned())
+}
+
+async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
+    let ask = redis::cmd("XINFO")
+        .arg("STREAM")
+        .arg(names.feed())
+        .to_owned();
+    let value = match link.ask(&ask).await {
+        Ok(value) => value,
+        // There is no stream.
+        Err(LinkError::Refused(_)) => return Ok(FeedFacts::default()),
+        Err(error) => return Err(error.into()),
+    };
+    let fields = HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?;
+    let text = |field: &str| String::from_redis_value_ref(fields.get(field)?).ok();
+    Ok(FeedFacts {
+        length: text("length")
+            .and_then(|length| length.parse().ok())
+            .unwrap_or(0),
+        last: text("last-generated-id").unwrap_or_default(),
+    })
+}
+
+fn gateway(node: &LiveNode, feed: &FeedFacts) -> GatewayFacts {
+    let said = node.heartbeat.as_ref();
+    GatewayFacts {
+        name: node.name.0.clone(),
+        version: said.map(|said| said.version.clone()),
+        heartbeat_age_seconds: node.age.as_secs_f64(),
+        applied: said.map(|said| said.applied.clone()),
+        lag_seconds: said.map(|said| lag_seconds(&said.applied, &feed.last)),
+        keys: said.and_then(|said| u64::try_from(said.keys).ok()),
+        keys_age_seconds: said.and_then(|said| Some(milliseconds(said.keys_age_ms?))),
+    }
+}
+
+/// By how much one place of the feed is older than another.
+fn lag_seconds(applied: &str, last: &str) -> f64 {
+    let milli = |id: &str| parse_place(id).map_or(0, |place| place >> 64);
+    let behind = milli(last).saturating_sub(milli(applied));
+    milliseconds(u64::try_from(behind).unwrap_or(u64::MAX))
+}
+
+fn milliseconds(count: u64) -> f64 {
+    std::time::Duration::from_millis(count).as_secs_f64()
+}
+
+/// What a server's settings cost.
+fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if !server.append_only {
+        warnings.push("it writes no append-only file, so a restart loses what came since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
+    }
+    if server.append_only && server.append_fsync.as_deref() == Some("no") {
+        warnings
+            .push("its append-only file is never forced to disk: set appendfsync everysec".into());
+    }
+    if server.maxmemory_policy != "noeviction" {
+        warnings.push(format!(
+            "it throws keys and counts away when memory is full ({}): set maxmemory-policy noeviction",
+            server.maxmemory_policy
+        ));
+    }
+    for (field, what) in [
+        ("rdb_last_bgsave_status", "its last snapshot failed"),
+        (
+            "aof_last_bgrewrite_status",
+            "its last rewrite of the append-only file failed",
+        ),
+        (
+            "aof_last_write_status",
+            "its last write to the append-only file failed",
+        ),
+    ] {
+        if info.text(field) == "err" {
+            warnings.push(format!("{what}: see its log and its disk"));
+        }
+    }
+    warnings
+}
+
+fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if clock_difference_seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS {
+        warnings.push(format!(
+            "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day is its clock's; see that both follow NTP"
+        ));
+    }
+    for gateway in gateways {
+        if gateway
+            .keys_age_seconds
+            .is_none_or(|age| age > KEYS_AGE_MAX_SECONDS)
+        {
+            warnings.push(format!(
+                "the key table of the gateway {} is not current: see its log",
+                gateway.name
+            ));
+        }
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_break_promises_are_warned_of() {
+        let sound = ServerFacts {
+            append_only: true,
+            append_fsync: Some("everysec".into()),
+            maxmemory_policy: "noeviction".into(),
+            ..ServerFacts::default()
+        };
+        let none = Info::default();
+        assert_eq!(warnings_of(&sound, &none), Vec::<String>::new());
+        let failed = Info::of("rdb_last_bgsave_status:err\r\naof_last_write_status:ok\r\n");
+        for (server, info, part) in [
+            (
+                ServerFacts {
+                    append_only: false,
+                    ..sound.clone()
+                },
+                &none,
+                "appendonly",
+            ),
+            (
+                ServerFacts {
+                    append_fsync: Some("no".into()),
+                    ..sound.clone()
+                },
+                &none,
+                "appendfsync",
+            ),
+            (
+                ServerFacts {
+                    maxmemory_policy: "allkeys-lru".into(),
+                    ..sound.clone()
+                },
+                &none,
+                "noeviction",
+            ),
+            (sound.clone(), &failed, "snapshot"),
+        ] {
+            let warnings = warnings_of(&server, info);
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
+            assert!(warnings[0].contains(part), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn lag_is_the_time_between_two_places() {
+        assert!((lag_seconds("1000-5", "3500-0") - 2.5).abs() < 1e-9);
+        assert!(lag_seconds("3500-0", "1000-0").abs() < 1e-9);
+        assert!(lag_seconds("", "").abs() < 1e-9);
+    }
+}

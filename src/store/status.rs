@@ -1,0 +1,130 @@
+//! What a store says of itself, for operators: facts that can be written as JSON, and warnings where they break promises.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+/// Everything `touchline store status` tells.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StoreStatus {
+    /// The store itself.
+    pub store: StoreFacts,
+    /// The gateways that live, by name.
+    pub gateways: Vec<GatewayFacts>,
+    /// Keys in the key table.
+    pub keys: u64,
+    /// Days with a ledger.
+    pub days: u64,
+    /// The store's clock minus this machine's.
+    pub clock_difference_seconds: f64,
+    /// What breaks a promise, and what to do about it.
+    pub warnings: Vec<String>,
+}
+
+/// The facts that only one kind of store has.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum StoreFacts {
+    /// SQLite on this machine.
+    Embedded(EmbeddedFacts),
+    /// Redis or Valkey.
+    Redis(RedisFacts),
+}
+
+/// A database file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct EmbeddedFacts {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size with its log.
+    pub bytes: u64,
+    /// When a commit is on the disk.
+    pub durability: String,
+    /// The version of its tables.
+    pub schema_version: i64,
+}
+
+/// A Redis.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct RedisFacts {
+    /// `single`, `sentinel` or `cluster`.
+    pub topology: String,
+    /// Whether it is spoken to through TLS.
+    pub tls: bool,
+    /// Where it is found, without password.
+    pub place: String,
+    /// The masters.
+    pub servers: Vec<ServerFacts>,
+    /// The life of the data: another after the store was emptied.
+    pub incarnation: Option<String>,
+    /// Whether keys are found without walking past counts.
+    pub index_complete: bool,
+    /// The changes of keys.
+    pub feed: FeedFacts,
+}
+
+/// One server process.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ServerFacts {
+    /// Its address without password.
+    pub address: String,
+    /// Its version.
+    pub version: String,
+    /// Its name for its own process.
+    pub run_id: String,
+    /// `master` or `slave`, as it says.
+    pub role: String,
+    /// How long it runs.
+    pub uptime_seconds: u64,
+    /// Connected replicas.
+    pub replicas: u64,
+    /// Whether it writes an append-only file.
+    pub append_only: bool,
+    /// When that is on the disk, and when snapshots are made; `None` where it does not say.
+    pub append_fsync: Option<String>,
+    /// See above; empty: never.
+    pub snapshots: Option<String>,
+    /// What it does when memory is full.
+    pub maxmemory_policy: String,
+    /// When memory is full; 0: never.
+    pub maxmemory_bytes: u64,
+    /// Memory in use.
+    pub used_memory_bytes: u64,
+}
+
+/// The stream of changes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct FeedFacts {
+    /// Its entries.
+    pub length: u64,
+    /// The id of the last change.
+    pub last: String,
+}
+
+/// A live gateway.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GatewayFacts {
+    /// Its name.
+    pub name: String,
+    /// The version of its program; `None` where it does not say.
+    pub version: Option<String>,
+    /// How long ago it said that it lives.
+    pub heartbeat_age_seconds: f64,
+    /// The last change it applied.
+    pub applied: Option<String>,
+    /// By how much that is older than the last change.
+    pub lag_seconds: Option<f64>,
+    /// The keys in its table.
+    pub keys: Option<u64>,
+    /// How long ago its table was known to be current, when it last said so.
+    pub keys_age_seconds: Option<f64>,
+}
+
+/// How far a change has come beyond the server that took it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Replicas {
+    /// Replicas that the server has.
+    pub connected: u64,
+    /// Those that have confirmed the change.
+    pub confirmed: u64,
+}

@@ -1,0 +1,565 @@
+//! A gateway's replica of the key table: saved, started from, written back; and its feed, which passes over nothing.
+
+use std::collections::HashMap;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use touchline::clock::Clock;
+use touchline::policy::api_key::{ApiKey, KeyId, KeyPrefix, os_entropy};
+use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::{ChangeError, KeyEntry, NodeName, Role, Store, StoreError};
+
+use crate::redis_server::RedisServer;
+use crate::suite::{PATIENCE, ZONE, charge, eventually, granted, issue, new_record, today};
+use crate::tcp_proxy::TcpProxy;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+/// What the contract calls current: an unknown key is refused with a 401 only by a replica at most this old.
+const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
+
+/// A Redis and a directory for a gateway's replica.
+struct Site {
+    server: RedisServer,
+    directory: TempDir,
+}
+
+impl Site {
+    async fn new() -> Site {
+        Site {
+            server: RedisServer::start().await,
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn replica(&self) -> std::path::PathBuf {
+        self.directory.path().join("var/keys.db")
+    }
+
+    fn settings(&self) -> Settings {
+        Settings {
+            timeout: Duration::from_secs(2),
+            replica: Some(self.replica()),
+            ..Settings::of_url(self.server.url())
+        }
+    }
+
+    async fn try_open(
+        &self,
+        settings: Settings,
+        clock: Clock,
+    ) -> Result<Arc<RedisStore>, StoreError> {
+        let role = Role::Gateway(NodeName("keeper".into()));
+        open(settings, role, ZONE, clock).await
+    }
+
+    /// A gateway that saves its replica.
+    async fn gateway(&self) -> Arc<RedisStore> {
+        self.gateway_at(Duration::ZERO).await
+    }
+
+    /// The same on a machine that is some hours later.
+    async fn gateway_at(&self, later: Duration) -> Arc<RedisStore> {
+        let clock = Clock::from_fn(move || jiff::Timestamp::now() + later);
+        self.try_open(self.settings(), clock).await.unwrap()
+    }
+
+    async fn command(&self) -> Arc<dyn Store> {
+        let settings = Settings {
+            replica: None,
+            ..self.settings()
+        };
+        open(settings, Role::Command, ZONE, Clock::system())
+            .await
+            .unwrap()
+    }
+
+    async fn tell(&self, words: &[&str]) -> redis::Value {
+        let mut command = redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command
+            .query_async(&mut self.server.connect().await)
+            .await
+            .unwrap()
+    }
+
+    /// Whether a name is in Redis.
+    async fn has(&self, name: &str) -> bool {
+        self.tell(&["EXISTS", name]).await == redis::Value::Int(1)
+    }
+
+    /// How often Redis was called, by command.
+    async fn calls(&self) -> HashMap<String, u64> {
+        let text: String = redis::cmd("INFO")
+            .arg("commandstats")
+            .query_async(&mut self.server.connect().await)
+            .await
+            .unwrap();
+        let lines = text.lines().filter_map(|line| {
+            let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+            Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+        });
+        lines.collect()
+    }
+
+    async fn calls_of(&self, command: &str) -> u64 {
+        self.calls().await.get(command).copied().unwrap_or(0)
+    }
+}
+
+async fn revoked(store: &Arc<dyn Store>, key: &KeyEntry) -> KeyRecord {
+    let record = KeyRecord {
+        state: KeyState::Revoked,
+        ..key.record.clone()
+    };
+    store.update_key(record).await.unwrap().0
+}
+
+/// Waits until a gateway's table has this version of a record.
+async fn has_record(store: &RedisStore, record: &KeyRecord) {
+    eventually("the gateway has the record", async || {
+        let held = store.keys().get(record.id)?;
+        (held.record == *record).then_some(())
+    })
+    .await;
+}
+
+/// Waits until Redis has everything that belongs to a record.
+async fn is_stored(site: &Site, record: &KeyRecord) {
+    let command = site.command().await;
+    eventually("Redis has the record, its digest and its id", async || {
+        let stored = command.key(record.id).await.ok()??;
+        let digest = site.has(&format!("touchline:d:{}", record.digest)).await;
+        let listed = command.all_keys().await.ok()?;
+        (stored == *record && digest && listed.contains(record)).then_some(())
+    })
+    .await;
+    command.close(PATIENCE).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_are_loaded_past_any_number_of_counts() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let mut keys = Vec::new();
+    for _ in 0..40 {
+        keys.push(issue(&command).await);
+    }
+    let fill =
+        "for i = 1, 20000 do redis.call('SET', 'touchline:q:{' .. i .. '}:2026-11-21', 1) end";
+    site.tell(&["EVAL", fill, "0"]).await;
+    let first = site.gateway().await;
+    has_record(&first, &keys[39].record).await;
+    eventually("the index is complete", async || {
+        site.has("touchline:indexed:{15}").await.then_some(())
+    })
+    .await;
+
+    let scans = site.calls_of("scan").await;
+    assert!(scans > 0, "a store without an index is walked over once");
+    let second = open(
+        Settings {
+            replica: None,
+            ..site.settings()
+        },
+        Role::Gateway(NodeName("second".into())),
+        ZONE,
+        Clock::system(),
+    )
+    .await
+    .unwrap();
+    for key in &keys {
+        has_record(&second, &key.record).await;
+    }
+    assert_eq!(command.all_keys().await.unwrap().len(), keys.len());
+    assert_eq!(site.calls_of("scan").await, scans);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_filled_before_there_was_an_index_is_loaded_and_indexed() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let key = issue(&command).await;
+    for set in 0..16 {
+        site.tell(&["DEL", &format!("touchline:ids:{{{set}}}")])
+            .await;
+    }
+    assert_eq!(
+        command.all_keys().await.unwrap(),
+        std::slice::from_ref(&key.record)
+    );
+    let gateway = site.gateway().await;
+    has_record(&gateway, &key.record).await;
+    eventually("the index is complete", async || {
+        site.has("touchline:indexed:{15}").await.then_some(())
+    })
+    .await;
+    let scans = site.calls_of("scan").await;
+    assert_eq!(
+        command.all_keys().await.unwrap(),
+        std::slice::from_ref(&key.record)
+    );
+    assert_eq!(site.calls_of("scan").await, scans);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_id_in_the_index_without_a_record_harms_nobody() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let key = issue(&command).await;
+    let dangling = new_record("pro");
+    for set in 0..16 {
+        let name = format!("touchline:ids:{{{set}}}");
+        site.tell(&["SADD", &name, dangling.id.as_str(), "no id"])
+            .await;
+    }
+    for _ in 0..2 {
+        let gateway = site.gateway().await;
+        has_record(&gateway, &key.record).await;
+        assert_eq!(gateway.keys().len(), 1);
+        gateway.close(PATIENCE).await;
+    }
+    let (made, _) = command.create_key(dangling).await.unwrap();
+    assert_eq!(
+        command.all_keys().await.unwrap(),
+        [key.record.clone(), made]
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_flushall_the_running_gateways_write_back_keys_and_revocations() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let active = issue(&command).await;
+    let revoked = revoked(&command, &*issue(&command).await).await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &revoked).await;
+    // The second time there is no feed any more, and its end cannot tell that the store was emptied.
+    for _ in 0..2 {
+        site.tell(&["FLUSHALL"]).await;
+        is_stored(&site, &active.record).await;
+        is_stored(&site, &revoked).await;
+        eventually("the zone is remembered", async || {
+            site.has("touchline:zone").await.then_some(())
+        })
+        .await;
+        let same = KeyRecord {
+            digest: revoked.digest,
+            ..new_record("pro")
+        };
+        let refused = command.create_key(same).await;
+        assert!(
+            matches!(refused, Err(ChangeError::Exists(_))),
+            "{refused:?}"
+        );
+        assert_eq!(gateway.keys().len(), 2);
+        eventually("the gateway has found its place again", async || {
+            site.has("touchline:indexed:{15}").await.then_some(())
+        })
+        .await;
+    }
+    let late = issue(&command).await;
+    has_record(&gateway, &late.record).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_flushall_and_a_restart_of_the_gateway_every_key_is_as_it_was() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let active = issue(&command).await;
+    let revoked = revoked(&command, &*issue(&command).await).await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &revoked).await;
+    gateway.close(PATIENCE).await;
+    drop(gateway);
+    site.tell(&["FLUSHALL"]).await;
+
+    let gateway = site.gateway().await;
+    let held = |id: KeyId| gateway.keys().get(id).unwrap().record.clone();
+    assert_eq!(held(active.record.id), active.record);
+    assert_eq!(held(revoked.id).state, KeyState::Revoked);
+    is_stored(&site, &active.record).await;
+    is_stored(&site, &revoked).await;
+    let (used, _) = granted(gateway.charge(charge(&active, today(), 10, 1)).await);
+    assert_eq!(used, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_was_killed_has_saved_its_keys_before() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let gateway = site.gateway().await;
+    let secret = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let record = KeyRecord {
+        id: secret.id(),
+        digest: secret.digest(),
+        ..new_record("pro")
+    };
+    let (record, _) = command.create_key(record).await.unwrap();
+    has_record(&gateway, &record).await;
+    eventually("the key is saved", async || {
+        saved_records(&site.replica())
+            .contains_key(&record.id.to_string())
+            .then_some(())
+    })
+    .await;
+    // Dropped, it ends as the death of a process would.
+    drop(gateway);
+    for entry in std::fs::read_dir(site.replica().parent().unwrap()).unwrap() {
+        let path = entry.unwrap().path();
+        let mode = path.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", path.display());
+        let bytes = std::fs::read(&path).unwrap();
+        let secret = secret.reveal().as_bytes();
+        assert!(!bytes.windows(secret.len()).any(|part| part == secret));
+    }
+    site.tell(&["FLUSHALL"]).await;
+    let gateway = site.gateway().await;
+    assert_eq!(gateway.keys().get(record.id).unwrap().record, record);
+}
+
+fn saved_records(path: &Path) -> HashMap<String, String> {
+    let connection = rusqlite::Connection::open(path).unwrap();
+    let mut select = connection
+        .prepare("SELECT id, record FROM records")
+        .unwrap();
+    let rows = select.query_map([], |row| Ok((row.get(0)?, row.get(1)?)));
+    rows.unwrap().map(Result::unwrap).collect()
+}
+
+/// A replica with one key, saved by a gateway that is gone, and a Redis that is gone too.
+async fn left_alone() -> (Site, Arc<KeyEntry>) {
+    let mut site = Site::new().await;
+    let key = issue(&site.command().await).await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &key.record).await;
+    gateway.close(PATIENCE).await;
+    site.server.kill();
+    (site, key)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_starts_without_redis_serves_known_keys_from_its_saved_replica() {
+    let (mut site, key) = left_alone().await;
+    let gateway = site.gateway_at(HOUR).await;
+    let health = gateway.health();
+    assert!(!health.up && health.keys_loaded && health.keys_usable);
+    assert!(health.keys_age > KEYS_AGE_MAX, "an unknown key is no 401");
+    assert_eq!(gateway.keys().find(&key.record.digest).unwrap(), key);
+
+    // It comes back empty.
+    site.server.restart().await;
+    is_stored(&site, &key.record).await;
+    eventually("the replica is current", async || {
+        let health = gateway.health();
+        (health.up && health.keys_age <= KEYS_AGE_MAX).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_starts_without_redis_and_without_a_replica_is_not_ready() {
+    let (site, key) = left_alone().await;
+    std::fs::remove_file(site.replica()).unwrap();
+    let gateway = site.gateway().await;
+    let health = gateway.health();
+    assert!(!health.keys_loaded && !health.keys_usable);
+    assert_eq!(health.keys_age, Duration::MAX);
+    assert!(gateway.keys().find(&key.record.digest).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_saved_replica_is_used_up_to_max_staleness_and_not_beyond() {
+    let (mut site, _) = left_alone().await;
+    let minute = Duration::from_secs(60);
+    for (later, usable) in [(24 * HOUR - minute, true), (24 * HOUR + minute, false)] {
+        let gateway = site.gateway_at(later).await;
+        let health = gateway.health();
+        assert!(health.keys_loaded);
+        assert_eq!(health.keys_usable, usable, "{later:?}");
+    }
+    let stale = site.gateway_at(48 * HOUR).await;
+    site.server.restart().await;
+    eventually("Redis makes it usable again", async || {
+        stale.health().keys_usable.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_becomes_too_old_while_the_gateway_runs() {
+    let mut site = Site::new().await;
+    let settings = Settings {
+        max_staleness: Duration::from_millis(1_500),
+        ..site.settings()
+    };
+    let gateway = site.try_open(settings, Clock::system()).await.unwrap();
+    assert!(gateway.health().keys_usable);
+    site.server.kill();
+    eventually("the replica is too old", async || {
+        (!gateway.health().keys_usable).then_some(())
+    })
+    .await;
+    site.server.restart().await;
+    eventually("the replica is current", async || {
+        gateway.health().keys_usable.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_saved_in_the_future_is_not_believed() {
+    let (site, _) = left_alone().await;
+    let clock = Clock::from_fn(|| jiff::Timestamp::now() - HOUR);
+    let gateway = site.try_open(site.settings(), clock).await.unwrap();
+    let health = gateway.health();
+    assert!(health.keys_loaded && !health.keys_usable);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_damaged_replica_is_set_aside() {
+    let (mut site, key) = left_alone().await;
+    for log in ["keys.db-wal", "keys.db-shm"] {
+        let _ = std::fs::remove_file(site.replica().with_file_name(log));
+    }
+    std::fs::write(site.replica(), vec![7; 8_192]).unwrap();
+    let gateway = site.gateway().await;
+    assert!(!gateway.health().keys_loaded);
+    assert!(site.replica().with_extension("damaged").exists());
+    drop(gateway);
+    site.server.restart().await;
+    let gateway = site.gateway().await;
+    assert!(gateway.health().keys_loaded);
+    assert!(gateway.keys().get(key.record.id).is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_replica_of_another_store_is_refused_and_left_alone() {
+    let (site, key) = left_alone().await;
+    let settings = Settings {
+        key_prefix: "other".into(),
+        ..site.settings()
+    };
+    let refused = site.try_open(settings, Clock::system()).await;
+    let Err(StoreError::Failed(message)) = refused else {
+        panic!("it opened");
+    };
+    for part in ["keys.db", "touchline", "other", "store.redis.replica"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert!(saved_records(&site.replica()).contains_key(&key.record.id.to_string()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_goes_on_from_its_saved_place_without_loading_all() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let old = issue(&command).await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &old.record).await;
+    gateway.close(PATIENCE).await;
+    let new = issue(&command).await;
+    let walks = site.calls_of("sscan").await + site.calls_of("scan").await;
+    let gateway = site.gateway().await;
+    has_record(&gateway, &new.record).await;
+    has_record(&gateway, &old.record).await;
+    let now = site.calls_of("sscan").await + site.calls_of("scan").await;
+    assert_eq!(now, walks);
+}
+
+/// A gateway behind a proxy that is cut off from its feed while `meanwhile` happens: it must learn what changed.
+async fn learns_what_it_missed(meanwhile: &[&[&str]]) {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let old = issue(&command).await;
+    let proxy = TcpProxy::before(site.server.port()).await;
+    let settings = Settings {
+        replica: None,
+        ..Settings::of_url(proxy.url())
+    };
+    let gateway = site.try_open(settings, Clock::system()).await.unwrap();
+    has_record(&gateway, &old.record).await;
+    proxy.swallow_replies();
+    let new = issue(&command).await;
+    let revoked = revoked(&command, &old).await;
+    for words in meanwhile {
+        site.tell(words).await;
+    }
+    assert_eq!(gateway.keys().len(), 1, "it was cut off");
+    proxy.pass_replies();
+    has_record(&gateway, &new.record).await;
+    has_record(&gateway, &revoked).await;
+    let late = issue(&command).await;
+    has_record(&gateway, &late.record).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_place_in_the_feed_was_trimmed_loads_all_keys() {
+    learns_what_it_missed(&[&["XTRIM", "touchline:feed", "MAXLEN", "0"]]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_feed_vanished_loads_all_keys() {
+    learns_what_it_missed(&[&["DEL", "touchline:feed"]]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_feed_began_anew_behind_its_place_loads_all_keys() {
+    let anew: &[&str] = &["XADD", "touchline:feed", "5-1", "rec", "not a record"];
+    learns_what_it_missed(&[&["DEL", "touchline:feed"], anew]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_feed_began_anew_beyond_its_place_loads_all_keys() {
+    let anew: &[&str] = &["XADD", "touchline:feed", "*", "rec", "not a record"];
+    learns_what_it_missed(&[&["DEL", "touchline:feed"], anew]).await;
+}
+
+/// A Redis that comes back with an older state, seen by a gateway that lives or by one that starts again.
+async fn older_data_are_brought_up_to_date(restarts: bool) {
+    let mut site = Site::new().await;
+    let command = site.command().await;
+    let kept = issue(&command).await;
+    let gateway = site.gateway().await;
+    site.tell(&["SAVE"]).await;
+    let lost = issue(&command).await;
+    let revoked = revoked(&command, &kept).await;
+    has_record(&gateway, &lost.record).await;
+    has_record(&gateway, &revoked).await;
+    let gateway = if restarts {
+        gateway.close(PATIENCE).await;
+        drop(gateway);
+        site.server.restart().await;
+        assert_eq!(
+            site.command()
+                .await
+                .key(kept.record.id)
+                .await
+                .unwrap()
+                .unwrap()
+                .state,
+            KeyState::Active,
+            "Redis is older"
+        );
+        site.gateway().await
+    } else {
+        site.server.restart().await;
+        gateway
+    };
+    is_stored(&site, &lost.record).await;
+    is_stored(&site, &revoked).await;
+    assert_eq!(gateway.keys().get(revoked.id).unwrap().record, revoked);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_the_running_gateway() {
+    older_data_are_brought_up_to_date(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_that_starts() {
+    older_data_are_brought_up_to_date(true).await;
+}

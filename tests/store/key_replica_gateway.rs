@@ -1,0 +1,122 @@
+//! The replica of the key table as clients meet it: the real binary, a real Redis.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use harness::{Call, IssuedKey, Protocol, Scene, Store, eventually};
+use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+
+const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
+const MARKETS: &str = "/api/v1/data/markets";
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What a gateway asks Redis although nobody calls: link, feed, heartbeat.
+const BACKGROUND: [&str; 8] = [
+    "ping",
+    "xread",
+    "xinfo|stream",
+    "get",
+    "set",
+    "sadd",
+    "info",
+    "client|setinfo",
+];
+
+async fn scene() -> Scene {
+    Scene::builder(TOUCHLINE).store(Store::Redis).start().await
+}
+
+async fn status_of(scene: &Scene, key: &IssuedKey) -> u16 {
+    let client = scene.client(Protocol::Http1);
+    client.call(Call::get(MARKETS).key(key)).await.status
+}
+
+/// How often Redis was called for anything but the gateway's own life.
+async fn calls(scene: &Scene) -> BTreeMap<String, u64> {
+    let redis = scene.redis.as_ref().unwrap();
+    let text = redis.command(&["INFO", "commandstats"]).await.unwrap();
+    let lines = text.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        Some((name.to_owned(), rest.split(',').next()?.parse().ok()?))
+    });
+    lines
+        .filter(|(name, _)| !BACKGROUND.contains(&name.as_str()))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_thousand_unknown_keys_cost_redis_no_call() {
+    let scene = scene().await;
+    let known = scene.issue("starter").await;
+    assert_eq!(status_of(&scene, &known).await, 200);
+    // What the one charge still has to write is written within the second.
+    let redis = scene.redis.as_ref().unwrap();
+    eventually("the ledger is written", PATIENCE, async || {
+        let names = redis.command(&["KEYS", "touchline:e:*"]).await.ok()?;
+        names.contains("touchline:e:").then_some(())
+    })
+    .await;
+    let before = calls(&scene).await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..1_000 {
+        let unknown = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+        let answer = client.call(Call::get(MARKETS).key(unknown.reveal())).await;
+        assert_eq!(answer.status, 401);
+    }
+    assert_eq!(calls(&scene).await, before);
+}
+
+/// After a FLUSHALL: the active key is served, the revoked one is not, and Redis knows both again.
+async fn assert_nothing_is_forgotten(scene: &Scene, active: &IssuedKey, revoked: &IssuedKey) {
+    assert_eq!(status_of(scene, active).await, 200);
+    assert_eq!(status_of(scene, revoked).await, 401);
+    eventually("Redis knows both keys again", PATIENCE, async || {
+        let listed = scene.cli(&["keys", "list", "--output", "json"]).await;
+        let listed: serde_json::Value = serde_json::from_str(&listed).unwrap();
+        let state = |key: &IssuedKey| {
+            let mut keys = listed.as_array()?.iter();
+            keys.find(|one| one["id"] == key.id.as_str())?["state"].as_str()
+        };
+        (state(active) == Some("active") && state(revoked) == Some("revoked")).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn after_flushall_nobody_is_refused_and_no_revocation_forgotten() {
+    let scene = scene().await;
+    let (active, revoked) = (scene.issue("starter").await, scene.issue("starter").await);
+    scene.revoke(&revoked).await;
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    assert_nothing_is_forgotten(&scene, &active, &revoked).await;
+}
+
+#[tokio::test]
+async fn after_flushall_and_a_gateway_restart_nobody_is_refused_and_no_revocation_forgotten() {
+    let mut scene = scene().await;
+    let (active, revoked) = (scene.issue("starter").await, scene.issue("starter").await);
+    scene.revoke(&revoked).await;
+    scene.gateways[0].terminate();
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    scene.gateways[0].restart().await;
+    assert_nothing_is_forgotten(&scene, &active, &revoked).await;
+    assert!(scene.gateways[0].output().contains("writing them back"));
+}
+
+#[tokio::test]
+async fn a_gateway_without_redis_and_without_a_replica_is_not_ready_and_refuses_nobody_with_a_401()
+{
+    let mut scene = scene().await;
+    let key = scene.issue("starter").await;
+    scene.gateways[0].terminate();
+    scene.redis.as_mut().unwrap().kill9();
+    let replica = scene.directory().join("gateway-0/var/keys.db");
+    std::fs::remove_file(replica).unwrap();
+    scene.gateways[0].restart().await;
+    assert_eq!(status_of(&scene, &key).await, 500);
+    let (status, body) = scene.admin(0, "/readyz").await;
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains(r#""keys_usable":false"#), "{body}");
+}

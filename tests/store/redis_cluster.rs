@@ -1,0 +1,225 @@
+//! A Redis Cluster: the shared suite, and what happens when slots move and masters die.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+use tokio::time::Instant;
+use touchline::clock::Clock;
+use touchline::store::redis::{Place, open};
+use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
+
+use crate::redis_nodes::ClusterSet;
+use crate::suite::{PATIENCE, ZONE, charge, eventually, granted, issue, today};
+use crate::topologies::{SharedServers, gateway, patient};
+
+fn place(set: &ClusterSet) -> Place {
+    Place::Cluster(set.addresses())
+}
+
+async fn shared() -> &'static ClusterSet {
+    static SET: OnceCell<ClusterSet> = OnceCell::const_new();
+    SET.get_or_init(|| ClusterSet::start(0)).await
+}
+
+store_suite!(SharedServers::with(patient(place(shared().await))));
+
+const LIMIT: u64 = 100_000;
+
+async fn command(set: &ClusterSet) -> Arc<dyn Store> {
+    let opened = open(patient(place(set)), Role::Command, ZONE, Clock::system());
+    opened.await.unwrap()
+}
+
+/// A key whose slot the master at this place serves.
+async fn issued_at(set: &ClusterSet, store: &Arc<dyn Store>, master: usize) -> Arc<KeyEntry> {
+    loop {
+        let key = issue(store).await;
+        if set.owner(key.record.id.as_str()).await == master {
+            return key;
+        }
+    }
+}
+
+/// What the cluster itself counts, at the master that has the key's slot.
+async fn counted(set: &ClusterSet, key: &Arc<KeyEntry>) -> Option<u64> {
+    let id = key.record.id;
+    let name = format!("touchline:q:{{{id}}}:{}", today().date);
+    let owner = &set.nodes[set.owner(id.as_str()).await];
+    owner.try_ask(&format!("HGET {name} t")).await.ok()?
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_slots_move_counts_stay_exact() {
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let key = issued_at(&set, &command, 0).await;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut running = Vec::new();
+    let mut stores = Vec::new();
+    for _ in 0..2 {
+        let store = gateway(place(&set)).await;
+        stores.push(store.clone());
+        for task in 0..3_u32 {
+            let (store, key, stop) = (store.clone(), key.clone(), stop.clone());
+            running.push(tokio::spawn(async move {
+                let (mut kept, mut failed) = (0, 0_u64);
+                for turn in task.. {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let cost = 1 + turn % 3;
+                    match store.charge(charge(&key, today(), LIMIT, cost)).await {
+                        Ok(Decision::Granted { receipt, .. }) if turn % 4 == 0 => {
+                            store.refund(receipt).await;
+                        }
+                        Ok(Decision::Granted { .. }) => kept += u64::from(cost),
+                        Err(StoreError::Unavailable(_)) => failed += 1,
+                        other => panic!("{other:?}"),
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                (kept, failed)
+            }));
+        }
+    }
+    let mut at = 0;
+    for turn in 1..=12 {
+        let next = turn % 3;
+        set.move_slot(key.record.id.as_str(), at, next).await;
+        at = next;
+    }
+    let moved = Instant::now();
+    eventually("charges are granted where the slot is now", async || {
+        let decision = stores[0].charge(charge(&key, today(), LIMIT, 1)).await;
+        matches!(decision, Ok(Decision::Granted { .. })).then_some(())
+    })
+    .await;
+    assert!(moved.elapsed() < PATIENCE);
+    stop.store(true, Ordering::Relaxed);
+    let (mut kept, mut failed) = (1, 0);
+    for task in running {
+        let (task_kept, task_failed) = task.await.unwrap();
+        kept += task_kept;
+        failed += task_failed;
+    }
+    assert!(kept > 100, "{kept} kept, {failed} failed");
+    for store in &stores {
+        store.close(PATIENCE).await;
+    }
+    eventually("the count is what was kept", async || {
+        (counted(&set, &key).await == Some(kept)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_scan_while_slots_move_finds_every_key() {
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let mut issued = Vec::new();
+    for _ in 0..30 {
+        issued.push(issue(&command).await.record.id);
+    }
+    issued.sort();
+    let done = AtomicBool::new(false);
+    let moving = async {
+        let mut at = std::collections::HashMap::new();
+        for (turn, id) in issued.iter().cycle().enumerate().take(60) {
+            let from = match at.get(id) {
+                Some(from) => *from,
+                None => set.owner(id.as_str()).await,
+            };
+            let to = (from + 1 + turn % 2) % 3;
+            set.move_slot(id.as_str(), from, to).await;
+            at.insert(*id, to);
+        }
+        done.store(true, Ordering::Relaxed);
+    };
+    let reading = async {
+        while !done.load(Ordering::Relaxed) {
+            let records = command.all_keys().await.unwrap();
+            let mut found: Vec<_> = records.iter().map(|record| record.id).collect();
+            found.sort();
+            assert_eq!(found, issued);
+        }
+    };
+    tokio::join!(moving, reading);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_one_master_hangs_the_keys_of_the_others_are_charged() {
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let (here, there) = (
+        issued_at(&set, &command, 1).await,
+        issued_at(&set, &command, 2).await,
+    );
+    let store = gateway(place(&set)).await;
+    for key in [&here, &there] {
+        granted(store.charge(charge(key, today(), LIMIT, 1)).await);
+    }
+    assert!(store.health().up);
+    set.nodes[2].hang();
+    eventually("the hung master's keys fail at once", async || {
+        let asked = Instant::now();
+        let failed = store.charge(charge(&there, today(), LIMIT, 1)).await;
+        assert!(
+            matches!(failed, Err(StoreError::Unavailable(_))),
+            "{failed:?}"
+        );
+        (asked.elapsed() < Duration::from_millis(50)).then_some(())
+    })
+    .await;
+    assert!(!store.health().up);
+    // The cluster as a whole stops serving only when it has noticed, 1.5 s later.
+    let asked = Instant::now();
+    granted(store.charge(charge(&here, today(), LIMIT, 1)).await);
+    assert!(asked.elapsed() < Duration::from_millis(300));
+    set.nodes[2].resume();
+    eventually("all is well again", async || {
+        let decision = store.charge(charge(&there, today(), LIMIT, 1)).await;
+        let granted = matches!(decision, Ok(Decision::Granted { .. }));
+        (granted && store.health().up).then_some(())
+    })
+    .await;
+    eventually(
+        "what the hung master granted late is given back",
+        async || (counted(&set, &there).await == Some(2)).then_some(()),
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_a_master_of_a_cluster_dies_its_keys_go_on_at_its_replica() {
+    let mut set = ClusterSet::start(1).await;
+    let command = command(&set).await;
+    let key = issued_at(&set, &command, 0).await;
+    let store = gateway(place(&set)).await;
+    for used in 1..=5 {
+        let decision = store.charge(charge(&key, today(), LIMIT, 1)).await;
+        assert_eq!(granted(decision).0, used);
+    }
+    set.nodes[0].kill();
+    eventually("charges are granted again", async || {
+        match store.charge(charge(&key, today(), LIMIT, 1)).await {
+            Ok(Decision::Granted { .. }) => Some(()),
+            Err(StoreError::Unavailable(_)) => None,
+            other => panic!("{other:?}"),
+        }
+    })
+    .await;
+    eventually("the other nodes know it too", async || {
+        (set.owner(key.record.id.as_str()).await == 3).then_some(())
+    })
+    .await;
+    eventually("the count is what was granted", async || {
+        (counted(&set, &key).await == Some(6)).then_some(())
+    })
+    .await;
+    eventually("all is well again", async || {
+        store.health().up.then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,478 @@
+//! Redis processes of every kind: servers with TLS and ACL, sentinels, clusters. Each ends with its guard or with the test
+//! process, whatever ends that, so that tests may share some in a static.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::FromRedisValue;
+use redis::aio::MultiplexedConnection;
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+const START_PATIENCE: Duration = Duration::from_secs(30);
+const PORTS_TRIED_MAX: u32 = 50;
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Prints the pid of what it starts, and kills that when its own standard input ends.
+const GUARD: &str = r#""$@" >/dev/null 2>&1 & echo $!; read -r _; kill -9 $!; wait"#;
+
+/// A process that ends with this value or with the test process.
+pub struct Guarded {
+    pid: u32,
+    shell: Child,
+    stdin: Option<ChildStdin>,
+}
+
+impl Guarded {
+    fn spawn(program: &str, arguments: &[String]) -> Guarded {
+        let mut shell = Command::new("sh")
+            .args(["-c", GUARD, "sh", program])
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = shell.stdin.take();
+        let mut line = String::new();
+        let mut stdout = BufReader::new(shell.stdout.take().unwrap());
+        stdout.read_line(&mut line).unwrap();
+        Guarded {
+            pid: line.trim().parse().unwrap(),
+            shell,
+            stdin,
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid));
+        stat.is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    /// Sends it a signal such as `-STOP`.
+    pub fn signal(&self, signal: &str) {
+        let pid = self.pid.to_string();
+        let done = Command::new("kill").args([signal, &pid]).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        drop(self.stdin.take());
+        let _ = self.shell.wait();
+    }
+}
+
+/// A redis-server without persistence.
+pub struct Node {
+    /// Where it listens on 127.0.0.1.
+    pub port: u16,
+    process: Option<Guarded>,
+    directory: TempDir,
+    login: String,
+}
+
+impl Node {
+    /// A server with these further arguments, made from its port.
+    pub async fn start(arguments: impl Fn(u16) -> Vec<String>) -> Node {
+        Node::start_for("", arguments).await
+    }
+
+    /// The same where tests must log in, with `user=…&pass=…`.
+    pub async fn start_for(login: &str, arguments: impl Fn(u16) -> Vec<String>) -> Node {
+        assert_installed();
+        for _ in 0..PORTS_TRIED_MAX {
+            let mut node = Node {
+                port: random_port(),
+                process: None,
+                directory: tempfile::tempdir().unwrap(),
+                login: login.into(),
+            };
+            if node.run(&arguments(node.port)).await {
+                return node;
+            }
+        }
+        panic!("no free port for redis-server after {PORTS_TRIED_MAX} attempts");
+    }
+
+    async fn run(&mut self, more: &[String]) -> bool {
+        let mut arguments = words("--bind 127.0.0.1 --appendonly no --save");
+        arguments.push(String::new());
+        arguments.extend(["--dir".into(), self.directory.path().display().to_string()]);
+        arguments.extend(["--unixsocket".into(), self.socket()]);
+        if !more.iter().any(|argument| argument == "--port") {
+            arguments.extend(["--port".into(), self.port.to_string()]);
+        }
+        arguments.extend_from_slice(more);
+        let process = Guarded::spawn("redis-server", &arguments);
+        let deadline = Instant::now() + START_PATIENCE;
+        while process.is_running() {
+            if self.try_connect().await.is_ok() {
+                self.process = Some(process);
+                return true;
+            }
+            assert!(Instant::now() < deadline, "redis-server does not start");
+            sleep(LOOK_EVERY).await;
+        }
+        false
+    }
+
+    fn socket(&self) -> String {
+        self.directory.path().join("s").display().to_string()
+    }
+
+    async fn try_connect(&self) -> redis::RedisResult<MultiplexedConnection> {
+        let url = format!("unix://{}?{}", self.socket(), self.login);
+        let client = redis::Client::open(url)?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        redis::cmd("PING").exec_async(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// `127.0.0.1:port`.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The result of a command, over a connection that no topology has a part in.
+    pub async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
+        self.try_ask(command).await.unwrap()
+    }
+
+    /// The same, where it may fail.
+    pub async fn try_ask<T: FromRedisValue>(&self, command: &str) -> redis::RedisResult<T> {
+        let mut words = command.split(' ');
+        let mut asked = redis::cmd(words.next().unwrap());
+        for word in words {
+            asked.arg(word.trim_matches('"'));
+        }
+        asked.query_async(&mut self.try_connect().await?).await
+    }
+
+    /// Hangs it.
+    pub fn hang(&self) {
+        self.process.as_ref().unwrap().signal("-STOP");
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) {
+        self.process.as_ref().unwrap().signal("-CONT");
+    }
+
+    /// Kills it with everything it holds.
+    pub fn kill(&mut self) {
+        self.process = None;
+    }
+}
+
+/// Waits until `ask` says yes.
+pub async fn settled(what: &str, ask: impl AsyncFn() -> bool) {
+    let deadline = Instant::now() + START_PATIENCE;
+    while !ask().await {
+        assert!(
+            Instant::now() < deadline,
+            "in {START_PATIENCE:?} not: {what}"
+        );
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Arguments by their spaces.
+pub fn words(text: &str) -> Vec<String> {
+    text.split(' ').map(str::to_owned).collect()
+}
+
+fn random_port() -> u16 {
+    let mut random = [0; 2];
+    touchline::policy::api_key::os_entropy(&mut random);
+    // Below the range from which the kernel takes the ports of outgoing connections; even, so that a cluster's bus has the
+    // next one.
+    15_000 + u16::from_ne_bytes(random) % 7_500 * 2
+}
+
+fn assert_installed() {
+    let found = Command::new("redis-server").arg("--version").output();
+    assert!(found.is_ok(), "apt-get install redis-server");
+}
+
+/// A prefix that no other test has.
+pub fn own_prefix() -> String {
+    let mut random = [0; 8];
+    touchline::policy::api_key::os_entropy(&mut random);
+    format!("t{:016x}", u64::from_ne_bytes(random))
+}
+
+/// A master, a replica and three sentinels.
+pub struct SentinelSet {
+    /// The first master and its replica.
+    pub servers: [Node; 2],
+    sentinels: Vec<(u16, Guarded, TempDir)>,
+}
+
+impl SentinelSet {
+    /// Starts them and waits until the sentinels know each other and the replica.
+    pub async fn start() -> SentinelSet {
+        let eager = "--repl-diskless-sync-delay 0 --repl-ping-replica-period 1";
+        let master = Node::start(|_| words(eager)).await;
+        let of_master = format!("{eager} --replicaof 127.0.0.1 {}", master.port);
+        let replica = Node::start(|_| words(&of_master)).await;
+        settled("the replica follows", async || {
+            let info: String = replica.ask("INFO replication").await;
+            info.contains("master_link_status:up")
+        })
+        .await;
+        let mut set = SentinelSet {
+            sentinels: Vec::new(),
+            servers: [master, replica],
+        };
+        for _ in 0..3 {
+            let started = set.start_sentinel().await;
+            set.sentinels.push(started);
+        }
+        settled("the sentinels know all", async || {
+            let mut known = true;
+            for (port, ..) in &set.sentinels {
+                let info = sentinel_info(*port).await.unwrap_or_default();
+                known &= info.contains("slaves=1,sentinels=3");
+            }
+            known
+        })
+        .await;
+        set
+    }
+
+    async fn start_sentinel(&self) -> (u16, Guarded, TempDir) {
+        for _ in 0..PORTS_TRIED_MAX {
+            let (port, directory) = (random_port(), tempfile::tempdir().unwrap());
+            let file = directory.path().join("sentinel.conf");
+            let text = format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
+                 sentinel down-after-milliseconds mymaster 700\nsentinel failover-timeout mymaster 3000\n",
+                directory.path().display(),
+                self.servers[0].port
+            );
+            std::fs::write(&file, text).unwrap();
+            let arguments = [file.display().to_string(), "--sentinel".into()];
+            let process = Guarded::spawn("redis-server", &arguments);
+            let ours = format!("process_id:{}\r\n", process.pid);
+            while process.is_running() {
+                if sentinel_info(port)
+                    .await
+                    .is_ok_and(|info| info.contains(&ours))
+                {
+                    return (port, process, directory);
+                }
+                sleep(LOOK_EVERY).await;
+            }
+        }
+        panic!("no free port for a sentinel after {PORTS_TRIED_MAX} attempts");
+    }
+
+    /// The sentinels' addresses, behind one where nobody listens.
+    pub fn addresses(&self) -> Vec<String> {
+        let ports = [1]
+            .into_iter()
+            .chain(self.sentinels.iter().map(|(port, ..)| *port));
+        ports.map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// Has a sentinel start a failover although the master is well.
+    pub async fn fail_over(&self) {
+        let mut connection = connect(self.sentinels[0].0).await.unwrap();
+        redis::cmd("SENTINEL")
+            .arg("FAILOVER")
+            .arg("mymaster")
+            .exec_async(&mut connection)
+            .await
+            .unwrap();
+    }
+}
+
+async fn connect(port: u16) -> redis::RedisResult<MultiplexedConnection> {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
+    client.get_multiplexed_async_connection().await
+}
+
+async fn sentinel_info(port: u16) -> redis::RedisResult<String> {
+    let mut connection = connect(port).await?;
+    redis::cmd("INFO").query_async(&mut connection).await
+}
+
+/// A cluster of three masters that share all slots.
+pub struct ClusterSet {
+    /// The masters, then replicas of the first.
+    pub nodes: Vec<Node>,
+}
+
+const MASTERS: usize = 3;
+const SLOTS: usize = 16_384;
+
+impl ClusterSet {
+    /// Starts it with this many replicas of the first master, and waits until all nodes agree.
+    pub async fn start(replicas: usize) -> ClusterSet {
+        let mut nodes = Vec::new();
+        for _ in 0..MASTERS + replicas {
+            let arguments = |port: u16| {
+                words(&format!(
+                    "--cluster-enabled yes --cluster-node-timeout 1500 --cluster-port {} --repl-diskless-sync-delay 0",
+                    port + 1
+                ))
+            };
+            nodes.push(Node::start(arguments).await);
+        }
+        let set = ClusterSet { nodes };
+        for (place, node) in set.nodes.iter().enumerate() {
+            let () = node
+                .ask(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1))
+                .await;
+            if place < MASTERS {
+                let (first, next) = (SLOTS * place / MASTERS, SLOTS * (place + 1) / MASTERS);
+                let () = node
+                    .ask(&format!("CLUSTER ADDSLOTSRANGE {first} {}", next - 1))
+                    .await;
+            }
+            let first = set.nodes[0].port;
+            let () = node
+                .ask(&format!("CLUSTER MEET 127.0.0.1 {first} {}", first + 1))
+                .await;
+        }
+        set.agrees().await;
+        let id: String = set.nodes[0].ask("CLUSTER MYID").await;
+        for replica in &set.nodes[MASTERS..] {
+            let () = replica.ask(&format!("CLUSTER REPLICATE {id}")).await;
+            settled("the replica follows", async || {
+                let info: String = replica.ask("INFO replication").await;
+                info.contains("master_link_status:up")
+            })
+            .await;
+        }
+        set.agrees().await;
+        set
+    }
+
+    async fn agrees(&self) {
+        for node in &self.nodes {
+            settled("all nodes agree", async || {
+                let info: String = node.ask("CLUSTER INFO").await;
+                let known = format!("cluster_known_nodes:{}\r\n", self.nodes.len());
+                info.contains("cluster_state:ok")
+                    && info.contains("cluster_slots_assigned:16384\r\n")
+                    && info.contains(&known)
+            })
+            .await;
+        }
+    }
+
+    /// The addresses of all nodes but the first, behind one where nobody listens.
+    pub fn addresses(&self) -> Vec<String> {
+        let nodes = self.nodes.iter().skip(1).map(Node::address);
+        ["127.0.0.1:1".to_owned()]
+            .into_iter()
+            .chain(nodes)
+            .collect()
+    }
+
+    /// The place among the nodes of the master of a key, as the first living node sees it.
+    pub async fn owner(&self, key: &str) -> usize {
+        let slot: u16 = self.nodes[1].ask(&format!("CLUSTER KEYSLOT {key}")).await;
+        let ranges: Vec<redis::Value> = self.nodes[1].ask("CLUSTER SLOTS").await;
+        for range in ranges {
+            let fields = Vec::<redis::Value>::from_redis_value(range).unwrap();
+            let read = |place: usize| u16::from_redis_value_ref(&fields[place]).unwrap();
+            if (read(0)..=read(1)).contains(&slot) {
+                let master = Vec::<redis::Value>::from_redis_value_ref(&fields[2]).unwrap();
+                let port = u16::from_redis_value_ref(&master[1]).unwrap();
+                return self
+                    .nodes
+                    .iter()
+                    .position(|node| node.port == port)
+                    .unwrap();
+            }
+        }
+        panic!("nobody has slot {slot}");
+    }
+
+    /// Moves the slot of a key with all its keys from one master to another, key by key.
+    pub async fn move_slot(&self, key: &str, from: usize, to: usize) {
+        let (source, target) = (&self.nodes[from], &self.nodes[to]);
+        let slot: u16 = source.ask(&format!("CLUSTER KEYSLOT {key}")).await;
+        let (source_id, target_id): (String, String) = (
+            source.ask("CLUSTER MYID").await,
+            target.ask("CLUSTER MYID").await,
+        );
+        let () = target
+            .ask(&format!("CLUSTER SETSLOT {slot} IMPORTING {source_id}"))
+            .await;
+        let () = source
+            .ask(&format!("CLUSTER SETSLOT {slot} MIGRATING {target_id}"))
+            .await;
+        loop {
+            let names: Vec<String> = source.ask(&format!("CLUSTER GETKEYSINSLOT {slot} 1")).await;
+            let Some(name) = names.first() else { break };
+            let () = source
+                .ask(&format!("MIGRATE 127.0.0.1 {} {name} 0 5000", target.port))
+                .await;
+        }
+        for node in [target, source].into_iter().chain(&self.nodes[..MASTERS]) {
+            let () = node
+                .ask(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"))
+                .await;
+        }
+    }
+}
+
+/// Certificates of one authority in PEM files.
+pub struct Certificates {
+    directory: TempDir,
+}
+
+impl Certificates {
+    /// An authority, a server for 127.0.0.1 and a client.
+    pub fn make() -> Certificates {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: String| {
+            std::fs::write(directory.path().join(name), text).unwrap();
+        };
+        let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        // One name for all would make everybody's certificate look self-signed.
+        let common_name = rcgen::DnType::CommonName;
+        authority
+            .distinguished_name
+            .push(common_name.clone(), "authority");
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority_key = rcgen::KeyPair::generate().unwrap();
+        let certificate = authority.self_signed(&authority_key).unwrap();
+        write("ca.pem", certificate.pem());
+        let issuer = rcgen::Issuer::new(authority, authority_key);
+        for (name, subject) in [("server", "127.0.0.1"), ("client", "touchline")] {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let mut params = rcgen::CertificateParams::new(vec![subject.to_owned()]).unwrap();
+            params.distinguished_name.push(common_name.clone(), name);
+            let certificate = params.signed_by(&key, &issuer).unwrap();
+            write(&format!("{name}.pem"), certificate.pem());
+            write(&format!("{name}.key"), key.serialize_pem());
+        }
+        Certificates { directory }
+    }
+
+    /// One of `ca.pem`, `server.pem`, `server.key`, `client.pem`, `client.key`.
+    pub fn file(&self, name: &str) -> std::path::PathBuf {
+        Path::join(self.directory.path(), name)
+    }
+
+    /// A server's arguments for TLS alone, with client certificates required.
+    pub fn arguments(&self, port: u16) -> Vec<String> {
+        let mut arguments = words(&format!(
+            "--port 0 --tls-port {port} --tls-auth-clients yes"
+        ));
+        for (option, name) in [
+            ("--tls-ca-cert-file", "ca.pem"),
+            ("--tls-cert-file", "server.pem"),
+            ("--tls-key-file", "server.key"),
+        ] {
+            arguments.extend([option.into(), self.file(name).display().to_string()]);
+        }
+        arguments
+    }
+}

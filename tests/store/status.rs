@@ -1,0 +1,152 @@
+//! `touchline store status`, `WAIT`, and what operators are told.
+
+use std::time::Duration;
+
+use harness::{Scene, Store as SceneStore, eventually};
+use serde_json::Value;
+
+use crate::redis_server::RedisServer;
+
+const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
+const PATIENCE: Duration = Duration::from_secs(10);
+
+async fn status(scene: &Scene) -> Value {
+    let text = scene.cli(&["store", "status", "--output", "json"]).await;
+    serde_json::from_str(&text).unwrap()
+}
+
+fn warns_of(status: &Value, part: &str) -> bool {
+    let warnings = status["warnings"].as_array().unwrap();
+    warnings
+        .iter()
+        .any(|warning| warning.as_str().unwrap().contains(part))
+}
+
+#[tokio::test]
+async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .gateways(2)
+        .start()
+        .await;
+    let key = scene.issue("pro").await;
+    let redis = scene.redis.as_ref().unwrap();
+    let told = eventually("both gateways are current", PATIENCE, async || {
+        let told = status(&scene).await;
+        let gateways = told["gateways"].as_array()?;
+        let current = gateways
+            .iter()
+            .all(|one| one["lag_seconds"] == 0.0 && one["keys"] == 1);
+        (gateways.len() == 2 && current).then_some(told)
+    })
+    .await;
+    let store = &told["store"];
+    assert_eq!(store["kind"], "redis");
+    assert_eq!(store["topology"], "single");
+    assert_eq!(store["index_complete"], true);
+    assert_eq!(store["feed"]["length"], 1);
+    let server = &store["servers"][0];
+    assert_eq!(server["address"], redis.url());
+    assert_eq!(server["role"], "master");
+    assert_eq!(server["run_id"].as_str().unwrap().len(), 40);
+    assert_eq!(told["keys"], 1);
+    assert_eq!(told["gateways"][0]["version"], env!("CARGO_PKG_VERSION"));
+    assert!(told["clock_difference_seconds"].as_f64().unwrap().abs() < 1.0);
+    assert!(
+        warns_of(&told, "appendonly") && !warns_of(&told, "noeviction"),
+        "{told}"
+    );
+
+    redis
+        .command(&["CONFIG", "SET", "appendonly", "yes"])
+        .await
+        .unwrap();
+    redis
+        .command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"])
+        .await
+        .unwrap();
+    let told = status(&scene).await;
+    assert!(
+        !warns_of(&told, "appendonly") && warns_of(&told, "noeviction"),
+        "{told}"
+    );
+
+    let table = scene.cli(&["store", "status"]).await;
+    for part in ["run id", "allkeys-lru", "GATEWAY", "warning"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+    assert!(!table.contains(key.key.as_str()));
+}
+
+#[tokio::test]
+async fn the_status_of_an_embedded_store_tells_its_file_and_gateways() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    scene.issue("pro").await;
+    let told = status(&scene).await;
+    let store = &told["store"];
+    assert_eq!(store["kind"], "embedded");
+    assert_eq!(store["schema_version"], 1);
+    assert_eq!(store["durability"], "1s");
+    assert!(store["path"].as_str().unwrap().ends_with("touchline.db"));
+    assert!(store["bytes"].as_u64().unwrap() > 0);
+    assert_eq!(told["keys"], 1);
+    assert_eq!(told["gateways"].as_array().unwrap().len(), 1);
+    let table = scene.cli(&["store", "status"]).await;
+    assert!(table.contains("touchline.db"), "{table}");
+}
+
+#[tokio::test]
+async fn the_status_of_a_store_that_cannot_be_used_fails_with_what_where_and_how_to_mend() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .start()
+        .await;
+    scene.redis.as_mut().unwrap().kill9();
+    let output = scene.gateways[0].cli(&["store", "status"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8(output.stderr).unwrap();
+    let port = scene.redis.as_ref().unwrap().port().to_string();
+    assert!(
+        said.contains(&port) && said.contains("store.redis"),
+        "{said}"
+    );
+}
+
+#[tokio::test]
+async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .start()
+        .await;
+    let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
+    let said_of = async || {
+        let output = scene.gateways[0].cli(&issue).await;
+        assert!(output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert!(!said_of().await.contains("replica"), "there is none");
+
+    let master = scene.redis.as_ref().unwrap();
+    let replica = RedisServer::start().await;
+    redis::cmd("REPLICAOF")
+        .arg("127.0.0.1")
+        .arg(master.port())
+        .exec_async(&mut replica.connect().await)
+        .await
+        .unwrap();
+    eventually("the replica is in step", PATIENCE, async || {
+        let info = master.command(&["INFO", "replication"]).await.ok()?;
+        info.contains("state=online").then_some(())
+    })
+    .await;
+    let said = said_of().await;
+    assert!(!said.contains("replica"), "{said}");
+
+    replica.hang();
+    let said = said_of().await;
+    assert!(
+        said.contains("none of the 1 replicas of Redis has confirmed"),
+        "{said}"
+    );
+    replica.resume();
+}

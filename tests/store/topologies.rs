@@ -1,0 +1,54 @@
+//! What the shared suite needs of every topology: a store by its settings.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use touchline::clock::Clock;
+use touchline::store::redis::{Place, RedisStore, Settings, open};
+use touchline::store::{NodeName, Role, Store, StoreError};
+
+use crate::redis_nodes::own_prefix;
+use crate::suite::{Fixture, ZONE};
+
+/// Names of its own on servers that other tests use too.
+pub struct SharedServers {
+    settings: Settings,
+}
+
+impl SharedServers {
+    /// Servers found by these settings.
+    pub fn with(settings: Settings) -> SharedServers {
+        SharedServers {
+            settings: Settings {
+                key_prefix: own_prefix(),
+                ..settings
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl Fixture for SharedServers {
+    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError> {
+        Ok(open(self.settings.clone(), role, zone, Clock::system()).await?)
+    }
+}
+
+/// Tests share two cores with their servers; production's 100 ms would now and then be too short here.
+pub fn patient(place: Place) -> Settings {
+    Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::of(place)
+    }
+}
+
+/// A gateway's handle with a short timeout.
+pub async fn gateway(place: Place) -> Arc<RedisStore> {
+    let settings = Settings {
+        timeout: Duration::from_millis(300),
+        ..Settings::of(place)
+    };
+    let role = Role::Gateway(NodeName("impatient".into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
