@@ -97,8 +97,19 @@ pub(super) async fn make(
             }
             Err(ChangeError::Conflict(_)) => {}
             Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => {
+                let unseen = match change {
+                    Change::Rotate { .. } => " (its new key was not shown)",
+                    Change::Suspend
+                    | Change::Resume
+                    | Change::Revoke
+                    | Change::SetTier(_)
+                    | Change::SetExpiry(_)
+                    | Change::SetLabel(_)
+                    | Change::SetCustomer(_)
+                    | Change::Grant { .. } => "",
+                };
                 bail!(
-                    "whether {id} was changed is unknown ({error}): look with `touchline keys show {id}` before you try again"
+                    "whether {id} was changed{unseen} is unknown, {error}: look with `touchline keys show {id}` before you try again"
                 );
             }
             Err(

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Write;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -143,9 +143,7 @@ pub(super) async fn rotate(
     };
     if let Err(error) = shown {
         // Not the error itself: a closed pipe is no success here.
-        bail!(
-            "the key {id} was rotated but the new one could not be shown ({error}): rotate it again"
-        );
+        return Err(unshown(session, &outcome.before, record, &error).await);
     }
     if order.output == RecordFormat::Table {
         note("Keep the key safe: it is not stored and cannot be shown again.");
@@ -155,6 +153,31 @@ pub(super) async fn rotate(
         ));
     }
     session.applied(mark).await
+}
+
+/// Takes a rotation back whose new key nobody has seen, so that it cannot push out the secret in use; but not where that secret
+/// was to end at once. Answers what the operator is told.
+async fn unshown(
+    session: &Session,
+    before: &KeyRecord,
+    after: &KeyRecord,
+    error: &anyhow::Error,
+) -> anyhow::Error {
+    let id = after.id;
+    let said = format!("the new key of {id} could not be shown ({error})");
+    if after.previous.is_none() {
+        return anyhow!("{said} and the old one has ended: rotate it again");
+    }
+    let restored = KeyRecord {
+        version: after.version,
+        ..before.clone()
+    };
+    match session.store.update_key(restored).await {
+        Ok(_) => anyhow!("{said}: the rotation was taken back, the old key stays valid"),
+        Err(undo) => anyhow!(
+            "{said}, nor could the rotation be taken back ({undo}): look with `touchline keys show {id}`; rotating it again ends the old key"
+        ),
+    }
 }
 
 #[cfg(test)]
