@@ -64,7 +64,7 @@ enum Command {
     /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
     #[command(after_help = "Example:\n  touchline check --config gateway.yaml")]
     Check,
-    /// Issue, list, show and revoke API keys.
+    /// Issue, find, show and change API keys.
     #[command(
         subcommand,
         after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31"
@@ -271,6 +271,17 @@ mod tests {
             "touchline keys issue --tier pro --customer A\tB",
             "touchline keys issue --tier pro --customer A --output csv",
             "touchline keys show short",
+            "touchline keys list --state gone",
+            "touchline keys rotate 4fZk09QwXy2B",
+            "touchline keys rotate 4fZk09QwXy2B --overlap 91d",
+            "touchline keys set-tier 4fZk09QwXy2B",
+            "touchline keys set-expiry 4fZk09QwXy2B soon",
+            "touchline keys set-label 4fZk09QwXy2B",
+            "touchline keys set-label 4fZk09QwXy2B text --none",
+            "touchline keys set-customer 4fZk09QwXy2B",
+            "touchline keys grant 4fZk09QwXy2B --extra 5",
+            "touchline keys grant 4fZk09QwXy2B --extra 0 --reason x",
+            "touchline keys grant 4fZk09QwXy2B --reason x",
             "touchline usage --from yesterday",
             "touchline usage --by week",
             "touchline store",

@@ -8,6 +8,7 @@
 //! | [`target`] | is the request target unambiguous (step 1) |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
+//! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
@@ -19,6 +20,7 @@ pub mod api_key;
 pub mod calendar;
 pub mod endpoint;
 pub mod key_record;
+pub mod lifecycle;
 pub mod quota;
 pub mod rate_limit;
 pub mod rejection;

@@ -38,12 +38,40 @@ pub(super) struct IssuedView<'a> {
     pub(super) record: KeyView<'a>,
 }
 
+/// A record with what lists have no room for.
+#[derive(Serialize)]
+pub(super) struct DetailView<'a> {
+    #[serde(flatten)]
+    pub(super) record: KeyView<'a>,
+    /// The end of the old secret, while a rotation's overlap lasts.
+    pub(super) previous_until: Option<Timestamp>,
+    pub(super) grants: &'a BTreeMap<Date, u64>,
+}
+
 #[derive(Serialize)]
 pub(super) struct ShownView<'a> {
     #[serde(flatten)]
-    pub(super) record: KeyView<'a>,
-    pub(super) grants: &'a BTreeMap<Date, u64>,
+    pub(super) detail: DetailView<'a>,
     pub(super) today: TodayView,
+}
+
+/// The outcome of a change; `key` only where there is a new one, `grant` only where units were granted.
+#[derive(Serialize)]
+pub(super) struct ChangedView<'a> {
+    pub(super) changed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) grant: Option<GrantView<'a>>,
+    #[serde(flatten)]
+    pub(super) detail: DetailView<'a>,
+}
+
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct GrantView<'a> {
+    pub(super) date: Date,
+    pub(super) extra: u64,
+    pub(super) reason: &'a str,
 }
 
 /// `limit` and `remaining` are null where the key's tier is not configured.
@@ -70,23 +98,23 @@ impl<'a> KeyView<'a> {
         }
     }
 
-    /// For people: the last day of the subscription, instants without fractions. In the order of [`LIST_HEADER`].
-    pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
-        let state = match (self.state, self.expired) {
+    /// The state, or that the subscription of an active key has ended.
+    pub(super) fn shown_state(&self) -> &'static str {
+        match (self.state, self.expired) {
             (KeyState::Active, true) => "expired",
             (state, _) => state.as_str(),
-        };
+        }
+    }
+
+    /// For people: the last day of the subscription, instants without fractions. In the order of [`LIST_HEADER`].
+    pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
         vec![
             ("id", self.id.to_string()),
             ("customer", self.customer.to_owned()),
             ("label", self.label.unwrap_or_default().to_owned()),
             ("tier", self.tier.to_string()),
-            ("state", state.to_owned()),
-            (
-                "expires",
-                self.expires
-                    .map_or_else(|| "never".to_owned(), |expires| last_day(calendar, expires)),
-            ),
+            ("state", self.shown_state().to_owned()),
+            ("expires", end(calendar, self.expires)),
             ("created", to_the_second(self.created)),
             ("updated", to_the_second(self.updated)),
         ]
@@ -108,6 +136,33 @@ impl<'a> KeyView<'a> {
     }
 }
 
+impl<'a> DetailView<'a> {
+    pub(super) fn of(record: &'a KeyRecord, now: Timestamp) -> DetailView<'a> {
+        let previous = record.previous.as_ref().map(|previous| previous.until);
+        DetailView {
+            record: KeyView::of(record, now),
+            previous_until: previous.filter(|until| now < *until),
+            grants: &record.grants,
+        }
+    }
+
+    pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
+        let mut fields = self.record.fields(calendar);
+        if let Some(until) = self.previous_until {
+            fields.push(("old key until", to_the_second(until)));
+        }
+        for (date, units) in self.grants {
+            fields.push(("grant", format!("{units} on {date}")));
+        }
+        fields
+    }
+}
+
+/// When a subscription ends, for people.
+pub(super) fn end(calendar: &Calendar, expires: Option<Timestamp>) -> String {
+    expires.map_or_else(|| "never".to_owned(), |expires| last_day(calendar, expires))
+}
+
 /// The last day that a subscription ending at `expires` is valid through, or the instant where it ends within a day.
 pub(super) fn last_day(calendar: &Calendar, expires: Timestamp) -> String {
     let day = expires
@@ -121,7 +176,7 @@ pub(super) fn last_day(calendar: &Calendar, expires: Timestamp) -> String {
     )
 }
 
-fn to_the_second(instant: Timestamp) -> String {
+pub(super) fn to_the_second(instant: Timestamp) -> String {
     Timestamp::from_second(instant.as_second())
         .unwrap_or(instant)
         .to_string()

@@ -228,7 +228,18 @@ impl Scene {
     pub async fn issue_with(&self, tier: &str, options: &[&str]) -> IssuedKey {
         let mut arguments = vec!["keys", "issue", "--tier", tier, "--customer", "Acme"];
         arguments.extend(options);
-        arguments.extend(["--output", "json"]);
+        self.key_made_by(&arguments, tier).await
+    }
+
+    /// Rotates a key, with options such as `["--overlap", "24h"]`; the key with its new secret. Calls with either count as the key's.
+    pub async fn rotate(&self, key: &IssuedKey, options: &[&str]) -> IssuedKey {
+        let mut arguments = vec!["keys", "rotate", &key.id];
+        arguments.extend(options);
+        self.key_made_by(&arguments, &key.tier).await
+    }
+
+    async fn key_made_by(&self, arguments: &[&str], tier: &str) -> IssuedKey {
+        let arguments = [arguments, &["--output", "json"]].concat();
         let text = self.cli(&arguments).await;
         let value: serde_json::Value =
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"));

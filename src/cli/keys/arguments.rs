@@ -1,0 +1,205 @@
+//! The arguments of the commands that change a key.
+
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use clap::Args;
+use jiff::civil::Date;
+
+use crate::cli::output::{RecordFormat, parse_date, parse_name};
+use crate::policy::api_key::KeyId;
+
+/// The longest overlap: a secret that may have leaked is not left valid for longer by a slip.
+const OVERLAP_MAX: Duration = Duration::from_secs(90 * 86_400);
+const OVERLAP_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
+
+/// A change that always cuts somebody off.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct CutArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// Do not ask; needed where there is no terminal.
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+/// A change without more to say, that cuts nobody off.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct PlainArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct RotateArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// How long the old secret stays valid, such as 24h, at most 90d; 0s ends it at once.
+    #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
+    pub(super) overlap: Duration,
+    /// Do not ask before a valid secret ends at once; needed for that where there is no terminal.
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SetTierArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// A tier of the configuration.
+    pub(super) tier: String,
+    /// Do not ask before units or endpoints are lost; needed for that where there is no terminal.
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SetExpiryArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// The last day of the subscription, in the quota's time zone, or `never`.
+    #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
+    pub(super) last_day: LastDay,
+    /// Do not ask before the subscription ends at once; needed for that where there is no terminal.
+    #[arg(long)]
+    pub(super) yes: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SetLabelArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// What the customer calls it.
+    #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
+    pub(super) text: Option<String>,
+    /// Remove the label.
+    #[arg(long)]
+    pub(super) none: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct SetCustomerArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// Who pays.
+    #[arg(value_parser = parse_name)]
+    pub(super) text: String,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct GrantArguments {
+    /// The public id of the key.
+    pub(super) id: KeyId,
+    /// The units, at least 1.
+    #[arg(long, value_name = "UNITS")]
+    pub(super) extra: NonZeroU64,
+    /// The quota day; today unless said.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    pub(super) day: Option<Date>,
+    /// Why; shown in the result, not stored yet.
+    #[arg(long, value_parser = parse_name)]
+    pub(super) reason: String,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    pub(super) output: RecordFormat,
+}
+
+/// When a subscription is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LastDay {
+    /// It does not.
+    Never,
+    /// With this day.
+    On(Date),
+}
+
+fn parse_last_day(text: &str) -> Result<LastDay, String> {
+    if text == "never" {
+        return Ok(LastDay::Never);
+    }
+    parse_date(text)
+        .map(LastDay::On)
+        .map_err(|error| format!("{error}, or never"))
+}
+
+fn parse_overlap(text: &str) -> Result<Duration, String> {
+    let number_end = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(number_end);
+    let unit_seconds = OVERLAP_UNITS.iter().find(|(name, _)| *name == unit);
+    let duration = unit_seconds
+        .and_then(|(_, seconds)| number.parse::<u64>().ok()?.checked_mul(*seconds))
+        .map(Duration::from_secs)
+        .ok_or("write a whole number and s, m, h or d, such as 24h")?;
+    if duration > OVERLAP_MAX {
+        return Err("an overlap lasts 90d at most".to_owned());
+    }
+    Ok(duration)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_overlap_is_a_whole_number_with_a_unit_up_to_90_days() {
+        for (text, seconds) in [
+            ("0s", Some(0)),
+            ("90s", Some(90)),
+            ("5m", Some(300)),
+            ("24h", Some(86_400)),
+            ("90d", Some(7_776_000)),
+            ("91d", None),
+            ("2161h", None),
+            ("0", None),
+            ("24", None),
+            ("h", None),
+            ("", None),
+            ("-1h", None),
+            ("+1h", None),
+            ("1.5h", None),
+            ("1 h", None),
+            ("1H", None),
+            ("100ms", None),
+            ("99999999999999999999d", None),
+            ("18446744073709551615d", None),
+        ] {
+            assert_eq!(
+                parse_overlap(text).ok(),
+                seconds.map(Duration::from_secs),
+                "{text:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_subscription_ends_with_a_day_or_never() {
+        assert_eq!(parse_last_day("never"), Ok(LastDay::Never));
+        let day = "2027-01-31".parse().unwrap();
+        assert_eq!(parse_last_day("2027-01-31"), Ok(LastDay::On(day)));
+        for bad in ["", "Never", "none", "2027-02-30"] {
+            let said = parse_last_day(bad).unwrap_err();
+            assert!(said.contains("2027-01-31, or never"), "{bad:?}: {said}");
+        }
+    }
+}

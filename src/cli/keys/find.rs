@@ -1,0 +1,280 @@
+//! Finding keys and showing them; nothing here changes any.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+use jiff::Timestamp;
+
+use super::view::{DetailView, KeyView, LIST_HEADER, ShownView, TodayView};
+use super::{Session, existing};
+use crate::cli::output::{
+    RecordFormat, RowsFormat, write_csv, write_json, write_record, write_table,
+};
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::{KeyRecord, TierName};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ListArguments {
+    /// Only of this customer, written as it is stored.
+    #[arg(long)]
+    customer: Option<String>,
+    /// Only of this tier.
+    #[arg(long)]
+    tier: Option<TierName>,
+    /// Only in this state.
+    #[arg(long, value_enum)]
+    state: Option<ShownState>,
+    /// Only with this text in id, customer or label; small and capital letters are the same.
+    #[arg(long, value_name = "TEXT")]
+    search: Option<String>,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RowsFormat,
+}
+
+/// A key's state as the table shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ShownState {
+    /// In use, and its subscription has not ended.
+    Active,
+    /// Refused until resumed.
+    Suspended,
+    /// Refused for ever.
+    Revoked,
+    /// Active, but its subscription has ended.
+    Expired,
+}
+
+impl ShownState {
+    fn as_str(self) -> &'static str {
+        match self {
+            ShownState::Active => "active",
+            ShownState::Suspended => "suspended",
+            ShownState::Revoked => "revoked",
+            ShownState::Expired => "expired",
+        }
+    }
+}
+
+impl ListArguments {
+    /// Whether a record meets every filter.
+    fn holds(&self, record: &KeyRecord, now: Timestamp) -> bool {
+        let state = KeyView::of(record, now).shown_state();
+        self.customer
+            .as_ref()
+            .is_none_or(|customer| *customer == record.customer)
+            && self.tier.as_ref().is_none_or(|tier| *tier == record.tier)
+            && self.state.is_none_or(|wanted| wanted.as_str() == state)
+            && self
+                .search
+                .as_ref()
+                .is_none_or(|text| has_text(record, text))
+    }
+}
+
+fn has_text(record: &KeyRecord, text: &str) -> bool {
+    let text = text.to_lowercase();
+    [
+        record.id.as_str(),
+        &record.customer,
+        record.label.as_deref().unwrap_or_default(),
+    ]
+    .iter()
+    .any(|field| field.to_lowercase().contains(&text))
+}
+
+/// Lists the keys that meet the filters.
+pub(super) async fn list(
+    session: &Session,
+    wanted: &ListArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let now = session.store.server_time().await?;
+    let records = session.store.all_keys().await?;
+    let views: Vec<KeyView<'_>> = records
+        .iter()
+        .filter(|record| wanted.holds(record, now))
+        .map(|record| KeyView::of(record, now))
+        .collect();
+    match wanted.output {
+        RowsFormat::Json => write_json(out, &views),
+        RowsFormat::Csv => {
+            let rows: Vec<Vec<String>> = views.iter().map(KeyView::csv_row).collect();
+            write_csv(out, &LIST_HEADER, &rows)
+        }
+        RowsFormat::Table => {
+            let calendar = &session.config.calendar;
+            let rows: Vec<Vec<String>> = views
+                .iter()
+                .map(|view| {
+                    view.fields(calendar)
+                        .into_iter()
+                        .map(|(_, value)| value)
+                        .collect()
+                })
+                .collect();
+            write_table(out, &LIST_HEADER, &[], &rows)
+        }
+    }
+}
+
+/// Shows one key and what it used today.
+pub(super) async fn show(
+    session: &Session,
+    id: KeyId,
+    output: RecordFormat,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let now = session.store.server_time().await?;
+    let record = existing(session, id).await?;
+    let day = session.config.calendar.day_at(now)?;
+    let usage = session.store.usage(day.date, day.date, Some(id)).await?;
+    let used = usage.iter().map(|usage| usage.used).sum();
+    let limit = session
+        .config
+        .tier(&record.tier)
+        .map(|tier| record.limit_on(day.date, tier.daily.get()));
+    let view = ShownView {
+        detail: DetailView::of(&record, now),
+        today: TodayView {
+            date: day.date,
+            used,
+            limit,
+            remaining: limit.map(|limit| limit.saturating_sub(used)),
+        },
+    };
+    match output {
+        RecordFormat::Json => write_json(out, &view),
+        RecordFormat::Table => {
+            let mut fields = view.detail.fields(&session.config.calendar);
+            let limit = limit.map_or_else(
+                || "a limit unknown: the tier is not configured".to_owned(),
+                |limit| limit.to_string(),
+            );
+            fields.push(("used today", format!("{used} of {limit}")));
+            write_record(out, &fields)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::key_record::KeyState;
+    use crate::policy::key_record::tests::key_of;
+
+    fn wanted() -> ListArguments {
+        ListArguments {
+            customer: None,
+            tier: None,
+            state: None,
+            search: None,
+            output: RowsFormat::Table,
+        }
+    }
+
+    #[test]
+    fn a_key_is_listed_if_it_meets_every_filter() {
+        let (_, mut record) = key_of("pro");
+        record.label = Some("Söhne live".into());
+        let now: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        let text = |text: &str| Some(text.to_owned());
+        let of = |tier: &str| Some(tier.parse().unwrap());
+        for (filter, holds) in [
+            (wanted(), true),
+            (
+                ListArguments {
+                    customer: text("Acme"),
+                    ..wanted()
+                },
+                true,
+            ),
+            (
+                ListArguments {
+                    customer: text("Acm"),
+                    ..wanted()
+                },
+                false,
+            ),
+            (
+                ListArguments {
+                    tier: of("pro"),
+                    ..wanted()
+                },
+                true,
+            ),
+            (
+                ListArguments {
+                    tier: of("starter"),
+                    ..wanted()
+                },
+                false,
+            ),
+            (
+                ListArguments {
+                    search: text("ACM"),
+                    ..wanted()
+                },
+                true,
+            ),
+            (
+                ListArguments {
+                    search: text("sÖHNE"),
+                    ..wanted()
+                },
+                true,
+            ),
+            (
+                ListArguments {
+                    search: text(record.id.as_str()),
+                    ..wanted()
+                },
+                true,
+            ),
+            (
+                ListArguments {
+                    search: text("pro"),
+                    ..wanted()
+                },
+                false,
+            ),
+            (
+                ListArguments {
+                    tier: of("pro"),
+                    search: text("none"),
+                    ..wanted()
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(filter.holds(&record, now), holds, "{filter:?}");
+        }
+    }
+
+    #[test]
+    fn each_key_is_in_the_one_state_that_the_table_shows() {
+        let now: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        let states = ShownState::value_variants();
+        for (state, expires, expected) in [
+            (KeyState::Active, None, ShownState::Active),
+            (KeyState::Active, Some(now), ShownState::Expired),
+            (KeyState::Suspended, Some(now), ShownState::Suspended),
+            (KeyState::Revoked, None, ShownState::Revoked),
+        ] {
+            let (_, mut record) = key_of("pro");
+            (record.state, record.expires) = (state, expires);
+            let listed: Vec<ShownState> = states
+                .iter()
+                .copied()
+                .filter(|one| {
+                    ListArguments {
+                        state: Some(*one),
+                        ..wanted()
+                    }
+                    .holds(&record, now)
+                })
+                .collect();
+            assert_eq!(listed, [expected]);
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The commands that make a secret: it is shown once, and nowhere kept.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use anyhow::{anyhow, bail};
+use clap::Args;
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+use super::arguments::RotateArguments;
+use super::change::{Consent, make};
+use super::view::{ChangedView, DetailView, IssuedView, KeyView, to_the_second};
+use super::{Session, note};
+use crate::cli::output::{RecordFormat, parse_date, parse_name, write_json, write_record};
+use crate::policy::api_key::{ApiKey, os_entropy};
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+use crate::policy::lifecycle::Change;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct IssueArguments {
+    /// The subscription tier.
+    #[arg(long)]
+    pub(super) tier: String,
+    /// Who pays.
+    #[arg(long, value_parser = parse_name)]
+    customer: String,
+    /// What the customer calls this key.
+    #[arg(long, value_parser = parse_name)]
+    label: Option<String>,
+    /// The last day of the subscription, in the quota's time zone.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    expires: Option<Date>,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RecordFormat,
+}
+
+/// The first instant after the last day of a subscription.
+fn end_of_subscription(
+    calendar: &Calendar,
+    last_day: Date,
+    now: Timestamp,
+) -> anyhow::Result<Timestamp> {
+    let end = Timestamp::from_second(calendar.day_of(last_day)?.end)?;
+    if end <= now {
+        bail!("{last_day} is in the past: the key would have expired already");
+    }
+    Ok(end)
+}
+
+pub(super) async fn issue(
+    session: &Session,
+    arguments: &IssueArguments,
+    tier: TierName,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let now = session.store.server_time().await?;
+    let expires = arguments
+        .expires
+        .map(|last_day| end_of_subscription(&session.config.calendar, last_day, now))
+        .transpose()?;
+    let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
+    let record = KeyRecord {
+        id: key.id(),
+        customer: arguments.customer.clone(),
+        label: arguments.label.clone(),
+        tier,
+        state: KeyState::Active,
+        expires,
+        digest: key.digest(),
+        previous: None,
+        grants: BTreeMap::new(),
+        created: now,
+        updated: now,
+        version: 0,
+    };
+    let (record, mark) = session.store.create_key(record).await?;
+    let view = KeyView::of(&record, now);
+    let shown = match arguments.output {
+        RecordFormat::Json => write_json(
+            out,
+            &IssuedView {
+                key: key.reveal(),
+                record: view,
+            },
+        ),
+        RecordFormat::Table => {
+            let mut fields = view.fields(&session.config.calendar);
+            fields.insert(1, ("key", key.reveal().to_owned()));
+            write_record(out, &fields)
+        }
+    };
+    if let Err(error) = shown {
+        // Not the error itself: a closed pipe is no success here.
+        bail!(
+            "the key {} was issued but could not be shown ({error}): revoke it and issue another",
+            record.id
+        );
+    }
+    if arguments.output == RecordFormat::Table {
+        note("Keep the key safe: it is not stored and cannot be shown again.");
+    }
+    session.applied(&mark).await
+}
+
+pub(super) async fn rotate(
+    session: &Session,
+    order: &RotateArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let id = order.id;
+    let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
+    let consent = Consent::of(order.yes);
+    let outcome = make(session, id, "Rotate", consent, |_| {
+        Ok(Change::Rotate {
+            digest: key.digest(),
+            overlap: order.overlap,
+        })
+    })
+    .await?;
+    let Some((record, mark)) = &outcome.made else {
+        bail!("{id} was not rotated: try again");
+    };
+    let detail = DetailView::of(record, outcome.now);
+    let previous_until = detail.previous_until;
+    let shown = match order.output {
+        RecordFormat::Json => write_json(
+            out,
+            &ChangedView {
+                changed: true,
+                key: Some(key.reveal()),
+                grant: None,
+                detail,
+            },
+        ),
+        RecordFormat::Table => {
+            let mut fields = detail.fields(&session.config.calendar);
+            fields.insert(1, ("key", key.reveal().to_owned()));
+            write_record(out, &fields)
+        }
+    };
+    if let Err(error) = shown {
+        // Not the error itself: a closed pipe is no success here.
+        return Err(unshown(session, &outcome.before, record, &error).await);
+    }
+    if order.output == RecordFormat::Table {
+        note("Keep the key safe: it is not stored and cannot be shown again.");
+        note(&previous_until.map_or_else(
+            || "The old key is refused from now on.".to_owned(),
+            |until| format!("The old key is valid until {}.", to_the_second(until)),
+        ));
+    }
+    session.applied(mark).await
+}
+
+/// Takes a rotation back whose new key nobody has seen, so that it cannot push out the secret in use; but not where that secret
+/// was to end at once. Answers what the operator is told.
+async fn unshown(
+    session: &Session,
+    before: &KeyRecord,
+    after: &KeyRecord,
+    error: &anyhow::Error,
+) -> anyhow::Error {
+    let id = after.id;
+    let said = format!("the new key of {id} could not be shown ({error})");
+    if after.previous.is_none() {
+        return anyhow!("{said} and the old one has ended: rotate it again");
+    }
+    let restored = KeyRecord {
+        version: after.version,
+        ..before.clone()
+    };
+    match session.store.update_key(restored).await {
+        Ok(_) => anyhow!("{said}: the rotation was taken back, the old key stays valid"),
+        Err(undo) => anyhow!(
+            "{said}, nor could the rotation be taken back ({undo}): look with `touchline keys show {id}`; rotating it again ends the old key"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::keys::view;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_subscription_ends_with_the_last_second_of_its_last_day_in_the_quota_zone() {
+        let calendar = Calendar::of_zone("America/New_York").unwrap();
+        let last_day: Date = "2027-01-31".parse().unwrap();
+        let end = at("2027-02-01T05:00:00Z");
+        assert_eq!(
+            end_of_subscription(&calendar, last_day, at("2027-02-01T04:59:59Z")).unwrap(),
+            end
+        );
+        assert!(end_of_subscription(&calendar, last_day, end).is_err());
+        assert_eq!(view::last_day(&calendar, end), "after 2027-01-31");
+        assert_eq!(
+            view::last_day(&calendar, at("2027-02-01T05:00:01.5Z")),
+            "2027-02-01T05:00:01Z"
+        );
+        assert!(end_of_subscription(&calendar, Date::MAX, end).is_err());
+    }
+}

@@ -1,0 +1,271 @@
+//! The changes that are told in one sentence: state, tier, subscription, names, grants.
+
+use std::io::Write;
+
+use anyhow::bail;
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+use super::arguments::{
+    CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
+    SetExpiryArguments, SetLabelArguments, SetTierArguments,
+};
+use super::change::{Consent, Outcome, make};
+use super::view::{ChangedView, DetailView, GrantView, end};
+use super::{Session, note};
+use crate::cli::output::{RecordFormat, escape, write_json};
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::TierName;
+use crate::policy::lifecycle::Change;
+
+/// How far ahead units may be granted: each day with a grant stays in the record.
+const GRANT_DAYS_AHEAD_MAX: i64 = 400;
+
+pub(super) async fn suspend(
+    session: &Session,
+    order: &CutArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let consent = Consent::of(order.yes);
+    let outcome = make(session, order.id, "Suspend", consent, |_| {
+        Ok(Change::Suspend)
+    })
+    .await?;
+    let id = order.id;
+    let sentence = told(&outcome, &format!("{id} is suspended"));
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn resume(
+    session: &Session,
+    order: &PlainArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let outcome = make(session, order.id, "Resume", Consent::Ask, |_| {
+        Ok(Change::Resume)
+    })
+    .await?;
+    let id = order.id;
+    let sentence = told(&outcome, &format!("{id} is active"));
+    finish(session, &outcome, order.output, None, &sentence, out).await?;
+    let expires = outcome.after().expires;
+    if expires.is_some_and(|expires| expires <= outcome.now) {
+        note(&format!(
+            "Its subscription has ended all the same: `touchline keys set-expiry {id} DATE` renews it."
+        ));
+    }
+    Ok(())
+}
+
+pub(super) async fn revoke(
+    session: &Session,
+    order: &CutArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let consent = Consent::of(order.yes);
+    let outcome = make(session, order.id, "Revoke", consent, |_| Ok(Change::Revoke)).await?;
+    let id = order.id;
+    let sentence = told(&outcome, &format!("{id} is revoked"));
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn set_tier(
+    session: &Session,
+    order: &SetTierArguments,
+    tier: &TierName,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let consent = Consent::of(order.yes);
+    let outcome = make(session, order.id, "Change the tier of", consent, |_| {
+        Ok(Change::SetTier(tier.clone()))
+    })
+    .await?;
+    let id = order.id;
+    let sentence = match &outcome.made {
+        Some(_) => format!("{id} is in tier {tier}, was in {}", outcome.before.tier),
+        None => format!("{id} is in tier {tier} already"),
+    };
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn set_expiry(
+    session: &Session,
+    order: &SetExpiryArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let calendar = &session.config.calendar;
+    let expires = match order.last_day {
+        LastDay::Never => None,
+        LastDay::On(date) => Some(Timestamp::from_second(calendar.day_of(date)?.end)?),
+    };
+    let consent = Consent::of(order.yes);
+    let outcome = make(
+        session,
+        order.id,
+        "End the subscription of",
+        consent,
+        |_| Ok(Change::SetExpiry(expires)),
+    )
+    .await?;
+    let id = order.id;
+    let sentence = match &outcome.made {
+        Some(_) => format!(
+            "{id} expires {}, was {}",
+            end(calendar, expires),
+            end(calendar, outcome.before.expires)
+        ),
+        None => format!("{id} expires {} already", end(calendar, expires)),
+    };
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn set_label(
+    session: &Session,
+    order: &SetLabelArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let label = &order.text;
+    let outcome = make(session, order.id, "Label", Consent::Ask, |_| {
+        Ok(Change::SetLabel(label.clone()))
+    })
+    .await?;
+    let id = order.id;
+    let sentence = match label {
+        Some(label) => told(&outcome, &format!("{id} is labelled {}", escape(label))),
+        None => told(&outcome, &format!("{id} is without a label")),
+    };
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn set_customer(
+    session: &Session,
+    order: &SetCustomerArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let customer = &order.text;
+    let outcome = make(session, order.id, "Reassign", Consent::Ask, |_| {
+        Ok(Change::SetCustomer(customer.clone()))
+    })
+    .await?;
+    let id = order.id;
+    let sentence = told(&outcome, &format!("{id} is of {}", escape(customer)));
+    finish(session, &outcome, order.output, None, &sentence, out).await
+}
+
+pub(super) async fn grant(
+    session: &Session,
+    order: &GrantArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let calendar = &session.config.calendar;
+    // The day of this command, also where it is tried again beyond midnight: the grant is shown with it.
+    let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
+    let outcome = make(session, order.id, "Grant to", Consent::Ask, |_| {
+        Ok(Change::Grant {
+            date,
+            units: order.extra,
+        })
+    })
+    .await?;
+    let (id, extra) = (order.id, order.extra.get());
+    let record = outcome.after();
+    let limit = session
+        .config
+        .tier(&record.tier)
+        .map(|tier| record.limit_on(date, tier.daily.get()));
+    let limit = limit.map_or_else(
+        || "of a tier that is not configured".to_owned(),
+        |limit| format!("its limit is {limit} that day"),
+    );
+    let reason = escape(&order.reason);
+    let sentence = format!("{id} has {extra} units more on {date} ({reason}): {limit}");
+    let granted = GrantView {
+        date,
+        extra,
+        reason: &order.reason,
+    };
+    finish(
+        session,
+        &outcome,
+        order.output,
+        Some(granted),
+        &sentence,
+        out,
+    )
+    .await
+}
+
+/// The day that units are granted for: `wanted`, or the one at `now`.
+fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyhow::Result<Date> {
+    let today = calendar.day_at(now)?.date;
+    let date = wanted.unwrap_or(today);
+    if date < today {
+        bail!("{date} is over: grant units for {today} or a later day");
+    }
+    let ahead = (calendar.day_of(date)?.start - calendar.day_of(today)?.start) / 86_400;
+    if ahead > GRANT_DAYS_AHEAD_MAX {
+        bail!("{date} is more than {GRANT_DAYS_AHEAD_MAX} days ahead: choose an earlier day");
+    }
+    Ok(date)
+}
+
+fn told(outcome: &Outcome, sentence: &str) -> String {
+    match outcome.made {
+        Some(_) => sentence.to_owned(),
+        None => format!("{sentence} already"),
+    }
+}
+
+/// Tells what became of a change, and waits until the gateways have applied it.
+async fn finish(
+    session: &Session,
+    outcome: &Outcome,
+    output: RecordFormat,
+    grant: Option<GrantView<'_>>,
+    sentence: &str,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    match output {
+        RecordFormat::Json => write_json(
+            out,
+            &ChangedView {
+                changed: outcome.made.is_some(),
+                key: None,
+                grant,
+                detail: DetailView::of(outcome.after(), outcome.now),
+            },
+        )?,
+        RecordFormat::Table => {
+            writeln!(out, "{sentence}")?;
+            out.flush()?;
+        }
+    }
+    match &outcome.made {
+        Some((_, mark)) => session.applied(mark).await,
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_are_granted_for_today_or_a_later_day_of_the_quota_zone() {
+        let calendar = Calendar::of_zone("America/New_York").unwrap();
+        // Still the evening before in New York.
+        let now: Timestamp = "2026-11-21T04:59:59Z".parse().unwrap();
+        let day = |text: &str| Some(text.parse::<Date>().unwrap());
+        let granted = |wanted| grant_day(&calendar, wanted, now).ok();
+        assert_eq!(granted(None), day("2026-11-20"));
+        assert_eq!(granted(day("2026-11-20")), day("2026-11-20"));
+        assert_eq!(granted(day("2027-12-25")), day("2027-12-25"));
+        assert_eq!(granted(day("2027-12-26")), None);
+        assert_eq!(granted(Some(Date::MAX)), None);
+        let past = grant_day(&calendar, day("2026-11-19"), now).unwrap_err();
+        assert_eq!(
+            past.to_string(),
+            "2026-11-19 is over: grant units for 2026-11-20 or a later day"
+        );
+    }
+}

@@ -1,0 +1,424 @@
+//! Changes of a key after its issue: what each makes of its record, which are refused, and what its holder loses by one.
+//!
+//! Invariants: no change touches the id, hence what was used; a revoked key never calls again; a change without a
+//! [`Loss`] cuts nobody off: every secret that was usable stays usable, with as many units and all endpoints.
+
+use std::fmt;
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+use super::api_key::KeyDigest;
+use super::key_record::{KeyRecord, KeyState, PreviousDigest, TierName};
+
+/// The most extra units of a key on one day. Far below 2^53: Redis counts in doubles.
+pub const GRANT_UNITS_MAX: u64 = 1_000_000_000_000;
+
+/// One change of a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Another secret; the one that was current stays valid for the overlap, and no longer than it was.
+    Rotate {
+        /// Digest of the new key.
+        digest: KeyDigest,
+        /// How long the old secret stays valid; zero ends it at once.
+        overlap: Duration,
+    },
+    /// Refuses all calls until resumed.
+    Suspend,
+    /// Ends a suspension.
+    Resume,
+    /// Refuses all calls for ever.
+    Revoke,
+    /// Another tier.
+    SetTier(TierName),
+    /// Another first instant after the subscription; `None` is without end.
+    SetExpiry(Option<Timestamp>),
+    /// Another label, or none.
+    SetLabel(Option<String>),
+    /// Another customer.
+    SetCustomer(String),
+    /// More units on a day.
+    Grant {
+        /// The quota day.
+        date: Date,
+        /// The units, on top of what was granted before.
+        units: NonZeroU64,
+    },
+}
+
+/// Why a change cannot be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeRefused {
+    /// The key is revoked.
+    #[error("the key is revoked, which is final: issue another with `touchline keys issue`")]
+    Revoked,
+    /// The day's grants would be more than [`GRANT_UNITS_MAX`].
+    #[error("the grants of a day are {GRANT_UNITS_MAX} units at most: grant less")]
+    GrantTooLarge,
+    /// The end of the overlap is outside the calendar.
+    #[error("the overlap ends outside the calendar: choose a shorter one")]
+    OverlapTooLong,
+}
+
+impl Change {
+    /// The record after the change at `now`; `None` if it is so already.
+    ///
+    /// # Errors
+    /// If the change cannot be made. Of a revoked key only label and customer change.
+    pub fn applied_to(
+        &self,
+        before: &KeyRecord,
+        now: Timestamp,
+    ) -> Result<Option<KeyRecord>, ChangeRefused> {
+        let mut after = before.clone();
+        match self {
+            Change::Revoke => after.state = KeyState::Revoked,
+            Change::SetLabel(label) => after.label.clone_from(label),
+            Change::SetCustomer(customer) => after.customer.clone_from(customer),
+            Change::Rotate { .. }
+            | Change::Suspend
+            | Change::Resume
+            | Change::SetTier(_)
+            | Change::SetExpiry(_)
+            | Change::Grant { .. }
+                if before.state == KeyState::Revoked =>
+            {
+                return Err(ChangeRefused::Revoked);
+            }
+            Change::Rotate { digest, overlap } => {
+                let until = now
+                    .checked_add(*overlap)
+                    .map_err(|_| ChangeRefused::OverlapTooLong)?;
+                after.previous = (until > now).then_some(PreviousDigest {
+                    digest: before.digest,
+                    until,
+                });
+                after.digest = *digest;
+            }
+            Change::Suspend => after.state = KeyState::Suspended,
+            Change::Resume => after.state = KeyState::Active,
+            Change::SetTier(tier) => after.tier = tier.clone(),
+            Change::SetExpiry(expires) => after.expires = *expires,
+            Change::Grant { date, units } => {
+                let granted = before.grants.get(date).copied().unwrap_or(0);
+                let granted = granted
+                    .checked_add(units.get())
+                    .filter(|granted| *granted <= GRANT_UNITS_MAX)
+                    .ok_or(ChangeRefused::GrantTooLarge)?;
+                after.grants.insert(*date, granted);
+            }
+        }
+        Ok((after != *before).then_some(after))
+    }
+}
+
+/// What a tier gives, in the configuration of the moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offer {
+    /// Units a day.
+    pub daily: u64,
+    /// Patterns of the endpoints.
+    pub endpoints: Vec<Arc<str>>,
+}
+
+/// What the holder of a key loses by a change, from the next request on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Loss {
+    /// Every call, for ever.
+    Key,
+    /// Every call, until somebody undoes it.
+    Calls,
+    /// A secret that is valid now.
+    Secret,
+    /// Units of a day.
+    Units {
+        /// The tier's units before.
+        from: u64,
+        /// The tier's units after.
+        to: u64,
+    },
+    /// Endpoints.
+    Endpoints(Vec<Arc<str>>),
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Loss::Key => f.write_str("every call with it is refused for ever"),
+            Loss::Calls => f.write_str("every call with it is refused from the next one on"),
+            Loss::Secret => f.write_str("a secret that is valid now ends at once"),
+            Loss::Units { from, to } => write!(f, "its daily quota falls from {from} to {to}"),
+            Loss::Endpoints(endpoints) => write!(f, "it loses {}", endpoints.join(", ")),
+        }
+    }
+}
+
+/// What the holder of a key loses at `now` if `before` becomes `after`. `offer` tells what a tier gives, `None` where it is
+/// not configured.
+pub fn losses(
+    before: &KeyRecord,
+    after: &KeyRecord,
+    now: Timestamp,
+    offer: impl Fn(&TierName) -> Option<Offer>,
+) -> Vec<Loss> {
+    let mut losses = Vec::new();
+    let calls = |record: &KeyRecord| {
+        record.state == KeyState::Active && record.expires.is_none_or(|expires| now < expires)
+    };
+    if after.state == KeyState::Revoked && before.state != KeyState::Revoked {
+        losses.push(Loss::Key);
+    } else if calls(before) && !calls(after) {
+        losses.push(Loss::Calls);
+    }
+    let kept = |digest: &KeyDigest| is_valid(after, digest, now);
+    let previous = before.previous.iter().map(|previous| previous.digest);
+    if std::iter::once(before.digest)
+        .chain(previous)
+        .any(|digest| is_valid(before, &digest, now) && !kept(&digest))
+    {
+        losses.push(Loss::Secret);
+    }
+    if before.tier != after.tier
+        && let (Some(from), Some(to)) = (offer(&before.tier), offer(&after.tier))
+    {
+        if to.daily < from.daily {
+            losses.push(Loss::Units {
+                from: from.daily,
+                to: to.daily,
+            });
+        }
+        let gone = |endpoint: &Arc<str>| !to.endpoints.contains(endpoint);
+        let endpoints: Vec<Arc<str>> = from.endpoints.into_iter().filter(gone).collect();
+        if !endpoints.is_empty() {
+            losses.push(Loss::Endpoints(endpoints));
+        }
+    }
+    losses
+}
+
+/// Whether a secret is one of the record's at `now`, whatever the state.
+fn is_valid(record: &KeyRecord, digest: &KeyDigest, now: Timestamp) -> bool {
+    let previous = record.previous.as_ref();
+    record.digest == *digest
+        || previous.is_some_and(|previous| previous.digest == *digest && now < previous.until)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::ToSpan;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::policy::key_record::tests::key_of;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn now() -> Timestamp {
+        "2026-11-21T12:00:00Z".parse().unwrap()
+    }
+
+    fn day() -> Date {
+        "2026-11-21".parse().unwrap()
+    }
+
+    fn offer(tier: &TierName) -> Option<Offer> {
+        let (daily, endpoints): (u64, &[&str]) = match tier.as_str() {
+            "starter" => (1_000, &["/a"]),
+            "pro" => (3_000, &["/a", "/b"]),
+            "wide" => (1_000, &["/a", "/b", "/c"]),
+            _ => return None,
+        };
+        Some(Offer {
+            daily,
+            endpoints: endpoints.iter().map(|path| (*path).into()).collect(),
+        })
+    }
+
+    fn tier(name: &str) -> Change {
+        Change::SetTier(name.parse().unwrap())
+    }
+
+    fn rotate(secret: &str, overlap: Duration) -> Change {
+        Change::Rotate {
+            digest: KeyDigest::of(secret.as_bytes()),
+            overlap,
+        }
+    }
+
+    fn grant(units: u64) -> Change {
+        Change::Grant {
+            date: day(),
+            units: NonZeroU64::new(units).unwrap(),
+        }
+    }
+
+    fn lost(before: &KeyRecord, change: &Change) -> Vec<Loss> {
+        let after = change.applied_to(before, now()).unwrap().unwrap();
+        losses(before, &after, now(), offer)
+    }
+
+    #[test]
+    fn a_rotation_keeps_the_id_and_the_old_secret_until_the_end_of_the_overlap() {
+        let (key, before) = key_of("pro");
+        let after = rotate("new", HOUR).applied_to(&before, now()).unwrap();
+        let after = after.unwrap();
+        assert_eq!(after.id, before.id);
+        let end = now() + HOUR;
+        assert_eq!(after.usable(&KeyDigest::of(b"new"), end), Ok(()));
+        assert_eq!(after.usable(&key.digest(), end - 1.nanosecond()), Ok(()));
+        assert!(after.usable(&key.digest(), end).is_err());
+        assert_eq!(losses(&before, &after, now(), offer), []);
+    }
+
+    #[test]
+    fn a_rotation_without_overlap_or_within_the_last_one_ends_a_valid_secret() {
+        let (key, before) = key_of("pro");
+        assert_eq!(
+            lost(&before, &rotate("new", Duration::ZERO)),
+            [Loss::Secret]
+        );
+        let after = rotate("new", Duration::ZERO).applied_to(&before, now());
+        assert_eq!(after.unwrap().unwrap().previous, None);
+
+        let once = rotate("new", HOUR).applied_to(&before, now()).unwrap();
+        let once = once.unwrap();
+        assert_eq!(lost(&once, &rotate("newer", HOUR)), [Loss::Secret]);
+        let twice = rotate("newer", HOUR).applied_to(&once, now()).unwrap();
+        assert!(twice.unwrap().usable(&key.digest(), now()).is_err());
+        let later = now() + HOUR;
+        let twice = rotate("newer", HOUR).applied_to(&once, later).unwrap();
+        assert_eq!(losses(&once, &twice.unwrap(), later, offer), []);
+    }
+
+    #[test]
+    fn revoked_is_final_but_for_its_names() {
+        let (_, before) = key_of("pro");
+        let revoked = Change::Revoke.applied_to(&before, now()).unwrap().unwrap();
+        for change in [
+            rotate("new", HOUR),
+            Change::Suspend,
+            Change::Resume,
+            tier("starter"),
+            Change::SetExpiry(None),
+            grant(1),
+        ] {
+            assert_eq!(
+                change.applied_to(&revoked, now()),
+                Err(ChangeRefused::Revoked),
+                "{change:?}"
+            );
+        }
+        assert_eq!(Change::Revoke.applied_to(&revoked, now()), Ok(None));
+        for change in [
+            Change::SetLabel(Some("gone".into())),
+            Change::SetCustomer("Acme, dissolved".into()),
+        ] {
+            assert!(matches!(change.applied_to(&revoked, now()), Ok(Some(_))));
+        }
+    }
+
+    #[test]
+    fn what_is_so_already_changes_nothing() {
+        let (_, before) = key_of("pro");
+        for change in [
+            Change::Resume,
+            tier("pro"),
+            Change::SetExpiry(None),
+            Change::SetLabel(None),
+            Change::SetCustomer("Acme".into()),
+        ] {
+            assert_eq!(change.applied_to(&before, now()), Ok(None), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn grants_of_a_day_add_up_to_a_limit() {
+        let (_, before) = key_of("pro");
+        let once = grant(500).applied_to(&before, now()).unwrap().unwrap();
+        let twice = grant(200).applied_to(&once, now()).unwrap().unwrap();
+        assert_eq!(twice.limit_on(day(), 3_000), 3_700);
+        assert_eq!(twice.limit_on(day().tomorrow().unwrap(), 3_000), 3_000);
+        assert!(grant(GRANT_UNITS_MAX).applied_to(&before, now()).is_ok());
+        for too_many in [GRANT_UNITS_MAX, u64::MAX] {
+            assert_eq!(
+                grant(too_many).applied_to(&once, now()),
+                Err(ChangeRefused::GrantTooLarge)
+            );
+        }
+    }
+
+    #[test]
+    fn a_loss_is_told_of_every_change_that_cuts_somebody_off_and_of_no_other() {
+        let (_, before) = key_of("pro");
+        let units = Loss::Units {
+            from: 3_000,
+            to: 1_000,
+        };
+        let second = 1.second();
+        for (change, expected) in [
+            (Change::Suspend, vec![Loss::Calls]),
+            (Change::Revoke, vec![Loss::Key]),
+            (
+                tier("starter"),
+                vec![units.clone(), Loss::Endpoints(vec!["/b".into()])],
+            ),
+            (tier("wide"), vec![units]),
+            (tier("unknown"), vec![]),
+            (Change::SetExpiry(Some(now())), vec![Loss::Calls]),
+            (Change::SetExpiry(Some(now() + second)), vec![]),
+            (grant(1), vec![]),
+            (Change::SetLabel(Some("x".into())), vec![]),
+            (Change::SetCustomer("x".into()), vec![]),
+        ] {
+            assert_eq!(lost(&before, &change), expected, "{change:?}");
+        }
+        let (_, starter) = key_of("starter");
+        assert_eq!(lost(&starter, &tier("pro")), []);
+        let suspended = Change::Suspend.applied_to(&before, now()).unwrap().unwrap();
+        assert_eq!(lost(&suspended, &Change::Revoke), [Loss::Key]);
+        assert_eq!(lost(&suspended, &Change::Resume), []);
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        prop_oneof![
+            ("[abc]", 0u64..3).prop_map(|(secret, hours)| {
+                rotate(&secret, Duration::from_secs(hours * 3_600))
+            }),
+            Just(Change::Suspend),
+            Just(Change::Resume),
+            Just(Change::Revoke),
+            Just(tier("starter")),
+            Just(tier("pro")),
+            (-2i64..3).prop_map(|hours| Change::SetExpiry(Some(now() + hours.hours()))),
+            Just(Change::SetExpiry(None)),
+            (1u64..9).prop_map(grant),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whoever_loses_nothing_calls_on_as_before(changes in proptest::collection::vec((any_change(), 0i64..3), 1..8)) {
+            let (key, mut record) = key_of("pro");
+            let mut at = now();
+            let secrets = [key.digest(), KeyDigest::of(b"a"), KeyDigest::of(b"b"), KeyDigest::of(b"c")];
+            for (change, hours) in changes {
+                at += hours.hours();
+                let Ok(Some(after)) = change.applied_to(&record, at) else { continue };
+                prop_assert_eq!(after.id, record.id);
+                prop_assert!(record.state != KeyState::Revoked);
+                if losses(&record, &after, at, offer).is_empty() {
+                    for secret in &secrets {
+                        prop_assert!(record.usable(secret, at).is_err() || after.usable(secret, at).is_ok());
+                    }
+                    let limit = |record: &KeyRecord| record.limit_on(day(), offer(&record.tier).unwrap().daily);
+                    prop_assert!(limit(&after) >= limit(&record));
+                }
+                record = after;
+            }
+        }
+    }
+}
