@@ -23,6 +23,7 @@ use super::{
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod outage;
 mod traffic;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
@@ -304,6 +305,7 @@ fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText>) -> Redis
             MS * 100,
             MS..=seconds(10),
         ),
+        outage: outage::outage(check, at, &text),
     }
 }
 

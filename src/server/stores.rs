@@ -37,8 +37,24 @@ pub async fn open_store(
                     .map(|password| password.reveal().to_owned()),
                 key_prefix: settings.key_prefix.clone(),
                 timeout: settings.timeout,
+                outage: Some(outage_of(&settings.outage)),
             };
             Ok(redis::open(settings, role, zone, clock).await?)
         }
+    }
+}
+
+fn outage_of(outage: &config::Outage) -> redis::OutageSettings {
+    redis::OutageSettings {
+        policy: match outage.policy {
+            config::OutagePolicy::Bounded => redis::OutagePolicy::Bounded,
+            config::OutagePolicy::Deny => redis::OutagePolicy::Deny,
+            config::OutagePolicy::Open => redis::OutagePolicy::Open,
+        },
+        journal: outage.journal.clone(),
+        journal_interval: outage.journal_interval,
+        min_nodes: outage.min_nodes,
+        cold_percent: outage.cold_percent,
+        count_staleness: outage.count_staleness,
     }
 }

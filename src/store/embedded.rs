@@ -53,7 +53,7 @@ use self::learnt::Learnt;
 use self::writer::Desk;
 use super::{
     ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
-    Refusal, Role, Store, StoreError,
+    Refusal, Role, Store, StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -414,6 +414,8 @@ impl Store for EmbeddedStore {
             up: self.desk.up.load(Ordering::Relaxed),
             keys_loaded: true,
             keys_age: self.polled.age(),
+            without_store: WithoutStore::Denies,
+            pending_units: 0,
         }
     }
 

@@ -6,6 +6,7 @@ mod crash;
 mod exactness;
 mod fairness;
 mod midnight;
+mod outage;
 mod revocation;
 mod short_days;
 

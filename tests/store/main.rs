@@ -10,6 +10,7 @@ mod suite;
 
 mod charge_script;
 mod embedded;
+mod outage;
 mod redis_server;
 mod redis_store;
 mod tcp_proxy;

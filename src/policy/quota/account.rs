@@ -255,6 +255,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         })
     }
 
+    /// Lets everybody go who waits for a call that has not begun.
+    pub fn dismiss(&mut self) -> Vec<W> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().map(|waiter| waiter.token).collect()
+    }
+
     /// Leaves waiters that are no longer `alive` out of the awaited call: what was asked for them is shared by the
     /// others, or covers what was served without the store meanwhile.
     pub fn leave_out(&mut self, alive: impl Fn(&W) -> bool) {

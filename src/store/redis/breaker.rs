@@ -103,7 +103,14 @@ impl Breaker {
         match (&mut self.state, seen) {
             (State::Closed, Connection::Up) => {}
             (State::Closed, Connection::Down) => self.open(Connection::Down, now),
-            (State::Open { connection, probe_at, .. }, seen) => {
+            (
+                State::Open {
+                    connection,
+                    probe_at,
+                    ..
+                },
+                seen,
+            ) => {
                 if *connection == Connection::Down && seen == Connection::Up {
                     *probe_at = now;
                 }
@@ -136,9 +143,13 @@ impl Breaker {
                 self.window_began = now;
             }
             Outcome::Lost | Outcome::Refused => {
-                if let State::Open { probe_at, probing, .. } = &mut self.state {
+                if let State::Open {
+                    probe_at, probing, ..
+                } = &mut self.state
+                {
                     *probing = false;
-                    *probe_at = now + PROBE_MIN + (PROBE_MAX - PROBE_MIN).mul_f64(jitter.clamp(0.0, 1.0));
+                    *probe_at =
+                        now + PROBE_MIN + (PROBE_MAX - PROBE_MIN).mul_f64(jitter.clamp(0.0, 1.0));
                 }
             }
         }
@@ -165,7 +176,13 @@ mod tests {
     fn two_lost_calls_in_a_row_open_it_and_one_does_not() {
         let now = Instant::now();
         let mut breaker = Breaker::new(now);
-        for outcome in [Outcome::Lost, Outcome::Answered, Outcome::Lost, Outcome::Refused, Outcome::Lost] {
+        for outcome in [
+            Outcome::Lost,
+            Outcome::Answered,
+            Outcome::Lost,
+            Outcome::Refused,
+            Outcome::Lost,
+        ] {
             breaker.record(outcome, now);
             assert!(breaker.is_closed());
         }
@@ -179,7 +196,11 @@ mod tests {
         let refuse = |calls: u32, every: Duration| {
             let mut breaker = Breaker::new(now);
             for call in 0..calls {
-                let outcome = if call % 2 == 0 { Outcome::Answered } else { Outcome::Refused };
+                let outcome = if call % 2 == 0 {
+                    Outcome::Answered
+                } else {
+                    Outcome::Refused
+                };
                 breaker.record(outcome, now + every * call);
             }
             breaker.is_closed()

@@ -119,6 +119,11 @@ impl Link {
         self.made.load(Ordering::Acquire)
     }
 
+    /// Why there is no connection, where there is none.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        self.trouble.load_full()
+    }
+
     /// Fails at once where there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
         if self.is_up() {

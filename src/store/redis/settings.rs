@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::io::tcp::TcpSettings;
 use redis::{Client, ConnectionAddr, IntoConnectionInfo};
 
+use super::outage::OutageSettings;
 use crate::store::StoreError;
 
 /// How long unacknowledged bytes may be under way before the kernel gives the connection up.
@@ -24,6 +25,8 @@ pub struct Settings {
     pub key_prefix: String,
     /// How long a call may take, queueing included, default 100 ms.
     pub timeout: Duration,
+    /// What a gateway does while Redis is away. Without it there is no journal, and nothing is served then.
+    pub outage: Option<OutageSettings>,
 }
 
 impl Settings {
@@ -34,6 +37,7 @@ impl Settings {
             password: None,
             key_prefix: "touchline".into(),
             timeout: Duration::from_millis(100),
+            outage: None,
         }
     }
 }
@@ -44,6 +48,7 @@ impl fmt::Debug for Settings {
             .field("url", &without_password(&self.url))
             .field("key_prefix", &self.key_prefix)
             .field("timeout", &self.timeout)
+            .field("outage", &self.outage)
             .finish()
     }
 }
