@@ -283,11 +283,11 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         ),
         (
             "store: {redis: {outage: maybe}}",
-            "1:25 store.redis.outage: expected an outage policy, found maybe",
+            "1:25 store.redis.outage: \"maybe\" is not an outage policy",
         ),
         (
             "store: {redis: {cold_cap: 2}}",
-            "1:27 store.redis.cold_cap: expected a percentage, found 2",
+            "1:27 store.redis.cold_cap: expected a percentage, found the number 2",
         ),
         (
             "store: {redis: {cold_cap: 101%}}",
