@@ -23,6 +23,7 @@ use super::{
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod outage;
 mod redis;
 mod traffic;
 
