@@ -1,7 +1,8 @@
 //! The admin listener: `/livez`, `/readyz`, `/metrics`.
 //!
 //! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
-//! the process answers; `/readyz` that a request sent now can be served, and else why not.
+//! the process answers; `/readyz` that a request sent now can be served, be it
+//! without the store (`degraded`), and else why not.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,12 +14,16 @@ use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde::Serialize;
 
-use crate::store::Store;
+use crate::store::{Store, WithoutStore};
 use crate::telemetry::metrics::Metrics;
 
 /// The Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON_TYPE: &str = "application/json";
+/// What `/readyz` calls the gateway: served by the store, served without it, not served.
+const READY: &str = "ready";
+const DEGRADED: &str = "degraded";
+const UNREADY: &str = "unready";
 
 /// The application behind the admin listener.
 pub struct Admin {
@@ -42,6 +47,9 @@ struct Readiness {
     status: &'static str,
     draining: bool,
     store_up: bool,
+    /// What becomes of charges while the store is away.
+    without_store: WithoutStore,
+    pending_units: u64,
     keys_loaded: bool,
     keys_age_seconds: f64,
     keys_usable: bool,
@@ -65,11 +73,18 @@ impl Admin {
     fn readiness(&self) -> Readiness {
         let health = self.store.health();
         let draining = (self.view)().draining;
-        let ready = health.up && health.keys_loaded && health.keys_usable && !draining;
+        let serves = health.up || health.without_store == WithoutStore::Serves;
+        let ready = serves && health.keys_loaded && health.keys_usable && !draining;
         Readiness {
-            status: if ready { "ready" } else { "unready" },
+            status: match (ready, health.up) {
+                (true, true) => READY,
+                (true, false) => DEGRADED,
+                (false, _) => UNREADY,
+            },
             draining,
             store_up: health.up,
+            without_store: health.without_store,
+            pending_units: health.pending_units,
             keys_loaded: health.keys_loaded,
             keys_age_seconds: health.keys_age.as_secs_f64(),
             keys_usable: health.keys_usable,
@@ -80,6 +95,13 @@ impl Admin {
     fn render_metrics(&self) -> String {
         let readiness = self.readiness();
         self.metrics.store_up.set(i64::from(readiness.store_up));
+        let failed = readiness.without_store == WithoutStore::JournalFailed;
+        self.metrics.journal_failed.set(failed.into());
+        let degraded = !readiness.store_up && readiness.without_store == WithoutStore::Serves;
+        self.metrics.store_degraded.set(degraded.into());
+        self.metrics
+            .journal_pending
+            .set(i64::try_from(readiness.pending_units).unwrap_or(i64::MAX));
         self.metrics
             .keys
             .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
@@ -95,10 +117,10 @@ impl Admin {
             "/livez" => (StatusCode::OK, JSON_TYPE, br#"{"status":"live"}"#.to_vec()),
             "/readyz" => {
                 let readiness = self.readiness();
-                let status = if readiness.status == "ready" {
-                    StatusCode::OK
-                } else {
+                let status = if readiness.status == UNREADY {
                     StatusCode::SERVICE_UNAVAILABLE
+                } else {
+                    StatusCode::OK
                 };
                 (
                     status,

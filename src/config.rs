@@ -121,7 +121,7 @@ pub enum StoreConfig {
     /// SQLite on this machine.
     Embedded(EmbeddedStore),
     /// Redis or Valkey, shared by any number of gateways.
-    Redis(RedisStore),
+    Redis(Box<RedisStore>),
 }
 
 /// The embedded store.
@@ -165,6 +165,36 @@ pub struct RedisStore {
     pub replica: PathBuf,
     /// How long known keys are served by a replica that could not be brought up to date.
     pub max_staleness: Duration,
+    /// What happens to charges while Redis is away.
+    pub outage: Outage,
+}
+
+/// What a gateway does while Redis is away, and what it writes down for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outage {
+    /// What happens to charges.
+    pub policy: OutagePolicy,
+    /// The file in which this node writes down what it counts.
+    pub journal: PathBuf,
+    /// How often it does so while Redis answers.
+    pub journal_interval: Duration,
+    /// The gateways that share what is left of a quota while Redis is away, at least.
+    pub min_nodes: NonZeroU64,
+    /// The part of a limit that is served without knowing the count, in hundredths.
+    pub cold_percent: u64,
+    /// A count that was older than this when Redis went away is unknown.
+    pub count_staleness: Duration,
+}
+
+/// What happens to charges while Redis is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutagePolicy {
+    /// Each gateway serves its share of what was left.
+    Bounded,
+    /// Nothing is served.
+    Deny,
+    /// Everything is served.
+    Open,
 }
 
 /// Where Redis is; addresses are `host:port`, resolved for every connection.

@@ -157,6 +157,22 @@ pub struct Health {
     pub keys_age: Duration,
     /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
     pub keys_usable: bool,
+    /// How charges are decided while [`Health::up`] is false.
+    pub without_store: WithoutStore,
+    /// Units served without the store that it has not been told of.
+    pub pending_units: u64,
+}
+
+/// What a gateway does while its store is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WithoutStore {
+    /// Serves and writes down what it serves.
+    Serves,
+    /// Refuses, as it was told to.
+    Denies,
+    /// Refuses, because it cannot write down what it would serve.
+    JournalFailed,
 }
 
 /// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.

@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{AccessLog, Cleartext, Durability, Level, LogFormat};
+use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
 
 /// A value that one scalar can be read as.
 pub(super) trait Scalar: Sized {
@@ -187,6 +187,39 @@ impl Scalar for Durability {
             "commit" => Some(Durability::Commit),
             _ => Duration::parse(text).map(Durability::Interval),
         }
+    }
+}
+
+impl Scalar for OutagePolicy {
+    const WHAT: &'static str = "an outage policy";
+    const HINT: &'static str = "write bounded, deny or open";
+
+    fn parse(text: &str) -> Option<OutagePolicy> {
+        match text {
+            "bounded" => Some(OutagePolicy::Bounded),
+            "deny" => Some(OutagePolicy::Deny),
+            "open" => Some(OutagePolicy::Open),
+            _ => None,
+        }
+    }
+}
+
+/// A part in hundredths.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) struct Percent(pub(super) u64);
+
+impl Scalar for Percent {
+    const WHAT: &'static str = "a percentage";
+    const HINT: &'static str = "write a whole number and %, such as 2%";
+
+    fn parse(text: &str) -> Option<Percent> {
+        with_unit(text, &[("%", 1)]).map(Percent)
+    }
+}
+
+impl Quantity for Percent {
+    fn show(&self) -> String {
+        format!("{}%", self.0)
     }
 }
 

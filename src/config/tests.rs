@@ -338,6 +338,22 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:29 store.redis.key_prefix: \"a{b\" is not a prefix of names in Redis",
         ),
         (
+            "store: {redis: {outage: maybe}}",
+            "1:25 store.redis.outage: \"maybe\" is not an outage policy",
+        ),
+        (
+            "store: {redis: {cold_cap: 2}}",
+            "1:27 store.redis.cold_cap: expected a percentage, found the number 2",
+        ),
+        (
+            "store: {redis: {cold_cap: 101%}}",
+            "1:27 store.redis.cold_cap: 101% is too large",
+        ),
+        (
+            "store: {redis: {min_nodes: 0}}",
+            "1:28 store.redis.min_nodes: 0 is too small",
+        ),
+        (
             "store: {redis: {timeout: 11s}}",
             "1:26 store.redis.timeout: 11s is too large",
         ),
@@ -622,6 +638,9 @@ fn both_ends_of_a_range_are_taken() {
         "store: {redis: {url: \"rediss://x\", database: 0, tls: {}}}",
         "store: {redis: {sentinels: [\"a:1\", \"[::1]:65535\"], master: m, database: 65535, username: u, tls: {}}}",
         "store: {redis: {cluster: [\"a.example:1\"], database: 0, tls: {ca_file: Cargo.toml, certificate: Cargo.toml, private_key: Cargo.toml}}}",
+        "store: {redis: {outage: bounded, journal: j.db, journal_interval: 10ms, min_nodes: 1, cold_cap: 0%, count_staleness: 1s}}",
+        "store: {redis: {outage: deny, journal_interval: 1m, min_nodes: 1000, cold_cap: 100%, count_staleness: 1d}}",
+        "store: {redis: {outage: open}}",
         "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {

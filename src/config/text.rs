@@ -15,8 +15,8 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor, value};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_yaml::{Mapping, Value};
 
-use super::scalar::{Bytes, Text};
-use super::{AccessLog, Cleartext, Durability, Level, LogFormat};
+use super::scalar::{Bytes, Percent, Text};
+use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
 
 macro_rules! unread {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
@@ -218,6 +218,12 @@ sections! {
         timeout: Leaf<Duration>,
         replica: Leaf<PathBuf>,
         max_staleness: Leaf<Duration>,
+        outage: Leaf<OutagePolicy>,
+        journal: Leaf<PathBuf>,
+        journal_interval: Leaf<Duration>,
+        min_nodes: Leaf<u64>,
+        cold_cap: Leaf<Percent>,
+        count_staleness: Leaf<Duration>,
     }
     RedisTlsText {
         ca_file: Leaf<PathBuf>,

@@ -3,12 +3,13 @@
 //! A count is kept as one growing pair of numbers per *producer* (a gateway process): units granted to it and units it
 //! gave back. A call says how far the producer has come (`ack`, `rack`) and how much it wants; merging takes the larger
 //! number, so a call that is lost, late or doubled does no harm, and a store that lost its writes is repaired by the
-//! next call. Two rooms:
+//! next call. The rooms:
 //!
 //! | Room | What |
 //! |---|---|
 //! | [`ledger_model`] | what the store does with a call: the model of `charge.lua`, against which it is tested |
 //! | [`account`] | what a producer does between calls: who waits, what to ask, how a reply is shared out |
+//! | [`allowance`] | what a producer may serve while the store cannot be asked |
 //!
 //! Invariants, shown by the properties in `simulation`:
 //! - units admitted minus units refunded never exceed the limit, but for what the store lost and what was served
@@ -16,11 +17,15 @@
 //! - once everybody has settled, the store's count is the truth; it is never below it.
 
 pub mod account;
+pub mod allowance;
 pub mod ledger_model;
+#[cfg(test)]
+mod outage_simulation;
 #[cfg(test)]
 mod simulation;
 
-pub use account::{Account, Asked, Call, Denial, Terms, Verdict};
+pub use account::{Account, Asked, Call, Denial, Known, Terms, Verdict};
+pub use allowance::Share;
 pub use ledger_model::{KeyDay, ModelCall, StoredRecord};
 
 /// What a call was answered with.

@@ -61,5 +61,21 @@ fn redis_settings(config: &config::RedisStore) -> redis::Settings {
         timeout: config.timeout,
         replica: Some(config.replica.clone()),
         max_staleness: config.max_staleness,
+        outage: Some(outage_of(&config.outage)),
+    }
+}
+
+fn outage_of(outage: &config::Outage) -> redis::OutageSettings {
+    redis::OutageSettings {
+        policy: match outage.policy {
+            config::OutagePolicy::Bounded => redis::OutagePolicy::Bounded,
+            config::OutagePolicy::Deny => redis::OutagePolicy::Deny,
+            config::OutagePolicy::Open => redis::OutagePolicy::Open,
+        },
+        journal: outage.journal.clone(),
+        journal_interval: outage.journal_interval,
+        min_nodes: outage.min_nodes,
+        cold_percent: outage.cold_percent,
+        count_staleness: outage.count_staleness,
     }
 }

@@ -56,7 +56,7 @@ use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
-    Refusal, Role, Store, StoreError,
+    Refusal, Role, Store, StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -420,6 +420,8 @@ impl Store for EmbeddedStore {
             keys_loaded: true,
             keys_age: self.polled.age(),
             keys_usable: true,
+            without_store: WithoutStore::Denies,
+            pending_units: 0,
         }
     }
 

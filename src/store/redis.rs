@@ -10,6 +10,9 @@
 //! | `names` | every name we use in Redis, and how long it lives |
 //! | `script` | `charge.lua` and `record.lua` as commands |
 //! | `charging` | one account per key and day, and the tasks that carry its calls |
+//! | `breaker`, `guard` | when to stop asking Redis, and when to ask again |
+//! | [`outage`] | service without Redis, and settling it |
+//! | `journal` | what this node has counted, on its own disk |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `index` | finding all records without walking past counts |
@@ -19,8 +22,8 @@
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
-//! It does not serve anybody while Redis is away: that is the outage policy's business. Invariant: whatever becomes of a
-//! call, the next one says everything that the lost one said (see [`crate::policy::quota`]).
+//! Invariant: whatever becomes of a call, the next one says everything that the lost one said (see
+//! [`crate::policy::quota`]); and nothing is served without Redis that is not on disk first.
 
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -41,18 +44,22 @@ use crate::policy::quota::Verdict;
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
-    Refusal, Role, Store, StoreError,
+    Refusal, Role, Store, StoreError, WithoutStore,
 };
 
+mod breaker;
 mod charging;
 mod cluster;
 mod feed;
+mod guard;
 mod heartbeat;
 mod index;
+mod journal;
 mod ledger;
 mod line;
 mod link;
 mod names;
+pub mod outage;
 mod producer;
 mod records;
 mod replica;
@@ -65,9 +72,12 @@ mod topology;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
+use guard::Guard;
 use ledger::Ledger;
 use link::{Connection, Link};
 use names::Names;
+use outage::Outage;
+pub use outage::{OutagePolicy, OutageSettings};
 use producer::Producer;
 use records::Records;
 use replica::{Home, Replica};
@@ -80,6 +90,8 @@ pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often the breaker is looked after.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often the connection is tried although nobody charges, so that `health` knows.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How often idle accounts are dropped.
@@ -104,8 +116,11 @@ struct Parts {
     link: Arc<Link>,
     /// For what only commands wait for: long replies must not hold up charges.
     command_link: Arc<Link>,
+    guard: Arc<Guard>,
     accounts: Arc<Accounts>,
-    ledger: Ledger,
+    ledger: Arc<Ledger>,
+    /// A gateway's service without Redis; commands have none.
+    outage: Option<Arc<Outage>>,
     /// Held while refunds and ledger are written, so that whoever closes knows when they are.
     flushing: tokio::sync::Mutex<()>,
     records: Records,
@@ -144,14 +159,32 @@ pub async fn open(
     }
     let keys = Arc::new(KeyTable::new());
     let producer = Arc::new(Producer::draw());
+    let guard = Arc::new(Guard::new(link.clone(), names.clone()));
     let accounts = Accounts::new(
-        link.clone(),
+        guard.clone(),
         names.clone(),
         producer.clone(),
         keys.clone(),
         clock.clone(),
         settings.timeout,
     );
+    let ledger = Arc::new(Ledger::new(link.clone(), names.clone(), producer.clone()));
+    let outage = match (&role, settings.outage) {
+        (Role::Gateway(_), Some(settings)) => {
+            let counted = (accounts.clone(), ledger.clone(), clock.clone());
+            Some(
+                Outage::open(
+                    settings,
+                    producer.process(),
+                    guard.clone(),
+                    counted,
+                    names.clone(),
+                )
+                .await?,
+            )
+        }
+        (Role::Gateway(_), None) | (Role::Command, _) => None,
+    };
     let feed = match role {
         Role::Command => None,
         Role::Gateway(node) => {
@@ -168,7 +201,9 @@ pub async fn open(
         }
     };
     let parts = Arc::new(Parts {
-        ledger: Ledger::new(link.clone(), names.clone(), producer),
+        ledger,
+        outage,
+        guard,
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
         feed,
@@ -243,6 +278,11 @@ where
         let prepare = prepare.clone();
         tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
     }
+    let watched = parts.clone();
+    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
+    if let Some(outage) = parts.outage.clone() {
+        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
+    }
     let flushed = parts.clone();
     tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
     if parts.feed.is_some() {
@@ -307,6 +347,19 @@ async fn prepared(
 }
 
 impl Parts {
+    /// Looks after the breaker.
+    async fn watch_for_ever(&self) {
+        loop {
+            if let Some(turn) = self.guard.look().await {
+                match &self.outage {
+                    Some(outage) => outage.turned(turn),
+                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
     /// Writes refunds and ledger again and again; after a reconnection, everything.
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
@@ -329,6 +382,9 @@ impl Parts {
                 connections = made;
                 self.accounts.repeat_all();
                 self.ledger.repeat_all();
+                if let Some(outage) = &self.outage {
+                    outage.repeat_all();
+                }
             }
             self.flush().await;
             if probed.elapsed() >= PROBE_EVERY {
@@ -355,6 +411,15 @@ impl Parts {
     }
 }
 
+impl RedisStore {
+    fn away(&self) -> StoreError {
+        match self.parts.guard.require() {
+            Ok(()) => StoreError::Unavailable("Redis was away a moment ago".into()),
+            Err(error) => error.into(),
+        }
+    }
+}
+
 impl Drop for RedisStore {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
@@ -372,28 +437,24 @@ impl Store for RedisStore {
     }
 
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
-        let Charge {
-            key,
-            day,
-            limit,
-            cost,
-            endpoint,
-        } = charge;
-        let id = key.record.id;
+        let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost.max(1));
         let accounts = &self.parts.accounts;
-        match accounts.charge(&key, day, limit, cost.max(1)).await {
+        match accounts.charge(&charge.key, day, charge.limit, cost).await {
             Answer::Granted(units) => {
                 let used = units.take();
-                self.parts.ledger.charged(id, day, &endpoint, cost.max(1));
+                self.parts.ledger.charged(id, day, &charge.endpoint, cost);
                 let receipt = Receipt {
                     key: id,
                     day,
-                    endpoint,
-                    units: cost.max(1),
+                    endpoint: charge.endpoint,
+                    units: cost,
                 };
                 Ok(Decision::Granted { used, receipt })
             }
-            Answer::Failed(error) => Err(error),
+            Answer::Failed(error) => match &self.parts.outage {
+                Some(outage) => outage.serve(charge, error).await,
+                None => Err(error),
+            },
             Answer::Other(verdict) => match verdict {
                 Verdict::Granted { used }
                 | Verdict::Exhausted { used }
@@ -415,11 +476,20 @@ impl Store for RedisStore {
             units,
         } = receipt;
         self.parts.ledger.refunded(key, day, &endpoint, units);
-        self.parts.accounts.refund(key, day, units)
+        let used = self.parts.accounts.refund(key, day, units);
+        match &self.parts.outage {
+            Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
+            Some(_) | None => used,
+        }
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
-        self.parts.accounts.used(key, day).await
+        let asked = match self.parts.guard.is_closed() {
+            true => self.parts.accounts.used(key, day).await,
+            false => Err(self.away()),
+        };
+        let outage = self.parts.outage.as_ref();
+        asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
     }
 
     fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
@@ -430,11 +500,14 @@ impl Store for RedisStore {
         let feed = self.parts.feed.as_ref();
         let keys_loaded = feed.is_some_and(Feed::is_loaded);
         let keys_age = feed.map_or(Duration::MAX, Feed::age);
+        let outage = self.parts.outage.as_ref();
         Health {
-            up: self.parts.link.is_whole(),
+            up: self.parts.guard.is_closed() && self.parts.link.is_whole(),
             keys_loaded,
             keys_age,
             keys_usable: keys_loaded && keys_age <= self.parts.max_staleness,
+            without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
+            pending_units: outage.map_or(0, |outage| outage.pending_units()),
         }
     }
 
@@ -447,6 +520,9 @@ impl Store for RedisStore {
         };
         if timeout(deadline, farewell).await.is_err() {
             tracing::error!("closed with refunds or ledger entries that Redis was not told");
+        }
+        if let Some(outage) = &parts.outage {
+            outage.note_changes().await;
         }
         self.tasks.iter().for_each(AbortHandle::abort);
         if let Some(feed) = &parts.feed {

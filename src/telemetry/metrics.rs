@@ -39,6 +39,12 @@ pub struct Metrics {
     pub in_flight: IntGauge,
     /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
     pub store_up: IntGauge,
+    /// `touchline_store_degraded`: 1 while charges are decided without the store.
+    pub store_degraded: IntGauge,
+    /// `touchline_journal_pending_units`: units served without the store that it has not been told of.
+    pub journal_pending: IntGauge,
+    /// `touchline_journal_failed`: 1 while the journal cannot be written.
+    pub journal_failed: IntGauge,
     /// `touchline_keys`: keys in the replica of the key table.
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
@@ -131,6 +137,18 @@ impl Metrics {
             store_up: gauge(
                 "touchline_store_up",
                 "1 while a charge made now is expected to be decided",
+            )?,
+            store_degraded: gauge(
+                "touchline_store_degraded",
+                "1 while charges are decided without the store",
+            )?,
+            journal_pending: gauge(
+                "touchline_journal_pending_units",
+                "Units served without the store that it has not been told of",
+            )?,
+            journal_failed: gauge(
+                "touchline_journal_failed",
+                "1 while the journal cannot be written",
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,

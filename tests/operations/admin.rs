@@ -24,14 +24,17 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
         assert_eq!(ready.header("cache-control"), Some("no-store"));
         let mut body = ready.json();
         let age = body["keys_age_seconds"].take();
+        assert!(body["without_store"].take().is_string());
         assert!(age.as_f64().unwrap() < 5.0, "{age}");
         let expected = serde_json::json!({
             "status": "ready",
             "draining": false,
             "store_up": true,
             "keys_loaded": true,
-            "keys_usable": true,
+            "without_store": null,
+            "pending_units": 0,
             "keys_age_seconds": null,
+            "keys_usable": true,
             "keys": 1,
         });
         assert_eq!(body, expected);
@@ -44,10 +47,10 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
 }
 
 #[tokio::test]
-async fn a_gateway_without_its_redis_is_not_ready_and_says_why() {
+async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_says_why() {
     let mut scene = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
-        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: deny".into())
         .start()
         .await;
     for killed in [false, true] {
@@ -64,6 +67,7 @@ async fn a_gateway_without_its_redis_is_not_ready_and_says_why() {
         .await;
         assert_eq!(body["status"], "unready", "{body}");
         assert_eq!(body["store_up"], false, "{body}");
+        assert_eq!(body["without_store"], "denies", "{body}");
         assert_eq!(ask(&scene, "GET", "/livez").await.status, 200);
         let redis = scene.redis.as_mut().unwrap();
         if killed {

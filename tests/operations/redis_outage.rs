@@ -1,4 +1,4 @@
-//! While Redis cannot be used: an honest 500 at once, nothing charged, and recovery without a hand.
+//! While Redis cannot be used and nothing is to be served without it: an honest 500 at once, nothing charged, and recovery without a hand.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 async fn scene(loss: Loss) -> (Scene, IssuedKey) {
     let builder = Scene::builder(TOUCHLINE)
         .store(Store::Redis)
-        .spec(|spec| spec.redis_extra = "timeout: 100ms".into());
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: deny".into());
     let builder = match loss {
         Loss::Emptied => builder,
         Loss::Killed | Loss::Hung => builder.durable_redis(),

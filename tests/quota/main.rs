@@ -7,6 +7,7 @@ mod exactness;
 mod fairness;
 mod free_rides;
 mod midnight;
+mod outage;
 mod revocation;
 mod short_days;
 

@@ -188,5 +188,10 @@ async fn each_request_lands_on_its_own_day_over_real_midnights_on_the_embedded_s
 async fn each_request_lands_on_its_own_day_over_real_midnights_on_redis() {
     let directory = tempfile::tempdir().unwrap();
     let redis = RedisServer::start(directory.path(), false, None).await;
-    days_cross_real_midnights(&format!("{{ redis: {{ url: \"{}\" }} }}", redis.url())).await;
+    days_cross_real_midnights(&format!(
+        "{{ redis: {{ url: \"{}\", journal: {at}/journal.db, replica: {at}/keys.db }} }}",
+        redis.url(),
+        at = directory.path().display()
+    ))
+    .await;
 }

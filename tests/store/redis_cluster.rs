@@ -8,6 +8,7 @@ use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::store::redis::{Place, open};
+use touchline::store::status::StoreFacts;
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
 use crate::redis_nodes::ClusterSet;
@@ -222,4 +223,46 @@ async fn when_a_master_of_a_cluster_dies_its_keys_go_on_at_its_replica() {
         store.health().up.then_some(())
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_master_of_a_cluster_is_filled_again() {
+    let set = ClusterSet::start(0).await;
+    let command = command(&set).await;
+    let mut keys = Vec::new();
+    for master in 0..3 {
+        keys.push(issued_at(&set, &command, master).await);
+    }
+    let issued = command.all_keys().await.unwrap();
+    let store = gateway(place(&set)).await;
+    let is_whole = async || {
+        let status = command.status().await.ok()?;
+        let StoreFacts::Redis(facts) = &status.store else {
+            panic!("{status:?}");
+        };
+        assert_eq!((facts.topology.as_str(), facts.tls), ("cluster", false));
+        let found = command.all_keys().await.ok()?;
+        let whole = facts.servers.len() == 3
+            && facts.index_complete
+            && status.keys == issued.len() as u64
+            && found == issued;
+        whole.then_some(())
+    };
+    eventually("the index is complete", is_whole).await;
+    for (master, key) in keys.iter().enumerate() {
+        let () = set.nodes[master].ask("FLUSHALL").await;
+        let name = format!("EXISTS touchline:k:{{{}}}", key.record.id);
+        eventually("the record is back", async || {
+            let found: u64 = set.nodes[master].ask(&name).await;
+            (found == 1).then_some(())
+        })
+        .await;
+        eventually("the index is complete again", is_whole).await;
+    }
+    for key in &keys {
+        assert_eq!(
+            granted(store.charge(charge(key, today(), LIMIT, 1)).await).0,
+            1
+        );
+    }
 }

@@ -4,6 +4,7 @@ use super::super::check::{Check, Wrong};
 use super::super::outline::Path;
 use super::super::text::{RedisText, RedisTlsText, Section};
 use super::super::{RedisPlace, RedisStore, RedisTls, Secret};
+use super::outage;
 use super::{HOUR, MINUTE, MS, seconds};
 
 const URL: &str = "redis://127.0.0.1:6379/0";
@@ -63,6 +64,14 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText
         HOUR * 24,
         MINUTE..=HOUR * 24 * 30,
     );
+    let outage = outage::outage(check, at, &text);
+    if outage.journal == replica {
+        check.wrong_key(
+            &at.key("journal"),
+            "it is the file of the replica",
+            "give journal and replica a file each",
+        );
+    }
     let place = place(check, at, text);
     if let RedisPlace::Url(url) = &place
         && tls_given
@@ -85,6 +94,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText
         timeout,
         replica,
         max_staleness,
+        outage,
     }
 }
 

@@ -7,7 +7,9 @@
 //! 3. credit that nobody takes goes back in the same step, as acknowledged and given back.
 //!
 //! Invariant: `ack` counts the units handed out, given back or served without the store, and never more than the store
-//! granted plus those served without it; `rack` never passes `ack`.
+//! granted plus those served without it; `rack` never passes `ack`. Units served without the store are counted before
+//! they are written down and served, so that the larger of the store's number and the written one is never below `ack`
+//! of what was served.
 //!
 //! A waiter's `W` is whatever the caller answers it by; `C` is the context its call needs (record and day). Waiters are
 //! called for together only if their [`Terms`] are equal, so that nobody is granted units by another's limit.
@@ -122,6 +124,7 @@ struct Awaited<W> {
     number: u64,
     ack: u64,
     rack: u64,
+    offline: u64,
     limit: u64,
     version: u64,
     batch: Vec<(W, u32)>,
@@ -133,10 +136,13 @@ struct Late {
     until: Instant,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Known {
-    used: u64,
-    at: Instant,
+/// A count as the store told it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    /// Units used on the day, own refunds since then taken off.
+    pub used: u64,
+    /// When it was told.
+    pub at: Instant,
 }
 
 /// The account.
@@ -155,6 +161,10 @@ pub struct Account<W, C> {
     late: Option<Late>,
     known: Option<Known>,
     denial: Option<Denial>,
+    /// The last reply, if it said that too little was left.
+    refusal: Option<Denial>,
+    /// Units served without the store that no reply has confirmed.
+    offline: u64,
     terms: Terms<C>,
 }
 
@@ -173,6 +183,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             late: None,
             known: None,
             denial: None,
+            refusal: None,
+            offline: 0,
             terms,
         }
     }
@@ -229,6 +241,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             number: self.calls,
             ack: self.ack,
             rack: self.rack,
+            offline: self.offline,
             limit: self.terms.limit,
             version: self.terms.version,
             batch,
@@ -242,8 +255,24 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         })
     }
 
-    /// Shares out the reply to call `number`, to each waiter with its cost: first come, first served; one whose cost does not fit is refused and the
-    /// next tried; what is left goes back. Nothing happens if that call was abandoned.
+    /// Lets everybody go who waits for a call that has not begun.
+    pub fn dismiss(&mut self) -> Vec<W> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().map(|waiter| waiter.token).collect()
+    }
+
+    /// Leaves waiters that are no longer `alive` out of the awaited call: what was asked for them is shared by the
+    /// others, or covers what was served without the store meanwhile.
+    pub fn leave_out(&mut self, alive: impl Fn(&W) -> bool) {
+        if let Some(awaited) = &mut self.awaited {
+            awaited.batch.retain(|(waiter, _)| alive(waiter));
+        }
+    }
+
+    /// Shares out the reply to call `number`, to each waiter with its cost: first come, first served; one whose cost
+    /// does not fit is refused and the next tried; what is left goes back. Where the store granted everything and yet
+    /// one does not fit, because units served without the store meanwhile took its place, it waits for the next call.
+    /// Nothing happens if that call was abandoned.
     pub fn settle(&mut self, number: u64, reply: &Reply, now: Instant) -> Vec<(W, u32, Verdict)> {
         let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
             return Vec::new();
@@ -252,6 +281,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         let mut credit = granted.saturating_sub(self.ack);
         self.ack = self.ack.max(granted);
         self.stored = (granted, awaited.rack);
+        self.offline = self.offline.saturating_sub(awaited.offline);
         self.unsettled = false;
         let mut counted = reply.used.saturating_sub(credit);
         let mut fits = |cost: u64| {
@@ -263,14 +293,19 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             takes.then_some(counted)
         };
         let shares = matches!(reply.code, Code::Granted | Code::Exhausted);
-        let served: Vec<(W, u32, Option<u64>)> = awaited
-            .batch
-            .into_iter()
-            .map(|(waiter, cost)| {
-                let used = if shares { fits(cost.into()) } else { None };
-                (waiter, cost, used)
-            })
-            .collect();
+        let (mut served, mut again) = (Vec::new(), Vec::new());
+        for (waiter, cost) in awaited.batch {
+            let used = if shares { fits(cost.into()) } else { None };
+            if used.is_none() && reply.code == Code::Granted {
+                again.push((waiter, cost));
+            } else {
+                served.push((waiter, cost, used));
+            }
+        }
+        for (token, cost) in again.into_iter().rev() {
+            let terms = self.terms.clone();
+            self.waiting.push_front(Waiter { token, cost, terms });
+        }
         self.rack += credit;
         let used = reply.used.saturating_sub(self.rack - awaited.rack);
         self.known = Some(Known { used, at: now });
@@ -280,6 +315,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             version: awaited.version,
             until: now + DENIAL_LASTS,
         });
+        self.refusal = self.denial;
         served
             .into_iter()
             .map(|(waiter, cost, granted)| (waiter, cost, verdict(reply, cost, granted, used)))
@@ -308,14 +344,54 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     pub fn refund(&mut self, units: u32) -> Option<u64> {
         self.rack += u64::from(units);
         self.denial = None;
+        self.refusal = None;
         let known = self.known.as_mut()?;
         known.used = known.used.saturating_sub(units.into());
         Some(known.used)
     }
 
-    /// Counts units that were served while the store could not be asked.
+    /// Counts units that are served although the store could not be asked. If a charge for them did run in the store,
+    /// merging makes the two one.
     pub fn serve_without_store(&mut self, units: u32) {
         self.ack += u64::from(units);
+        self.offline += u64::from(units);
+    }
+
+    /// Takes back [`Account::serve_without_store`]: the units were not served after all.
+    pub fn withdraw(&mut self, units: u32) {
+        self.rack += u64::from(units);
+        self.offline = self.offline.saturating_sub(units.into());
+    }
+
+    /// Units served without the store that no reply has confirmed.
+    pub fn offline(&self) -> u64 {
+        self.offline
+    }
+
+    /// The count as the store last told it.
+    pub fn known(&self) -> Option<Known> {
+        self.known
+    }
+
+    /// The count with which the store itself last refused such a cost, if that was its last word.
+    pub fn refused(&self, cost: u32, terms: &Terms<C>) -> Option<u64> {
+        self.refusal
+            .filter(|refusal| {
+                terms.limit <= refusal.limit
+                    && terms.version <= refusal.version
+                    && u64::from(cost) > terms.limit.saturating_sub(refusal.used)
+            })
+            .map(|refusal| refusal.used)
+    }
+
+    /// The terms of the last call.
+    pub fn terms(&self) -> &Terms<C> {
+        &self.terms
+    }
+
+    /// Whether the store is known to hold everything.
+    pub fn is_stored(&self) -> bool {
+        self.stored == (self.ack, self.rack) && !self.unsettled
     }
 
     /// Has a call made although nothing is due: the store may have lost what it held, or run a call twice.
@@ -382,159 +458,4 @@ fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> Verdict
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    type Plain = Account<&'static str, ()>;
-
-    fn terms(limit: u64) -> Terms<()> {
-        Terms {
-            limit,
-            version: 1,
-            context: (),
-        }
-    }
-
-    fn reply(code: Code, grant: u64, used: u64) -> Reply {
-        Reply {
-            code,
-            grant,
-            used,
-            version: Some(1),
-            now: 0,
-            record: String::new(),
-        }
-    }
-
-    fn begin(account: &mut Plain) -> Option<Call<()>> {
-        account.begin(|waiter| *waiter != "gone")
-    }
-
-    #[test]
-    fn waiters_are_called_for_together_and_told_distinct_counts() {
-        let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-        for (waiter, cost) in [("a", 1), ("gone", 4), ("b", 2), ("c", 1)] {
-            assert_eq!(account.ask(waiter, cost, terms(10), now), Asked::Waiting);
-        }
-        let call = begin(&mut account).unwrap();
-        assert_eq!((call.ack, call.rack, call.want), (0, 0, 4));
-        assert_eq!(begin(&mut account), None, "one call at a time");
-        let verdicts = account.settle(call.number, &reply(Code::Granted, 4, 9), now);
-        let granted = |used| Verdict::Granted { used };
-        assert_eq!(
-            verdicts,
-            [
-                ("a", 1, granted(6)),
-                ("b", 2, granted(8)),
-                ("c", 1, granted(9))
-            ]
-        );
-        assert!(account.is_idle());
-    }
-
-    #[test]
-    fn a_cost_that_does_not_fit_is_refused_and_the_next_one_tried() {
-        let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-        for (waiter, cost) in [("a", 2), ("b", 4), ("c", 1)] {
-            account.ask(waiter, cost, terms(10), now);
-        }
-        let call = begin(&mut account).unwrap();
-        let verdicts = account.settle(call.number, &reply(Code::Exhausted, 4, 10), now);
-        assert_eq!(
-            verdicts,
-            [
-                ("a", 2, Verdict::Granted { used: 8 }),
-                ("b", 4, Verdict::Exhausted { used: 9 }),
-                ("c", 1, Verdict::Granted { used: 9 })
-            ]
-        );
-        let settling = begin(&mut account).unwrap();
-        assert_eq!(
-            (settling.ack, settling.rack, settling.want),
-            (4, 1, 0),
-            "the unit that nobody took goes back"
-        );
-    }
-
-    #[test]
-    fn waiters_with_other_terms_wait_for_the_next_call() {
-        let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-        account.ask("a", 1, terms(10), now);
-        account.ask("b", 1, terms(20), now);
-        let call = begin(&mut account).unwrap();
-        assert_eq!((call.want, call.terms.limit), (1, 10));
-        account.settle(call.number, &reply(Code::Granted, 1, 1), now);
-        let call = begin(&mut account).unwrap();
-        assert_eq!((call.want, call.terms.limit), (1, 20));
-    }
-
-    #[test]
-    fn the_reply_of_an_abandoned_call_is_not_used_and_what_it_granted_goes_back() {
-        let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-        account.ask("a", 3, terms(10), now);
-        let lost = begin(&mut account).unwrap();
-        assert_eq!(account.abandon(lost.number, now), ["a"]);
-        assert!(!account.is_idle());
-        assert_eq!(
-            account.settle(lost.number, &reply(Code::Granted, 3, 3), now),
-            []
-        );
-        let settling = begin(&mut account).unwrap();
-        assert_eq!((settling.ack, settling.rack, settling.want), (0, 0, 0));
-        account.settle(settling.number, &reply(Code::Granted, 3, 3), now);
-        let back = begin(&mut account).unwrap();
-        assert_eq!((back.ack, back.rack, back.want), (3, 3, 0));
-        account.settle(back.number, &reply(Code::Granted, 0, 0), now);
-        assert_eq!(begin(&mut account), None);
-        assert!(account.look_for_late_calls(now), "it may run later");
-        assert_eq!(begin(&mut account), None);
-        assert!(!account.look_for_late_calls(now + LATE_CALL_LASTS));
-        assert!(begin(&mut account).is_some(), "it may have run only now");
-    }
-
-    #[test]
-    fn a_denial_holds_for_a_second_for_costs_above_the_remainder_only() {
-        let (mut account, now) = (Plain::new(terms(10)), Instant::now());
-        account.ask("a", 5, terms(10), now);
-        let call = begin(&mut account).unwrap();
-        account.settle(call.number, &reply(Code::Exhausted, 2, 10), now);
-        let denied = Asked::Denied {
-            waiter: "b",
-            used: 8,
-        };
-        assert_eq!(account.ask("b", 3, terms(10), now), denied);
-        assert_eq!(
-            account.ask("b", 2, terms(10), now),
-            Asked::Waiting,
-            "it fits"
-        );
-        let later = now + DENIAL_LASTS;
-        assert_eq!(account.ask("b", 3, terms(10), later), Asked::Waiting);
-    }
-
-    #[test]
-    fn a_denial_ends_with_a_newer_record_a_larger_limit_or_an_own_refund() {
-        let now = Instant::now();
-        let exhausted = || {
-            let mut account = Plain::new(terms(1));
-            account.ask("a", 2, terms(1), now);
-            let call = begin(&mut account).unwrap();
-            account.settle(call.number, &reply(Code::Exhausted, 0, 1), now);
-            assert!(matches!(
-                account.ask("b", 1, terms(1), now),
-                Asked::Denied { .. }
-            ));
-            account
-        };
-        let newer = Terms {
-            version: 2,
-            ..terms(1)
-        };
-        assert_eq!(exhausted().ask("b", 1, newer, now), Asked::Waiting);
-        assert_eq!(exhausted().ask("b", 1, terms(2), now), Asked::Waiting);
-        let mut account = exhausted();
-        assert_eq!(account.refund(1), Some(0));
-        assert_eq!(account.ask("b", 1, terms(1), now), Asked::Waiting);
-        assert_eq!(begin(&mut account).unwrap().rack, 1);
-    }
-}
+mod tests;

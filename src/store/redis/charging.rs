@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::civil::Date;
@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::guard::Guard;
 use super::link::{Link, LinkError};
 use super::names::{Names, counts_expire_at};
 use super::producer::Producer;
@@ -24,6 +25,10 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
 use crate::store::{KeyEntry, KeyTable, StoreError};
+
+mod offline;
+
+pub use offline::{Bound, Offer, Rule, Wanted};
 
 /// Accounts are found through this many locks.
 const SHARDS: usize = 64;
@@ -68,7 +73,7 @@ type Shard = HashMap<(KeyId, Date), Arc<Slot>>;
 #[derive(Debug)]
 pub struct Slot {
     key: KeyId,
-    end: i64,
+    day: Day,
     producer: String,
     record_name: String,
     counts_name: String,
@@ -80,6 +85,8 @@ struct SlotState {
     account: Account<Waiter, Context>,
     /// Whether it stands on the list of accounts to settle.
     listed: bool,
+    /// What concerns the journal and the service without Redis.
+    offline: offline::Notes,
 }
 
 /// Granted units: taken by who asked, or given back when dropped.
@@ -89,6 +96,16 @@ pub struct Units {
     slot: Arc<Slot>,
     used: u64,
     units: u32,
+    source: Source,
+}
+
+/// Where units came from.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// Redis granted them.
+    Store,
+    /// This node's share, without Redis.
+    Share,
 }
 
 impl Units {
@@ -102,7 +119,15 @@ impl Units {
 impl Drop for Units {
     fn drop(&mut self) {
         if self.units > 0 {
-            self.slot.state.lock().account.refund(self.units);
+            let account = &mut self.slot.state.lock().account;
+            match self.source {
+                Source::Store => {
+                    account.refund(self.units);
+                }
+                Source::Share => account.withdraw(self.units),
+            }
+        }
+        if self.units > 0 {
             self.accounts.list(&self.slot);
         }
     }
@@ -111,6 +136,7 @@ impl Drop for Units {
 /// All accounts of this process.
 pub struct Accounts {
     pub(super) link: Arc<Link>,
+    guard: Arc<Guard>,
     names: Names,
     producer: Arc<Producer>,
     keys: Arc<KeyTable>,
@@ -119,6 +145,11 @@ pub struct Accounts {
     hasher: RandomState,
     shards: Vec<Mutex<Shard>>,
     to_settle: Mutex<Vec<Arc<Slot>>>,
+    to_note: Mutex<Vec<Arc<Slot>>>,
+    /// All accounts, the one whose count was looked at longest ago first.
+    to_read: Mutex<VecDeque<Arc<Slot>>>,
+    /// Units served without Redis that it may not know.
+    untold: AtomicU64,
     /// Accounts whose calls are being carried.
     carrying: AtomicUsize,
 }
@@ -132,7 +163,7 @@ impl std::fmt::Debug for Accounts {
 impl Accounts {
     /// No accounts yet.
     pub fn new(
-        link: Arc<Link>,
+        guard: Arc<Guard>,
         names: Names,
         producer: Arc<Producer>,
         keys: Arc<KeyTable>,
@@ -140,7 +171,8 @@ impl Accounts {
         timeout: Duration,
     ) -> Arc<Accounts> {
         Arc::new(Accounts {
-            link,
+            link: guard.link().clone(),
+            guard,
             names,
             producer,
             keys,
@@ -149,6 +181,9 @@ impl Accounts {
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             to_settle: Mutex::default(),
+            to_note: Mutex::default(),
+            to_read: Mutex::default(),
+            untold: AtomicU64::new(0),
             carrying: AtomicUsize::new(0),
         })
     }
@@ -157,17 +192,20 @@ impl Accounts {
         let place = (key, day.date);
         let shard = self.hasher.hash_one(place) as usize % SHARDS;
         let make = || {
-            Arc::new(Slot {
+            let slot = Arc::new(Slot {
                 key,
-                end: day.end,
+                day,
                 producer: self.producer.next_name(),
                 record_name: self.names.record(key),
                 counts_name: self.names.counts(key, day.date),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),
                     listed: false,
+                    offline: offline::Notes::default(),
                 }),
-            })
+            });
+            self.to_read.lock().push_back(slot.clone());
+            slot
         };
         match self.shards.get(shard) {
             Some(slots) => slots.lock().entry(place).or_insert_with(make).clone(),
@@ -232,12 +270,17 @@ impl Accounts {
 
     async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
         let deadline = Instant::now() + self.timeout;
-        if let Err(error) = self.link.require() {
+        if let Err(error) = self.guard.require() {
             return Answer::Failed(error.into());
         }
         let (sender, receiver) = oneshot::channel();
         let call = {
-            let account = &mut slot.state.lock().account;
+            let SlotState {
+                account, offline, ..
+            } = &mut *slot.state.lock();
+            if cost > 0 {
+                offline.limit = terms.limit;
+            }
             match account.ask(sender, cost, terms, std::time::Instant::now()) {
                 Asked::Denied { used, .. } => {
                     return Answer::Other(Verdict::Exhausted { used });
@@ -280,14 +323,28 @@ impl Accounts {
             let failed = outcome.is_err();
             let answers: Vec<(Waiter, Answer)> = match outcome {
                 Ok(reply) => {
-                    let verdicts = slot.state.lock().account.settle(call.number, &reply, now);
+                    let verdicts = {
+                        let mut state = slot.state.lock();
+                        state.account.leave_out(is_waiting);
+                        let verdicts = state.account.settle(call.number, &reply, now);
+                        self.recount(&mut state);
+                        verdicts
+                    };
                     let costs = verdicts.into_iter();
                     costs
                         .map(|(waiter, cost, verdict)| (waiter, self.answer(slot, cost, verdict)))
                         .collect()
                 }
                 Err(error) => {
-                    let waiters = slot.state.lock().account.abandon(call.number, now);
+                    let waiters = {
+                        let account = &mut slot.state.lock().account;
+                        let mut waiters = account.abandon(call.number, now);
+                        // While the breaker is open nobody waits for Redis.
+                        if self.guard.require().is_err() {
+                            waiters.extend(account.dismiss());
+                        }
+                        waiters
+                    };
                     let failure = |waiter| (waiter, Answer::Failed(error.clone().into()));
                     waiters.into_iter().map(failure).collect()
                 }
@@ -296,6 +353,7 @@ impl Accounts {
             for (waiter, answer) in answers {
                 let _ = waiter.send(answer);
             }
+            self.list_to_note(slot);
             let mut state = slot.state.lock();
             next = if failed && !state.account.has_waiters() {
                 None
@@ -317,6 +375,7 @@ impl Accounts {
                 slot: slot.clone(),
                 used,
                 units: cost,
+                source: Source::Store,
             }),
             Verdict::Exhausted { .. }
             | Verdict::Told { .. }
@@ -351,12 +410,8 @@ impl Accounts {
             .number(day.start)
             .number(day.end)
             .number(counts_expire_at(slot.key, day.end));
-        let asked = self.clock.now();
-        let deadline = Instant::now() + self.timeout;
         let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
-        let value = CHARGE.run(&self.link, &keys, &arguments, deadline).await?;
-        let reply = charge_reply(value).map_err(LinkError::Unreadable)?;
-        self.clock.learn_second(asked, reply.now);
+        let reply = self.run(&keys, &arguments).await?;
         if !reply.record.is_empty() {
             match serde_json::from_str::<KeyRecord>(&reply.record) {
                 Ok(record) => {
@@ -378,7 +433,19 @@ impl Accounts {
         used
     }
 
+    /// Runs the script and learns the time from its reply.
+    async fn run(&self, keys: &[&str], arguments: &Arguments) -> Result<Reply, LinkError> {
+        let asked = self.clock.now();
+        let deadline = Instant::now() + self.timeout;
+        let value = CHARGE.run(&self.link, keys, arguments, deadline).await;
+        self.guard.record(&value);
+        let reply = charge_reply(value?).map_err(LinkError::Unreadable)?;
+        self.clock.learn_second(asked, reply.now);
+        Ok(reply)
+    }
+
     fn list(&self, slot: &Arc<Slot>) {
+        self.list_to_note(slot);
         let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
         if fresh {
             self.to_settle.lock().push(slot.clone());
@@ -392,7 +459,7 @@ impl Accounts {
 
     /// Tells the store what it was not told yet, a bounded number of accounts at a time. What fails stays listed.
     pub async fn settle(self: &Arc<Self>) {
-        if !self.link.is_up() {
+        if self.guard.require().is_err() {
             return;
         }
         let slots = std::mem::take(&mut *self.to_settle.lock());
@@ -440,10 +507,10 @@ impl Accounts {
         let crowded = total > ACCOUNTS_MAX;
         for shard in &self.shards {
             shard.lock().retain(|_, slot| {
-                let over = slot.end + KEPT_AFTER_DAY_SECONDS < now;
+                let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
                 let idle = || {
                     let state = slot.state.lock();
-                    !state.listed && state.account.is_idle()
+                    !state.listed && !state.offline.listed && state.account.is_idle()
                 };
                 !((over || crowded) && idle())
             });

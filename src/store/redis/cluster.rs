@@ -124,6 +124,11 @@ impl Cluster {
         self.0.shown.load(Ordering::Acquire) && self.any_line_up()
     }
 
+    /// Why it is not used, where it is not.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        self.0.trouble.load_full()
+    }
+
     /// Whether all slots are served.
     pub fn is_whole(&self) -> bool {
         let table = self.0.table.load();

@@ -6,14 +6,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use redis::{FromRedisValue, Pipeline};
+use tokio::time::Instant;
 
+use super::journal::SheetRow;
 use super::link::{Link, LinkError};
 use super::names::{Names, ledger_expires_at};
 use super::producer::Producer;
+use super::script::{Arguments, MERGE_TOTALS};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::{DayUsage, Refusal, StoreError, Totals};
@@ -27,12 +31,30 @@ const EVERY_DATE_MAX: i32 = 40;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
+/// How long a merge may take.
+const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
+
 #[derive(Debug)]
 struct Sheet {
     producer: String,
-    end: i64,
+    day: Day,
     totals: HashMap<Arc<str>, Totals>,
     changed: HashSet<Arc<str>>,
+    /// What the journal has not been told.
+    to_note: HashSet<Arc<str>>,
+}
+
+impl Sheet {
+    fn row(&self, key: KeyId, endpoint: &Arc<str>) -> SheetRow {
+        SheetRow {
+            key,
+            day: self.day,
+            producer: self.producer.clone(),
+            endpoint: endpoint.clone(),
+            totals: self.totals.get(endpoint).copied().unwrap_or_default(),
+            settled: !self.changed.contains(endpoint),
+        }
+    }
 }
 
 /// The totals of this process.
@@ -61,23 +83,40 @@ impl Ledger {
         }
     }
 
-    fn record(&self, key: KeyId, day: Day, endpoint: &Arc<str>, count: impl FnOnce(&mut Totals)) {
+    fn record(
+        &self,
+        key: KeyId,
+        day: Day,
+        endpoint: &Arc<str>,
+        count: impl FnOnce(&mut Totals),
+    ) -> SheetRow {
         let mut sheets = self.sheets.lock();
         let sheet = sheets.entry((key, day.date)).or_insert_with(|| Sheet {
             producer: self.producer.next_name(),
-            end: day.end,
+            day,
             totals: HashMap::new(),
             changed: HashSet::new(),
+            to_note: HashSet::new(),
         });
         count(sheet.totals.entry(endpoint.clone()).or_default());
         sheet.changed.insert(endpoint.clone());
+        sheet.to_note.insert(endpoint.clone());
+        sheet.row(key, endpoint)
     }
 
-    /// A request was charged.
-    pub fn charged(&self, key: KeyId, day: Day, endpoint: &Arc<str>, units: u32) {
+    /// A request was charged; the totals with it.
+    pub fn charged(&self, key: KeyId, day: Day, endpoint: &Arc<str>, units: u32) -> SheetRow {
         self.record(key, day, endpoint, |totals| {
             totals.requests += 1;
             totals.charged += u64::from(units);
+        })
+    }
+
+    /// Takes [`Ledger::charged`] back: the request was not served after all.
+    pub fn withdrawn(&self, key: KeyId, day: Day, endpoint: &Arc<str>, units: u32) {
+        self.record(key, day, endpoint, |totals| {
+            totals.requests = totals.requests.saturating_sub(1);
+            totals.charged = totals.charged.saturating_sub(units.into());
         });
     }
 
@@ -112,7 +151,8 @@ impl Ledger {
     /// Drops stored totals of days that are over.
     pub fn sweep(&self, now_second: i64) {
         self.sheets.lock().retain(|_, sheet| {
-            !sheet.changed.is_empty() || sheet.end + KEPT_AFTER_DAY_SECONDS >= now_second
+            let done = sheet.changed.is_empty() && sheet.to_note.is_empty();
+            !done || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
         });
     }
 
@@ -128,7 +168,56 @@ impl Ledger {
                 return Err(error.into());
             }
         }
+        self.mark_to_note(&pages);
         Ok(())
+    }
+
+    /// What changed since it was last asked, or is stored now and was not.
+    pub fn changed_rows(&self) -> Vec<SheetRow> {
+        let mut rows = Vec::new();
+        for ((key, _), sheet) in self.sheets.lock().iter_mut() {
+            for endpoint in std::mem::take(&mut sheet.to_note) {
+                rows.push(sheet.row(*key, &endpoint));
+            }
+        }
+        rows
+    }
+
+    /// They could not be written: they have changed still.
+    pub fn changed_still(&self, rows: &[SheetRow]) {
+        let mut sheets = self.sheets.lock();
+        for row in rows {
+            if let Some(sheet) = sheets.get_mut(&(row.key, row.day.date)) {
+                sheet.to_note.insert(row.endpoint.clone());
+            }
+        }
+    }
+
+    /// Tells Redis what another producer counted.
+    pub async fn merge(&self, row: &SheetRow) -> Result<(), StoreError> {
+        let arguments = Arguments::new()
+            .text(format!("{}|{}", row.producer, row.endpoint))
+            .text(written(&row.totals))
+            .number(ledger_expires_at(row.key, row.day.end));
+        let name = self.names.ledger(row.key, row.day.date);
+        let deadline = Instant::now() + MERGE_TIMEOUT;
+        MERGE_TOTALS
+            .run(&self.link, &[&name], &arguments, deadline)
+            .await?;
+        let mut list = redis::cmd("SADD");
+        list.arg(self.names.days()).arg(row.day.date.to_string());
+        self.link.ask(&list).await?;
+        Ok(())
+    }
+
+    fn mark_to_note(&self, pages: &[Page]) {
+        let mut sheets = self.sheets.lock();
+        for page in pages {
+            if let Some(sheet) = sheets.get_mut(&page.place) {
+                let endpoints = page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
+                sheet.to_note.extend(endpoints);
+            }
+        }
     }
 
     fn changed_pages(&self) -> Vec<Page> {
@@ -147,7 +236,7 @@ impl Ledger {
                 .collect();
             pages.push(Page {
                 place: *place,
-                end: sheet.end,
+                end: sheet.day.end,
                 fields,
             });
         }
@@ -183,7 +272,8 @@ impl Ledger {
         for page in pages {
             if let Some(sheet) = sheets.get_mut(&page.place) {
                 let endpoints = page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
-                sheet.changed.extend(endpoints);
+                sheet.changed.extend(endpoints.clone());
+                sheet.to_note.extend(endpoints);
             }
         }
     }

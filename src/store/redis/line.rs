@@ -72,6 +72,11 @@ impl Line {
         self.live.load().as_ref()?.master.clone()
     }
 
+    /// Why there is no connection, where there is none.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        self.trouble.load_full()
+    }
+
     /// Whether a connection is there or was at least tried for.
     pub fn is_tried(&self) -> bool {
         self.is_up() || self.trouble.load().is_some()

@@ -225,6 +225,14 @@ impl Link {
         self.made.load(Ordering::Acquire)
     }
 
+    /// Why there is no connection, where there is none.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        match &self.way {
+            Way::Server(line) => line.trouble(),
+            Way::Cluster(cluster) => cluster.trouble(),
+        }
+    }
+
     /// Fails at once where there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
         match &self.way {

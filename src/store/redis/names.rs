@@ -12,6 +12,7 @@
 //! | `<prefix>:feed` | stream | every change of a record |
 //! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
 //! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
+//! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
 //! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
@@ -116,6 +117,11 @@ impl Names {
     /// The dates that have counts.
     pub fn days(&self) -> String {
         format!("{}:days", self.prefix)
+    }
+
+    /// What is written to find out whether Redis takes writes.
+    pub fn probe(&self) -> String {
+        format!("{}:probe", self.prefix)
     }
 
     /// The zone.

@@ -27,6 +27,11 @@ impl Producer {
         }
     }
 
+    /// What all names of this process begin with.
+    pub fn process(&self) -> &str {
+        &self.process
+    }
+
     /// A name for a new account.
     pub fn next_name(&self) -> String {
         let number = self.accounts.fetch_add(1, Ordering::Relaxed);

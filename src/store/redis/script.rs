@@ -1,4 +1,4 @@
-//! The two scripts as commands and their replies as values.
+//! The scripts as commands and their replies as values.
 
 use std::sync::OnceLock;
 
@@ -16,6 +16,11 @@ pub static CHARGE: Script = Script {
 /// The compare-and-set of a record.
 pub static RECORD: Script = Script {
     source: include_str!("record.lua"),
+    sha: OnceLock::new(),
+};
+/// The merge of totals that an earlier process left in its journal.
+pub static MERGE_TOTALS: Script = Script {
+    source: include_str!("merge_totals.lua"),
     sha: OnceLock::new(),
 };
 

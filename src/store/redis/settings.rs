@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::outage::OutageSettings;
 /// The configuration of the Redis store.
 #[derive(Clone)]
 pub struct Settings {
@@ -27,6 +28,8 @@ pub struct Settings {
     pub replica: Option<PathBuf>,
     /// How long ago the key table may have been known to be current for its keys to be served, default 24 h.
     pub max_staleness: Duration,
+    /// What a gateway does while Redis is away. Without it there is no journal, and nothing is served then.
+    pub outage: Option<OutageSettings>,
 }
 
 /// Where Redis is; addresses are `host:port`.
@@ -74,6 +77,7 @@ impl Settings {
             timeout: Duration::from_millis(100),
             replica: None,
             max_staleness: Duration::from_secs(86_400),
+            outage: None,
         }
     }
 }
@@ -89,6 +93,7 @@ impl fmt::Debug for Settings {
             .field("timeout", &self.timeout)
             .field("replica", &self.replica)
             .field("max_staleness", &self.max_staleness)
+            .field("outage", &self.outage)
             .finish_non_exhaustive()
     }
 }

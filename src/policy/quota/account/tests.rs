@@ -1,0 +1,208 @@
+//! Facts of the account, one step at a time.
+
+use super::*;
+
+type Plain = Account<&'static str, ()>;
+
+fn terms(limit: u64) -> Terms<()> {
+    Terms {
+        limit,
+        version: 1,
+        context: (),
+    }
+}
+
+fn reply(code: Code, grant: u64, used: u64) -> Reply {
+    Reply {
+        code,
+        grant,
+        used,
+        version: Some(1),
+        now: 0,
+        record: String::new(),
+    }
+}
+
+fn begin(account: &mut Plain) -> Option<Call<()>> {
+    account.begin(|waiter| *waiter != "gone")
+}
+
+#[test]
+fn waiters_are_called_for_together_and_told_distinct_counts() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    for (waiter, cost) in [("a", 1), ("gone", 4), ("b", 2), ("c", 1)] {
+        assert_eq!(account.ask(waiter, cost, terms(10), now), Asked::Waiting);
+    }
+    let call = begin(&mut account).unwrap();
+    assert_eq!((call.ack, call.rack, call.want), (0, 0, 4));
+    assert_eq!(begin(&mut account), None, "one call at a time");
+    let verdicts = account.settle(call.number, &reply(Code::Granted, 4, 9), now);
+    let granted = |used| Verdict::Granted { used };
+    assert_eq!(
+        verdicts,
+        [
+            ("a", 1, granted(6)),
+            ("b", 2, granted(8)),
+            ("c", 1, granted(9))
+        ]
+    );
+    assert!(account.is_idle());
+}
+
+#[test]
+fn a_cost_that_does_not_fit_is_refused_and_the_next_one_tried() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    for (waiter, cost) in [("a", 2), ("b", 4), ("c", 1)] {
+        account.ask(waiter, cost, terms(10), now);
+    }
+    let call = begin(&mut account).unwrap();
+    let verdicts = account.settle(call.number, &reply(Code::Exhausted, 4, 10), now);
+    assert_eq!(
+        verdicts,
+        [
+            ("a", 2, Verdict::Granted { used: 8 }),
+            ("b", 4, Verdict::Exhausted { used: 9 }),
+            ("c", 1, Verdict::Granted { used: 9 })
+        ]
+    );
+    let settling = begin(&mut account).unwrap();
+    assert_eq!(
+        (settling.ack, settling.rack, settling.want),
+        (4, 1, 0),
+        "the unit that nobody took goes back"
+    );
+}
+
+#[test]
+fn waiters_with_other_terms_wait_for_the_next_call() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 1, terms(10), now);
+    account.ask("b", 1, terms(20), now);
+    let call = begin(&mut account).unwrap();
+    assert_eq!((call.want, call.terms.limit), (1, 10));
+    account.settle(call.number, &reply(Code::Granted, 1, 1), now);
+    let call = begin(&mut account).unwrap();
+    assert_eq!((call.want, call.terms.limit), (1, 20));
+}
+
+#[test]
+fn the_reply_of_an_abandoned_call_is_not_used_and_what_it_granted_goes_back() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 3, terms(10), now);
+    let lost = begin(&mut account).unwrap();
+    assert_eq!(account.abandon(lost.number, now), ["a"]);
+    assert!(!account.is_idle());
+    assert_eq!(
+        account.settle(lost.number, &reply(Code::Granted, 3, 3), now),
+        []
+    );
+    let settling = begin(&mut account).unwrap();
+    assert_eq!((settling.ack, settling.rack, settling.want), (0, 0, 0));
+    account.settle(settling.number, &reply(Code::Granted, 3, 3), now);
+    let back = begin(&mut account).unwrap();
+    assert_eq!((back.ack, back.rack, back.want), (3, 3, 0));
+    account.settle(back.number, &reply(Code::Granted, 0, 0), now);
+    assert_eq!(begin(&mut account), None);
+    assert!(account.look_for_late_calls(now), "it may run later");
+    assert_eq!(begin(&mut account), None);
+    assert!(!account.look_for_late_calls(now + LATE_CALL_LASTS));
+    assert!(begin(&mut account).is_some(), "it may have run only now");
+}
+
+#[test]
+fn a_denial_holds_for_a_second_for_costs_above_the_remainder_only() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 5, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    account.settle(call.number, &reply(Code::Exhausted, 2, 10), now);
+    let denied = Asked::Denied {
+        waiter: "b",
+        used: 8,
+    };
+    assert_eq!(account.ask("b", 3, terms(10), now), denied);
+    assert_eq!(
+        account.ask("b", 2, terms(10), now),
+        Asked::Waiting,
+        "it fits"
+    );
+    let later = now + DENIAL_LASTS;
+    assert_eq!(account.ask("b", 3, terms(10), later), Asked::Waiting);
+}
+
+#[test]
+fn a_denial_ends_with_a_newer_record_a_larger_limit_or_an_own_refund() {
+    let now = Instant::now();
+    let exhausted = || {
+        let mut account = Plain::new(terms(1));
+        account.ask("a", 2, terms(1), now);
+        let call = begin(&mut account).unwrap();
+        account.settle(call.number, &reply(Code::Exhausted, 0, 1), now);
+        assert!(matches!(
+            account.ask("b", 1, terms(1), now),
+            Asked::Denied { .. }
+        ));
+        account
+    };
+    let newer = Terms {
+        version: 2,
+        ..terms(1)
+    };
+    assert_eq!(exhausted().ask("b", 1, newer, now), Asked::Waiting);
+    assert_eq!(exhausted().ask("b", 1, terms(2), now), Asked::Waiting);
+    let mut account = exhausted();
+    assert_eq!(account.refund(1), Some(0));
+    assert_eq!(account.ask("b", 1, terms(1), now), Asked::Waiting);
+    assert_eq!(begin(&mut account).unwrap().rack, 1);
+}
+
+#[test]
+fn units_served_without_the_store_take_the_place_of_the_lost_charge_that_ran_after_all() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 1, terms(10), now);
+    account.ask("b", 1, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    // "a" is tired of waiting and served without the store.
+    account.serve_without_store(1);
+    account.leave_out(|waiter| *waiter != "a");
+    let verdicts = account.settle(call.number, &reply(Code::Granted, 2, 2), now);
+    assert_eq!(verdicts, [("b", 1, Verdict::Granted { used: 2 })]);
+    assert_eq!(account.marks(), (2, 0), "two units for two requests");
+}
+
+#[test]
+fn a_waiter_whose_unit_was_taken_meanwhile_waits_for_the_next_call() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 1, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    account.serve_without_store(1);
+    let verdicts = account.settle(call.number, &reply(Code::Granted, 1, 1), now);
+    assert_eq!(verdicts, [], "not refused: the store refused nothing");
+    let next = begin(&mut account).unwrap();
+    assert_eq!((next.ack, next.want), (1, 1));
+}
+
+#[test]
+fn what_was_served_without_the_store_is_settled_by_a_call_that_told_of_it() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.serve_without_store(2);
+    let call = begin(&mut account).unwrap();
+    account.serve_without_store(3);
+    assert_eq!(account.offline(), 5);
+    account.settle(call.number, &reply(Code::Granted, 0, 2), now);
+    assert_eq!((account.offline(), account.is_stored()), (3, false));
+    account.withdraw(3);
+    assert_eq!((account.offline(), account.marks()), (0, (5, 3)));
+}
+
+#[test]
+fn the_last_refusal_of_the_store_outlives_the_denial_but_not_a_refund_or_a_larger_limit() {
+    let (mut account, now) = (Plain::new(terms(10)), Instant::now());
+    account.ask("a", 5, terms(10), now);
+    let call = begin(&mut account).unwrap();
+    account.settle(call.number, &reply(Code::Exhausted, 2, 10), now);
+    assert_eq!(account.refused(3, &terms(10)), Some(8));
+    assert_eq!(account.refused(2, &terms(10)), None, "it fits");
+    assert_eq!(account.refused(3, &terms(11)), None);
+    account.refund(1);
+    assert_eq!(account.refused(3, &terms(10)), None);
+}

@@ -1,0 +1,326 @@
+//! Random outages driven through the real [`Account`], [`KeyDay`] and [`Share`]: every node is cut off, serves its
+//! share by what it last knew and a journal, dies and comes back, and settles when the store returns.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::time::Instant;
+
+use proptest::prelude::*;
+
+use super::{Account, Call, KeyDay, ModelCall, Share, StoredRecord, Terms, Verdict};
+
+const COLD_PERCENT: u64 = 10;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// Units are asked for: from the store, or without it while the node is cut off.
+    Ask { node: usize, cost: u32 },
+    /// The store runs a charge whose reply is lost; the node serves it from its share.
+    ReplyLost { node: usize, cost: u32 },
+    /// A request failed and is refunded.
+    Refund { node: usize },
+    /// The process dies; its journal stays, and the next one takes what it left.
+    Crash { node: usize },
+    /// The node loses the store.
+    CutOff { node: usize },
+    /// The node finds the store again and settles.
+    Return { node: usize },
+    /// The node settles a part: a call goes out and is lost, or comes back.
+    Settle { node: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let node = 0usize..4;
+    let step = prop_oneof![
+        40 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::Ask { node, cost }),
+        5 => (node.clone(), 1u32..4).prop_map(|(node, cost)| Step::ReplyLost { node, cost }),
+        5 => node.clone().prop_map(|node| Step::Refund { node }),
+        2 => node.clone().prop_map(|node| Step::Crash { node }),
+        4 => node.clone().prop_map(|node| Step::CutOff { node }),
+        4 => node.clone().prop_map(|node| Step::Return { node }),
+        4 => node.prop_map(|node| Step::Settle { node }),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+/// A row of a journal: what a producer said, and its units that the store may not know.
+#[derive(Clone, Copy, Default)]
+struct Row {
+    ack: u64,
+    rack: u64,
+    untold: u64,
+}
+
+struct Node {
+    producer: String,
+    account: Account<u32, ()>,
+    cut_off: bool,
+    journal: BTreeMap<String, Row>,
+    /// Costs of requests that were served and not refunded.
+    served: Vec<u32>,
+    /// The most that it was allowed in an outage, summed over outages.
+    allowed: u64,
+    allowed_now: u64,
+}
+
+struct World {
+    limit: u64,
+    share: Share,
+    day: KeyDay,
+    stored: Option<StoredRecord>,
+    nodes: Vec<Node>,
+    boots: u32,
+    crashed: bool,
+}
+
+impl World {
+    fn new(limit: u64, nodes: usize) -> World {
+        let mut world = World {
+            limit,
+            share: Share {
+                nodes: NonZeroU64::new(nodes as u64).unwrap(),
+                cold_percent: COLD_PERCENT,
+            },
+            day: KeyDay::default(),
+            stored: None,
+            nodes: Vec::new(),
+            boots: 0,
+            crashed: false,
+        };
+        for _ in 0..nodes {
+            world.boots += 1;
+            world.nodes.push(Node {
+                producer: format!("p{}", world.boots),
+                account: Account::new(world.terms()),
+                cut_off: false,
+                journal: BTreeMap::new(),
+                served: Vec::new(),
+                allowed: 0,
+                allowed_now: 0,
+            });
+        }
+        world
+    }
+
+    fn terms(&self) -> Terms<()> {
+        Terms {
+            limit: self.limit,
+            version: 1,
+            context: (),
+        }
+    }
+
+    fn told(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
+        ModelCall {
+            producer: producer.to_owned(),
+            ack,
+            rack,
+            want,
+            limit: self.limit,
+            record: StoredRecord {
+                version: 1,
+                packed: "record".into(),
+            },
+            start: 0,
+            end: 100,
+        }
+    }
+
+    /// Runs the account's next call in the store and hands the reply over, if there is a call to make.
+    fn exchange(&mut self, node: usize) -> Vec<(u32, Verdict)> {
+        let Some(call) = self.nodes[node].account.begin(|_| true) else {
+            return Vec::new();
+        };
+        self.run(node, &call)
+    }
+
+    fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, Verdict)> {
+        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let reply = self.day.charge(&mut self.stored, &sent, 50);
+        let node = &mut self.nodes[node];
+        let verdicts = node
+            .account
+            .settle(call.number, &reply, Instant::now())
+            .into_iter()
+            .map(|(_, cost, verdict)| (cost, verdict))
+            .collect();
+        if node.account.offline() == 0 {
+            if let Some(row) = node.journal.get_mut(&node.producer) {
+                row.untold = 0;
+            }
+            node.allowed += std::mem::take(&mut node.allowed_now);
+        }
+        verdicts
+    }
+
+    fn step(&mut self, step: &Step) {
+        let count = self.nodes.len();
+        match *step {
+            Step::Ask { node, cost } => self.ask(node % count, cost),
+            Step::ReplyLost { node, cost } => self.lose_reply(node % count, cost),
+            Step::Refund { node } => {
+                let node = &mut self.nodes[node % count];
+                if let Some(cost) = node.served.pop() {
+                    node.account.refund(cost);
+                }
+            }
+            Step::Crash { node } => {
+                self.crashed = true;
+                self.boots += 1;
+                let (producer, account) = (format!("p{}", self.boots), Account::new(self.terms()));
+                let node = &mut self.nodes[node % count];
+                (node.producer, node.account) = (producer, account);
+                node.allowed += std::mem::take(&mut node.allowed_now);
+            }
+            Step::CutOff { node } => self.nodes[node % count].cut_off = true,
+            Step::Return { node } => {
+                self.nodes[node % count].cut_off = false;
+                self.settle(node % count);
+            }
+            Step::Settle { node } => {
+                if !self.nodes[node % count].cut_off {
+                    self.exchange(node % count);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, node: usize, cost: u32) {
+        if self.nodes[node].cut_off {
+            return self.serve_offline(node, cost);
+        }
+        let terms = self.terms();
+        let now = Instant::now();
+        self.nodes[node].account.ask(0, cost, terms, now);
+        for (cost, verdict) in self.exchange(node) {
+            if let Verdict::Granted { .. } = verdict {
+                self.nodes[node].served.push(cost);
+            }
+        }
+    }
+
+    fn lose_reply(&mut self, node: usize, cost: u32) {
+        if self.nodes[node].cut_off {
+            return;
+        }
+        let (terms, now) = (self.terms(), Instant::now());
+        self.nodes[node].account.ask(0, cost, terms, now);
+        let Some(call) = self.nodes[node].account.begin(|_| true) else {
+            return;
+        };
+        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        self.day.charge(&mut self.stored, &sent, 50);
+        self.nodes[node].account.abandon(call.number, now);
+        self.serve_offline(node, cost);
+    }
+
+    /// The rule of the outage service: count, write down, serve; or take back.
+    fn serve_offline(&mut self, node: usize, cost: u32) {
+        let (limit, share) = (self.limit, self.share);
+        let node = &mut self.nodes[node];
+        let known = node.account.known().map(|known| known.used);
+        let allowance = share.allowance(limit, known);
+        let others: u64 = node
+            .journal
+            .iter()
+            .filter(|(producer, _)| **producer != node.producer)
+            .map(|(_, row)| row.untold)
+            .sum();
+        if node.account.offline() + others + u64::from(cost) > allowance {
+            return;
+        }
+        node.allowed_now = node.allowed_now.max(allowance.saturating_sub(others));
+        node.account.serve_without_store(cost);
+        let (ack, rack) = node.account.marks();
+        let untold = node.account.offline();
+        let row = Row { ack, rack, untold };
+        node.journal.insert(node.producer.clone(), row);
+        node.served.push(cost);
+    }
+
+    fn settle(&mut self, node: usize) {
+        for _ in 0..100 {
+            if !self.nodes[node].account.is_due() {
+                break;
+            }
+            self.exchange(node);
+        }
+        let rows: Vec<(String, Row)> = self.nodes[node].journal.clone().into_iter().collect();
+        for (producer, row) in rows {
+            if producer != self.nodes[node].producer {
+                let call = self.told(&producer, row.ack, row.rack, 0);
+                self.day.charge(&mut self.stored, &call, 50);
+                // Kept, because the store may lose it again before the day is over; merging twice does no harm.
+                let kept = self.nodes[node].journal.get_mut(&producer).unwrap();
+                kept.untold = 0;
+            }
+        }
+    }
+
+    fn served(&self) -> u64 {
+        let costs = self.nodes.iter().flat_map(|node| &node.served);
+        costs.map(|cost| u64::from(*cost)).sum()
+    }
+
+    fn allowed(&self) -> u64 {
+        let nodes = self.nodes.iter();
+        nodes.map(|node| node.allowed + node.allowed_now).sum()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn outages_pass_the_limit_by_no_more_than_was_allowed_and_settle_exactly_once(
+        limit in 1u64..80, nodes in 1usize..5, steps in steps(),
+    ) {
+        let mut world = World::new(limit, nodes);
+        for step in &steps {
+            world.step(step);
+            prop_assert!(world.served() <= limit + world.allowed());
+        }
+        for node in 0..nodes {
+            world.nodes[node].cut_off = false;
+            world.nodes[node].account.repeat();
+        }
+        for node in (0..nodes).chain(0..nodes) {
+            world.settle(node);
+        }
+        let (used, truth) = (world.day.used, world.served() as i64);
+        if world.crashed {
+            prop_assert!(used >= truth, "{} counted, {} served", used, truth);
+        } else {
+            prop_assert_eq!(used, truth);
+        }
+    }
+
+    #[test]
+    fn nodes_cut_off_together_pass_the_limit_by_no_more_than_their_counts_were_behind(
+        limit in 1u64..200,
+        nodes in 1usize..5,
+        before in prop::collection::vec((0usize..4, 1u32..4), 0..80),
+        during in prop::collection::vec((0usize..4, 1u32..4), 0..300),
+    ) {
+        let mut world = World::new(limit, nodes);
+        for (node, cost) in before {
+            world.ask(node % nodes, cost);
+        }
+        let truth = world.served();
+        let behind = |node: &Node| node.account.known().map(|known| truth.saturating_sub(known.used));
+        let oldest = world.nodes.iter().filter_map(behind).max().unwrap_or(0);
+        let cold = world.nodes.iter().filter(|node| node.account.known().is_none()).count() as u64;
+        let cold_units = cold * world.share.allowance(limit, None);
+        for node in 0..nodes {
+            world.step(&Step::CutOff { node });
+        }
+        for (node, cost) in during {
+            world.ask(node % nodes, cost);
+        }
+        prop_assert!(world.served() <= limit + oldest + cold_units);
+        for node in 0..nodes {
+            world.step(&Step::Return { node });
+        }
+        prop_assert_eq!(world.day.used, world.served() as i64);
+    }
+}

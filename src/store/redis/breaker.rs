@@ -1,0 +1,269 @@
+//! When to stop asking Redis, and when to ask again: a state machine without I/O, with the time as an argument.
+//!
+//! Closed: requests ask. Open: none does; one probe at a time finds out, a quarter to a whole second apart, and at once
+//! when there is a connection again; the first that succeeds closes it. Invariant: while it is open, no request waits for
+//! Redis.
+
+use std::time::{Duration, Instant};
+
+/// Lost calls in a row that open it.
+const LOST_MAX: u32 = 2;
+/// Calls in a window before their failures count, and how long a window is.
+const WINDOW_CALLS_MIN: u32 = 20;
+const WINDOW: Duration = Duration::from_secs(1);
+/// The shortest and the longest time between two probes.
+const PROBE_MIN: Duration = Duration::from_millis(250);
+const PROBE_MAX: Duration = Duration::from_secs(1);
+
+/// What became of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was answered.
+    Answered,
+    /// No answer came in time, or the connection broke.
+    Lost,
+    /// It was answered with an error.
+    Refused,
+}
+
+/// Whether there is a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// There is.
+    Up,
+    /// There is none.
+    Down,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed,
+    Open {
+        connection: Connection,
+        probe_at: Instant,
+        probing: bool,
+    },
+}
+
+/// The breaker of one node.
+#[derive(Debug)]
+pub struct Breaker {
+    state: State,
+    lost_in_a_row: u32,
+    window_began: Instant,
+    calls: u32,
+    failures: u32,
+}
+
+impl Breaker {
+    /// A closed one.
+    pub fn new(now: Instant) -> Breaker {
+        Breaker {
+            state: State::Closed,
+            lost_in_a_row: 0,
+            window_began: now,
+            calls: 0,
+            failures: 0,
+        }
+    }
+
+    /// Whether requests may ask Redis.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.state, State::Closed)
+    }
+
+    /// Notes a call's end. What comes late, while it is open, says nothing new.
+    pub fn record(&mut self, outcome: Outcome, now: Instant) {
+        if !self.is_closed() {
+            return;
+        }
+        if now.duration_since(self.window_began) >= WINDOW {
+            (self.window_began, self.calls, self.failures) = (now, 0, 0);
+        }
+        self.calls += 1;
+        match outcome {
+            Outcome::Answered => self.lost_in_a_row = 0,
+            Outcome::Lost => {
+                self.lost_in_a_row += 1;
+                self.failures += 1;
+            }
+            Outcome::Refused => {
+                self.lost_in_a_row = 0;
+                self.failures += 1;
+            }
+        }
+        let failing = self.calls >= WINDOW_CALLS_MIN && 2 * self.failures >= self.calls;
+        if failing || self.lost_in_a_row >= LOST_MAX {
+            self.open(Connection::Up, now + PROBE_MIN);
+        }
+    }
+
+    /// Notes whether there is a connection: without one it opens, with a new one the next probe is due at once.
+    pub fn see(&mut self, seen: Connection, now: Instant) {
+        match (&mut self.state, seen) {
+            (State::Closed, Connection::Up) => {}
+            (State::Closed, Connection::Down) => self.open(Connection::Down, now),
+            (
+                State::Open {
+                    connection,
+                    probe_at,
+                    ..
+                },
+                seen,
+            ) => {
+                if *connection == Connection::Down && seen == Connection::Up {
+                    *probe_at = now;
+                }
+                *connection = seen;
+            }
+        }
+    }
+
+    /// Whether to probe now; if so, [`Breaker::probed`] must follow.
+    pub fn begin_probe(&mut self, now: Instant) -> bool {
+        match &mut self.state {
+            State::Open {
+                connection: Connection::Up,
+                probe_at,
+                probing,
+            } if !*probing && now >= *probe_at => {
+                *probing = true;
+                true
+            }
+            State::Open { .. } | State::Closed => false,
+        }
+    }
+
+    /// Notes what became of the probe; `jitter` (0 to 1) spreads the next one.
+    pub fn probed(&mut self, outcome: Outcome, now: Instant, jitter: f64) {
+        match outcome {
+            Outcome::Answered => {
+                self.state = State::Closed;
+                (self.lost_in_a_row, self.calls, self.failures) = (0, 0, 0);
+                self.window_began = now;
+            }
+            Outcome::Lost | Outcome::Refused => {
+                if let State::Open {
+                    probe_at, probing, ..
+                } = &mut self.state
+                {
+                    *probing = false;
+                    *probe_at =
+                        now + PROBE_MIN + (PROBE_MAX - PROBE_MIN).mul_f64(jitter.clamp(0.0, 1.0));
+                }
+            }
+        }
+    }
+
+    fn open(&mut self, connection: Connection, probe_at: Instant) {
+        self.state = State::Open {
+            connection,
+            probe_at,
+            probing: false,
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn two_lost_calls_in_a_row_open_it_and_one_does_not() {
+        let now = Instant::now();
+        let mut breaker = Breaker::new(now);
+        for outcome in [
+            Outcome::Lost,
+            Outcome::Answered,
+            Outcome::Lost,
+            Outcome::Refused,
+            Outcome::Lost,
+        ] {
+            breaker.record(outcome, now);
+            assert!(breaker.is_closed());
+        }
+        breaker.record(Outcome::Lost, now);
+        assert!(!breaker.is_closed());
+    }
+
+    #[test]
+    fn half_of_twenty_calls_refused_in_a_second_open_it() {
+        let now = Instant::now();
+        let refuse = |calls: u32, every: Duration| {
+            let mut breaker = Breaker::new(now);
+            for call in 0..calls {
+                let outcome = if call % 2 == 0 {
+                    Outcome::Answered
+                } else {
+                    Outcome::Refused
+                };
+                breaker.record(outcome, now + every * call);
+            }
+            breaker.is_closed()
+        };
+        assert!(refuse(19, MS));
+        assert!(!refuse(20, MS));
+        assert!(refuse(200, 100 * MS), "never 20 in a second");
+    }
+
+    #[test]
+    fn no_connection_opens_it_and_a_new_one_is_probed_at_once() {
+        let now = Instant::now();
+        let mut breaker = Breaker::new(now);
+        breaker.see(Connection::Up, now);
+        assert!(breaker.is_closed());
+        breaker.see(Connection::Down, now);
+        assert!(!breaker.is_closed());
+        assert!(!breaker.begin_probe(now + PROBE_MAX), "nothing to probe");
+        breaker.see(Connection::Up, now);
+        assert!(breaker.begin_probe(now));
+        assert!(!breaker.begin_probe(now + PROBE_MAX), "one at a time");
+        breaker.probed(Outcome::Refused, now, 0.0);
+        assert!(!breaker.begin_probe(now + PROBE_MIN - MS));
+        assert!(breaker.begin_probe(now + PROBE_MIN));
+        breaker.probed(Outcome::Answered, now, 0.0);
+        assert!(breaker.is_closed());
+    }
+
+    proptest! {
+        #[test]
+        fn only_a_probe_closes_it_and_the_next_is_due_within_a_second(
+            outcomes in prop::collection::vec((0u8..3, 0u64..400), 1..100), jitter in 0.0f64..1.0,
+        ) {
+            let mut now = Instant::now();
+            let mut breaker = Breaker::new(now);
+            let mut was_open = false;
+            for (outcome, wait) in outcomes {
+                now += MS * wait as u32;
+                let outcome = [Outcome::Answered, Outcome::Lost, Outcome::Refused][outcome as usize];
+                breaker.record(outcome, now);
+                prop_assert!(!was_open || !breaker.is_closed());
+                was_open |= !breaker.is_closed();
+            }
+            if was_open {
+                now += PROBE_MAX;
+                prop_assert!(breaker.begin_probe(now));
+                breaker.probed(Outcome::Lost, now, jitter);
+                prop_assert!(!breaker.is_closed() && !breaker.begin_probe(now));
+                prop_assert!(breaker.begin_probe(now + PROBE_MAX));
+                breaker.probed(Outcome::Answered, now, jitter);
+                prop_assert!(breaker.is_closed());
+            }
+        }
+
+        #[test]
+        fn answers_alone_never_open_it(waits in prop::collection::vec(0u64..100, 0..200)) {
+            let mut now = Instant::now();
+            let mut breaker = Breaker::new(now);
+            for wait in waits {
+                now += MS * wait as u32;
+                breaker.record(Outcome::Answered, now);
+                prop_assert!(breaker.is_closed());
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What the accounts do for the journal and for service without Redis.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use super::{Accounts, COUNT_MAX, Context, Slot, SlotState, Source, Units};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::quota::{Share, Terms};
+use crate::store::Charge;
+use crate::store::redis::journal::CountRow;
+use crate::store::redis::link::LinkError;
+use crate::store::redis::names::counts_expire_at;
+use crate::store::redis::script::Arguments;
+
+/// Accounts looked at for one turn of re-reading, for each one that may be re-read.
+const LOOKED_AT_PER_READ: usize = 10;
+
+/// What an account remembers beside its counts.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// The limit of the last charge.
+    pub limit: u64,
+    /// Whether it stands on the list of accounts to be written to the journal.
+    pub listed: bool,
+    /// Its part of the sum of untold units.
+    untold: u64,
+}
+
+/// Whether service without Redis has a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// The node's share.
+    Share,
+    /// None.
+    Open,
+}
+
+/// By what service without Redis is judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// The node's share.
+    pub share: Share,
+    /// Whether it bounds.
+    pub bound: Bound,
+    /// A count that was told before this is unknown.
+    pub known_since: Option<Instant>,
+}
+
+/// Units that are wanted without Redis.
+#[derive(Debug)]
+pub struct Wanted<'c> {
+    /// The charge that Redis did not decide.
+    pub charge: &'c Charge,
+    /// By what it is judged.
+    pub rule: Rule,
+}
+
+/// What the node has to offer.
+#[derive(Debug)]
+pub enum Offer<R> {
+    /// Units, counted but not yet written down; dropping them takes them back.
+    Reserved {
+        /// The units.
+        units: Units,
+        /// What the share is.
+        allowance: u64,
+        /// Units of it that this process has served, these included.
+        untold: u64,
+        /// What the journal was asked.
+        written: R,
+    },
+    /// Redis itself had refused such a cost.
+    Exhausted {
+        /// Units used then.
+        used: u64,
+    },
+    /// The share is used up.
+    Beyond,
+}
+
+impl Accounts {
+    /// Counts units that are to be served without Redis and hands them to `write`, which must not wait: rows come to it
+    /// in the order of their values.
+    pub fn reserve<R>(
+        self: &Arc<Self>,
+        wanted: &Wanted<'_>,
+        write: impl FnOnce(CountRow, Option<u64>) -> R,
+    ) -> Offer<R> {
+        let Wanted { charge, rule } = wanted;
+        let (limit, cost) = (charge.limit, charge.cost.max(1));
+        let slot = self.slot(charge.key.record.id, charge.day);
+        let mut state = slot.state.lock();
+        let terms = Terms {
+            limit,
+            version: charge.key.record.version,
+            context: Context {
+                entry: None,
+                day: charge.day,
+            },
+        };
+        if let Some(used) = state.account.refused(cost, &terms) {
+            return Offer::Exhausted { used };
+        }
+        state.offline.limit = limit;
+        let allowance = rule.allowance(&state, limit);
+        let served = state.account.offline() + u64::from(cost);
+        if rule.bound == Bound::Share && served > allowance {
+            return Offer::Beyond;
+        }
+        state.account.serve_without_store(cost);
+        let (row, untold) = (slot.row(&state), state.account.offline());
+        self.recount(&mut state);
+        let bound = (rule.bound == Bound::Share).then_some(allowance);
+        let written = write(row, bound);
+        drop(state);
+        self.list(&slot);
+        let units = Units {
+            accounts: self.clone(),
+            slot,
+            used: 0,
+            units: cost,
+            source: Source::Share,
+        };
+        Offer::Reserved {
+            units,
+            allowance,
+            untold,
+            written,
+        }
+    }
+
+    /// Units used as they are told while Redis is away: never fewer than may be used. `None` where nothing was learnt.
+    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &Rule) -> Option<u64> {
+        let slot = self.slot(key, day);
+        let state = slot.state.lock();
+        let counted = state.account.known()?.used + state.account.offline();
+        let limit = state.offline.limit;
+        let allowance = rule.allowance(&state, limit);
+        let left = allowance.saturating_sub(state.account.offline());
+        Some(counted.max(limit.saturating_sub(left)))
+    }
+
+    /// Keeps the sum of untold units.
+    pub(super) fn recount(&self, state: &mut SlotState) {
+        let now = state.account.offline();
+        let before = std::mem::replace(&mut state.offline.untold, now);
+        self.untold.fetch_add(now, Ordering::Relaxed);
+        self.untold.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Units served without Redis that it may not know.
+    pub fn untold(&self) -> u64 {
+        self.untold.load(Ordering::Relaxed)
+    }
+
+    /// Has the account written to the journal with the next interval.
+    pub(super) fn list_to_note(&self, slot: &Arc<Slot>) {
+        let fresh = {
+            let mut state = slot.state.lock();
+            self.recount(&mut state);
+            !std::mem::replace(&mut state.offline.listed, true)
+        };
+        if fresh {
+            self.to_note.lock().push(slot.clone());
+        }
+    }
+
+    /// The accounts that changed, as rows; they are listed again if `again` is called with them.
+    pub fn changed(&self) -> Changed {
+        let slots = std::mem::take(&mut *self.to_note.lock());
+        let rows = slots
+            .iter()
+            .map(|slot| {
+                let mut state = slot.state.lock();
+                state.offline.listed = false;
+                slot.row(&state)
+            })
+            .collect();
+        Changed { slots, rows }
+    }
+
+    /// They could not be written: they have changed still.
+    pub fn changed_still(&self, changed: Changed) {
+        for slot in &changed.slots {
+            self.list_to_note(slot);
+        }
+    }
+
+    /// Lists up to `most` accounts of running days to be settled, hence read, whose counts were told before `since`.
+    pub fn list_to_read(&self, since: Instant, most: usize) {
+        let now = self.clock.now();
+        let mut listed = 0;
+        for _ in 0..most * LOOKED_AT_PER_READ {
+            let Some(slot) = self.to_read.lock().pop_front() else {
+                return;
+            };
+            // One that nobody else holds was dropped.
+            if slot.day.end <= now.as_second() || Arc::strong_count(&slot) == 1 {
+                continue;
+            }
+            let old = {
+                let mut state = slot.state.lock();
+                let old = state.account.known().is_some_and(|known| known.at < since);
+                if old {
+                    state.account.repeat();
+                }
+                old
+            };
+            if old {
+                listed += 1;
+                self.list(&slot);
+            }
+            self.to_read.lock().push_back(slot);
+            if listed >= most || self.to_read.lock().len() <= 1 {
+                return;
+            }
+        }
+    }
+
+    /// Tells Redis what another producer counted; grants nothing.
+    pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
+        let entry = self.keys.get(row.key);
+        let version = entry
+            .as_ref()
+            .map_or(COUNT_MAX, |entry| entry.record.version);
+        let packed = entry.as_ref().map_or("", |entry| &entry.packed);
+        let arguments = Arguments::new()
+            .text(row.producer.as_str())
+            .count(row.ack)
+            .count(row.rack)
+            .count(0)
+            .count(0)
+            .count(version)
+            .text(packed)
+            .number(row.day.start)
+            .number(row.day.end)
+            .number(counts_expire_at(row.key, row.day.end));
+        let record = self.names.record(row.key);
+        let counts = self.names.counts(row.key, row.day.date);
+        self.run(&[&record, &counts], &arguments).await?;
+        Ok(())
+    }
+}
+
+/// Accounts that changed since they were last written to the journal.
+pub struct Changed {
+    slots: Vec<Arc<Slot>>,
+    /// As they are now.
+    pub rows: Vec<CountRow>,
+}
+
+impl Slot {
+    fn row(&self, state: &SlotState) -> CountRow {
+        let (ack, rack) = state.account.marks();
+        CountRow {
+            key: self.key,
+            day: self.day,
+            producer: self.producer.clone(),
+            ack,
+            rack,
+            untold: state.account.offline(),
+            settled: state.account.is_stored(),
+        }
+    }
+}
+
+impl Rule {
+    fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
+        let known = state
+            .account
+            .known()
+            .filter(|known| self.known_since.is_none_or(|since| known.at >= since));
+        self.share.allowance(limit, known.map(|known| known.used))
+    }
+}

@@ -1,0 +1,151 @@
+//! The breaker as all tasks of a gateway share it, and its probe.
+//!
+//! Invariant: [`Guard::require`] never waits, and says no wherever a request would wait for a Redis that is away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::breaker::{Breaker, Connection, Outcome};
+use super::link::{Link, LinkError};
+use super::names::Names;
+use crate::policy::api_key::os_entropy;
+use crate::store::StoreError;
+
+/// How long the probe's entry lives in Redis.
+const PROBE_LIVES: Duration = Duration::from_secs(5);
+
+/// A change of the breaker that somebody should hear of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// It opened.
+    Opened,
+    /// It closed, after having been open for so long.
+    Closed(Duration),
+}
+
+/// The breaker in front of a link.
+pub struct Guard {
+    link: Arc<Link>,
+    names: Names,
+    breaker: Mutex<Breaker>,
+    closed: AtomicBool,
+    /// When it opened, while it is open.
+    opened: Mutex<Option<Instant>>,
+}
+
+impl Guard {
+    /// A closed one.
+    pub fn new(link: Arc<Link>, names: Names) -> Guard {
+        Guard {
+            link,
+            names,
+            breaker: Mutex::new(Breaker::new(Instant::now())),
+            closed: AtomicBool::new(true),
+            opened: Mutex::new(None),
+        }
+    }
+
+    /// The link behind it.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Whether requests ask Redis.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) && self.link.is_up()
+    }
+
+    /// Since when it is open, as far as that was noticed.
+    pub fn opened(&self) -> Option<Instant> {
+        *self.opened.lock()
+    }
+
+    /// Fails at once while it is open.
+    pub fn require(&self) -> Result<(), LinkError> {
+        self.link.require()?;
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let why = "too many calls failed; a probe will tell when Redis can be asked again";
+        Err(LinkError::NoConnection(why.into()))
+    }
+
+    /// Whether the server that was found must not be used: it counts by another calendar.
+    pub fn is_foreign(&self) -> bool {
+        let trouble = self.link.trouble();
+        matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
+    }
+
+    /// Notes a call's end. Of a cluster nothing is noted: each master's line is dropped by its own timeouts and then fails
+    /// at once, and the other masters' keys are to go on; it opens when there is no line at all.
+    pub fn record<T>(&self, result: &Result<T, LinkError>) {
+        if self.link.is_cluster() {
+            return;
+        }
+        let mut breaker = self.breaker.lock();
+        breaker.record(outcome(result), Instant::now());
+        self.closed.store(breaker.is_closed(), Ordering::Release);
+    }
+
+    /// Looks at the connection, probes where that is due, and says whether the breaker turned since the last look. To be
+    /// called every few milliseconds by one task.
+    pub async fn look(&self) -> Option<Turn> {
+        let now = Instant::now();
+        let due = {
+            let mut breaker = self.breaker.lock();
+            let seen = match self.link.is_up() {
+                true => Connection::Up,
+                false => Connection::Down,
+            };
+            breaker.see(seen, now);
+            self.closed.store(breaker.is_closed(), Ordering::Release);
+            breaker.begin_probe(now)
+        };
+        if due {
+            let outcome = self.probe().await;
+            let mut random = [0; 1];
+            os_entropy(&mut random);
+            let jitter = f64::from(u8::from_ne_bytes(random)) / 255.0;
+            let mut breaker = self.breaker.lock();
+            breaker.probed(outcome, Instant::now(), jitter);
+            self.closed.store(breaker.is_closed(), Ordering::Release);
+        }
+        let mut opened = self.opened.lock();
+        match (*opened, self.closed.load(Ordering::Acquire)) {
+            (None, false) => {
+                *opened = Some(now);
+                Some(Turn::Opened)
+            }
+            (Some(since), true) => {
+                *opened = None;
+                Some(Turn::Closed(since.elapsed()))
+            }
+            (None, true) | (Some(_), false) => None,
+        }
+    }
+
+    /// One write: a server that answers but takes no writes is of no use. A cluster's masters may differ in that.
+    async fn probe(&self) -> Outcome {
+        if self.link.is_cluster() {
+            return outcome(&self.link.ask(&redis::cmd("PING")).await);
+        }
+        let mut write = redis::cmd("SET");
+        write
+            .arg(self.names.probe())
+            .arg(1)
+            .arg("PX")
+            .arg(PROBE_LIVES.as_millis() as u64);
+        outcome(&self.link.ask(&write).await)
+    }
+}
+
+fn outcome<T>(result: &Result<T, LinkError>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Answered,
+        Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => Outcome::Lost,
+        Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => Outcome::Refused,
+    }
+}

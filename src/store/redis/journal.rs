@@ -1,0 +1,316 @@
+//! The journal: what this node has counted, on its own disk.
+//!
+//! Absolute values per key, day and producer, so that writing, reading and telling them twice does no harm. Two things
+//! are written: while Redis answers, every interval, the accounts and ledger sheets that changed; while it does not, each
+//! unit before it is served. One thread owns the file and writes all that waits in one transaction, forced to disk
+//! (`synchronous=FULL`) before anybody is answered. No keys, digests or customers are in it.
+//!
+//! Several processes of one machine may share it (two gateways during an upgrade): what the others served without Redis
+//! and have not settled is taken off this process's allowance inside the same transaction that counts its own.
+//!
+//! Invariants: a row is never lowered; one is dropped only when its day is over and Redis is known to hold it as it is
+//! written here, or when Redis would not keep it any more.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use crate::store::StoreError;
+
+mod rows;
+
+pub use rows::{CountRow, SheetRow, Written};
+
+/// Errands that may wait; above, the journal has failed for whoever comes.
+const WAITING_MAX: usize = 65_536;
+/// Errands of one transaction.
+const GROUP_MAX: usize = 512;
+
+type Told<T> = oneshot::Sender<Result<T, StoreError>>;
+
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the large one is the frequent one: boxing would cost each unit an allocation"
+)]
+enum Errand {
+    Serve {
+        count: CountRow,
+        sheet: SheetRow,
+        /// `None` without bound.
+        allowance: Option<u64>,
+        told: Told<Written>,
+    },
+    Work(Box<dyn Work>),
+}
+
+/// Something else to do in a transaction.
+trait Work: Send {
+    fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
+    fn told(self: Box<Self>, result: Result<(), StoreError>);
+}
+
+struct Asked<T, F> {
+    work: F,
+    result: Option<T>,
+    told: Told<T>,
+}
+
+impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Asked<T, F> {
+    fn run(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        self.result = Some((self.work)(connection)?);
+        Ok(())
+    }
+
+    fn told(self: Box<Self>, result: Result<(), StoreError>) {
+        let missing = || StoreError::Failed("the journal gave no answer".into());
+        let Asked {
+            result: done, told, ..
+        } = *self;
+        let _ = told.send(result.and_then(|()| done.ok_or_else(missing)));
+    }
+}
+
+/// The journal of a gateway. Dropping it ends its thread when all is written.
+pub struct Journal {
+    errands: SyncSender<Errand>,
+    /// All producers of this process begin with this.
+    process: String,
+    failed: Arc<AtomicBool>,
+}
+
+impl Journal {
+    /// A journal at `path`. It is opened by its thread, again and again while that fails; [`Journal::has_failed`] says so.
+    pub fn start(path: PathBuf, process: &str) -> Result<Journal, StoreError> {
+        let (errands, taken) = sync_channel(WAITING_MAX);
+        let failed = Arc::new(AtomicBool::new(false));
+        let desk = Desk {
+            path,
+            connection: None,
+            failed: failed.clone(),
+        };
+        std::thread::Builder::new()
+            .name("journal".into())
+            .spawn(move || desk.run(&taken))
+            .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
+        Ok(Journal {
+            errands,
+            process: process.to_owned(),
+            failed,
+        })
+    }
+
+    /// Whether the last thing could not be written.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    fn send(&self, errand: Errand) {
+        // The sender in an errand that is not taken is dropped, which tells whoever waits.
+        if self.errands.try_send(errand).is_err() {
+            self.failed.store(true, Ordering::Release);
+        }
+    }
+
+    /// Writes a unit down that is to be served, if it fits the allowance. Does not wait: the answer comes when the group
+    /// is on disk. Rows of one producer must be sent in the order of their values.
+    pub fn serve(
+        &self,
+        count: CountRow,
+        sheet: SheetRow,
+        allowance: Option<u64>,
+    ) -> oneshot::Receiver<Result<Written, StoreError>> {
+        let (told, answer) = oneshot::channel();
+        self.send(Errand::Serve {
+            count,
+            sheet,
+            allowance,
+            told,
+        });
+        answer
+    }
+
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (told, answer) = oneshot::channel();
+        self.send(Errand::Work(Box::new(Asked {
+            work,
+            result: None,
+            told,
+        })));
+        answer
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Failed("the journal takes nothing more".into())))
+    }
+
+    /// Writes rows as they are now; drops what is no longer needed at `now` (Unix seconds).
+    pub async fn note(
+        &self,
+        counts: Vec<CountRow>,
+        sheets: Vec<SheetRow>,
+        nodes: u64,
+        now: i64,
+    ) -> Result<(), StoreError> {
+        self.work(move |connection| {
+            counts
+                .iter()
+                .try_for_each(|row| rows::write_count(connection, row))?;
+            sheets
+                .iter()
+                .try_for_each(|row| rows::write_sheet(connection, row))?;
+            rows::remember_nodes(connection, nodes)?;
+            rows::drop_old(connection, now)
+        })
+        .await
+    }
+
+    /// The gateways that lived when this node last knew.
+    pub async fn nodes(&self) -> Result<Option<u64>, StoreError> {
+        self.work(rows::nodes).await
+    }
+
+    /// Units that earlier or other processes served without Redis and that it may not know.
+    pub async fn untold_by_others(&self) -> Result<u64, StoreError> {
+        let own = self.own();
+        self.work(move |connection| rows::untold_by_others(connection, &own))
+            .await
+    }
+
+    fn own(&self) -> String {
+        format!("{}.*", self.process)
+    }
+
+    /// Counts of earlier and other processes, in order, after `last`.
+    pub async fn counts_of_others(
+        &self,
+        last: Option<&CountRow>,
+        most: usize,
+    ) -> Result<Vec<CountRow>, StoreError> {
+        let (own, last) = (self.own(), last.cloned());
+        self.work(move |connection| rows::counts_of_others(connection, &own, last.as_ref(), most))
+            .await
+    }
+
+    /// Sheets of earlier and other processes, in order, after `last`.
+    pub async fn sheets_of_others(
+        &self,
+        last: Option<&SheetRow>,
+        most: usize,
+    ) -> Result<Vec<SheetRow>, StoreError> {
+        let (own, last) = (self.own(), last.cloned());
+        self.work(move |connection| rows::sheets_of_others(connection, &own, last.as_ref(), most))
+            .await
+    }
+
+    /// Notes that Redis holds these rows; one that changed meanwhile stays as it is.
+    pub async fn settled(
+        &self,
+        counts: Vec<CountRow>,
+        sheets: Vec<SheetRow>,
+    ) -> Result<(), StoreError> {
+        self.work(move |connection| {
+            counts
+                .iter()
+                .try_for_each(|row| rows::settle_count(connection, row))?;
+            sheets
+                .iter()
+                .try_for_each(|row| rows::settle_sheet(connection, row))
+        })
+        .await
+    }
+}
+
+/// What the journal's thread owns.
+struct Desk {
+    path: PathBuf,
+    connection: Option<Connection>,
+    failed: Arc<AtomicBool>,
+}
+
+impl Desk {
+    fn run(mut self, taken: &Receiver<Errand>) {
+        while let Ok(first) = taken.recv() {
+            let mut group = vec![first];
+            group.extend(taken.try_iter().take(GROUP_MAX - 1));
+            let outcome = self.write(&mut group);
+            let failed = outcome.is_err();
+            if self.failed.swap(failed, Ordering::AcqRel) != failed {
+                match &outcome {
+                    Ok(_) => {
+                        tracing::info!(path = %self.path.display(), "the journal is written again")
+                    }
+                    Err(error) => tracing::error!(
+                        path = %self.path.display(), %error,
+                        "the journal cannot be written: nothing is served without Redis until it can"
+                    ),
+                }
+            }
+            tell(group, outcome);
+        }
+    }
+
+    /// One transaction; what each unit came to, in order.
+    fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
+        let told = |error: rusqlite::Error| {
+            StoreError::Failed(format!("the journal {}: {error}", self.path.display()))
+        };
+        if self.connection.is_none() {
+            self.connection = Some(rows::open(&self.path).map_err(told)?);
+        }
+        let Some(connection) = &mut self.connection else {
+            return Ok(Vec::new());
+        };
+        let result = write_group(connection, group);
+        if result.is_err() {
+            // A new connection finds out whether the file is of use again.
+            self.connection = None;
+        }
+        result.map_err(told)
+    }
+}
+
+fn write_group(
+    connection: &mut Connection,
+    group: &mut [Errand],
+) -> rusqlite::Result<Vec<Written>> {
+    let transaction =
+        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    let mut written = Vec::new();
+    for errand in group {
+        match errand {
+            Errand::Serve {
+                count,
+                sheet,
+                allowance,
+                told: _,
+            } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
+            Errand::Work(work) => work.run(&transaction)?,
+        }
+    }
+    transaction.commit()?;
+    Ok(written)
+}
+
+fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
+    let mut written = outcome.as_ref().map(|written| written.iter());
+    for errand in group {
+        let failure = || match &outcome {
+            Ok(_) => Ok(()),
+            Err(error) => Err(StoreError::Failed(error.to_string())),
+        };
+        match errand {
+            Errand::Serve { told, .. } => {
+                let next = written.as_mut().ok().and_then(|written| written.next());
+                let missing = || StoreError::Failed("the journal gave no answer".into());
+                let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
+                let _ = told.send(answer);
+            }
+            Errand::Work(work) => work.told(failure()),
+        }
+    }
+}

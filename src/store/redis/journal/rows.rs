@@ -1,0 +1,360 @@
+//! The rows of the journal: their tables, and how each is written and read.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::{Connection, Row, params};
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::store::Totals;
+
+/// How long another process may hold the file.
+const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
+/// How long rows are kept after their day whatever becomes of them: as long as Redis keeps counts.
+const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
+/// How long settled rows are kept after their day.
+const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
+
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    -- ack, rack: units consumed and given back by the producer; untold: units served without Redis that it may not know;
+    -- settled: whether Redis holds the row as it is; first, next: Unix seconds of the day and of the next one.
+    CREATE TABLE IF NOT EXISTS counts (
+        date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL,
+        first INTEGER NOT NULL, next INTEGER NOT NULL,
+        ack INTEGER NOT NULL, rack INTEGER NOT NULL, untold INTEGER NOT NULL, settled INTEGER NOT NULL,
+        PRIMARY KEY (date, key, producer)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS sheets (
+        date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL, endpoint TEXT NOT NULL,
+        first INTEGER NOT NULL, next INTEGER NOT NULL,
+        requests INTEGER NOT NULL, charged INTEGER NOT NULL, refunded INTEGER NOT NULL,
+        refused_tier INTEGER NOT NULL, refused_quota INTEGER NOT NULL, settled INTEGER NOT NULL,
+        PRIMARY KEY (date, key, producer, endpoint)
+    ) STRICT, WITHOUT ROWID;";
+
+const WRITE_COUNT: &str = "
+    INSERT INTO counts (date, key, producer, first, next, ack, rack, untold, settled)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+    ON CONFLICT DO UPDATE SET
+        ack = max(ack, excluded.ack), rack = max(rack, excluded.rack),
+        untold = CASE WHEN excluded.ack >= ack THEN excluded.untold ELSE untold END,
+        settled = excluded.settled AND excluded.ack >= ack AND excluded.rack >= rack";
+const WRITE_SHEET: &str = "
+    INSERT INTO sheets (date, key, producer, endpoint, first, next, requests, charged, refunded, refused_tier,
+        refused_quota, settled)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+    ON CONFLICT DO UPDATE SET
+        requests = excluded.requests, charged = excluded.charged, refunded = excluded.refunded,
+        refused_tier = excluded.refused_tier, refused_quota = excluded.refused_quota, settled = excluded.settled";
+const UNTOLD_BY_OTHERS: &str = "
+    SELECT coalesce(sum(untold), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer <> ?3";
+const COUNTS_OF_OTHERS: &str = "
+    SELECT date, key, producer, first, next, ack, rack, untold FROM counts
+    WHERE producer NOT GLOB ?1 AND (date, key, producer) > (?2, ?3, ?4) ORDER BY date, key, producer LIMIT ?5";
+const SHEETS_OF_OTHERS: &str = "
+    SELECT date, key, producer, first, next, endpoint, requests, charged, refunded, refused_tier, refused_quota
+    FROM sheets WHERE producer NOT GLOB ?1 AND (date, key, producer, endpoint) > (?2, ?3, ?4, ?5)
+    ORDER BY date, key, producer, endpoint LIMIT ?6";
+const SETTLE_COUNT: &str = "
+    UPDATE counts SET settled = 1, untold = 0
+    WHERE date = ?1 AND key = ?2 AND producer = ?3 AND ack = ?4 AND rack = ?5";
+const SETTLE_SHEET: &str = "
+    UPDATE sheets SET settled = 1 WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4
+    AND requests = ?5 AND charged = ?6 AND refunded = ?7 AND refused_tier = ?8 AND refused_quota = ?9";
+const REMEMBER: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+    ON CONFLICT DO UPDATE SET value = excluded.value";
+
+/// The count of one producer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CountRow {
+    /// The key.
+    pub key: KeyId,
+    /// The day.
+    pub day: Day,
+    /// The producer's name.
+    pub producer: String,
+    /// Units consumed.
+    pub ack: u64,
+    /// Units given back.
+    pub rack: u64,
+    /// Units served without Redis that it may not know.
+    pub untold: u64,
+    /// Whether Redis holds this.
+    pub settled: bool,
+}
+
+/// The ledger of one producer and endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SheetRow {
+    /// The key.
+    pub key: KeyId,
+    /// The day.
+    pub day: Day,
+    /// The producer's name.
+    pub producer: String,
+    /// The endpoint.
+    pub endpoint: Arc<str>,
+    /// Its totals.
+    pub totals: Totals,
+    /// Whether Redis holds them.
+    pub settled: bool,
+}
+
+/// What became of a unit that was to be written down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// It is on disk. Others who share the journal have served so many units of the key's day.
+    Durable {
+        /// Units of the others.
+        others: u64,
+    },
+    /// With what others served, it would pass the allowance: it is not written.
+    Beyond,
+}
+
+/// Writes the number of gateways that live.
+pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<()> {
+    connection
+        .prepare(REMEMBER)?
+        .execute(params!["nodes", nodes.to_string()])?;
+    Ok(())
+}
+
+/// The number that was last written.
+pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
+    let sql = "SELECT value FROM meta WHERE name = 'nodes'";
+    let mut rows = connection.prepare(sql)?;
+    let value = rows.query_map([], |row| row.get::<_, String>(0))?.next();
+    Ok(value.transpose()?.and_then(|value| value.parse().ok()))
+}
+
+/// Drops what is not needed any more at `now` (Unix seconds).
+pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
+    for table in ["counts", "sheets"] {
+        let drop = format!("DELETE FROM {table} WHERE (settled = 1 AND next < ?1) OR next < ?2");
+        connection.prepare(&drop)?.execute(params![
+            now - SETTLED_KEPT_AFTER_DAY_SECONDS,
+            now - KEPT_AFTER_DAY_SECONDS
+        ])?;
+    }
+    Ok(())
+}
+
+/// Units served without Redis, and not known to be settled, by producers whose names do not match `own`.
+pub fn untold_by_others(connection: &Connection, own: &str) -> rusqlite::Result<u64> {
+    let sql = "SELECT coalesce(sum(untold), 0) FROM counts WHERE producer NOT GLOB ?1";
+    connection.query_row(sql, [own], |row| Ok(units(row.get(0)?)))
+}
+
+/// Counts of producers whose names do not match `own`, in order, after `last`.
+pub fn counts_of_others(
+    connection: &Connection,
+    own: &str,
+    last: Option<&CountRow>,
+    most: usize,
+) -> rusqlite::Result<Vec<CountRow>> {
+    let (date, key, producer) = match last {
+        Some(row) => (
+            row.day.date.to_string(),
+            row.key.as_str(),
+            row.producer.as_str(),
+        ),
+        None => Default::default(),
+    };
+    let mut rows = connection.prepare(COUNTS_OF_OTHERS)?;
+    let after = params![own, date, key, producer, number(most as u64)];
+    rows.query_map(after, read_count)?.collect()
+}
+
+/// Sheets of producers whose names do not match `own`, in order, after `last`.
+pub fn sheets_of_others(
+    connection: &Connection,
+    own: &str,
+    last: Option<&SheetRow>,
+    most: usize,
+) -> rusqlite::Result<Vec<SheetRow>> {
+    let (date, key, producer, endpoint) = match last {
+        Some(row) => (
+            row.day.date.to_string(),
+            row.key.as_str(),
+            row.producer.as_str(),
+            &*row.endpoint,
+        ),
+        None => Default::default(),
+    };
+    let mut rows = connection.prepare(SHEETS_OF_OTHERS)?;
+    let after = params![own, date, key, producer, endpoint, number(most as u64)];
+    rows.query_map(after, read_sheet)?.collect()
+}
+
+/// Notes that Redis holds the row, unless it changed.
+pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
+    connection.prepare(SETTLE_COUNT)?.execute(params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        number(row.ack),
+        number(row.rack)
+    ])?;
+    Ok(())
+}
+
+/// Notes that Redis holds the row, unless it changed.
+pub fn settle_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
+    connection.prepare(SETTLE_SHEET)?.execute(params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        &*row.endpoint,
+        number(row.totals.requests),
+        number(row.totals.charged),
+        number(row.totals.refunded),
+        number(row.totals.refused_tier),
+        number(row.totals.refused_quota)
+    ])?;
+    Ok(())
+}
+
+/// Writes a unit down if it fits the allowance with what others have served.
+pub fn serve(
+    connection: &Connection,
+    count: &CountRow,
+    sheet: &SheetRow,
+    allowance: Option<u64>,
+) -> rusqlite::Result<Written> {
+    let others = connection.prepare(UNTOLD_BY_OTHERS)?.query_row(
+        params![
+            count.day.date.to_string(),
+            count.key.as_str(),
+            count.producer
+        ],
+        |row| row.get::<_, i64>(0),
+    )?;
+    let others = units(others);
+    if allowance.is_some_and(|allowance| others + count.untold > allowance) {
+        return Ok(Written::Beyond);
+    }
+    write_count(connection, count)?;
+    write_sheet(connection, sheet)?;
+    Ok(Written::Durable { others })
+}
+
+/// The file, made where it is missing, readable by its owner only.
+pub fn open(path: &Path) -> rusqlite::Result<Connection> {
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+
+    // Where these fail, opening the file says why.
+    if let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        let _ = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+    }
+    let _ = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    let connection = Connection::open(path)?;
+    connection.busy_timeout(LOCK_WAIT_MAX)?;
+    connection.pragma_update(None, "journal_mode", "WAL")?;
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    connection.execute_batch(TABLES)?;
+    Ok(connection)
+}
+
+/// Writes a count; it is never lowered.
+pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
+    connection.prepare(WRITE_COUNT)?.execute(params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        row.day.start,
+        row.day.end,
+        number(row.ack),
+        number(row.rack),
+        number(row.untold),
+        row.settled
+    ])?;
+    Ok(())
+}
+
+/// Writes a sheet as it is.
+pub fn write_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
+    connection.prepare(WRITE_SHEET)?.execute(params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        &*row.endpoint,
+        row.day.start,
+        row.day.end,
+        number(row.totals.requests),
+        number(row.totals.charged),
+        number(row.totals.refunded),
+        number(row.totals.refused_tier),
+        number(row.totals.refused_quota),
+        row.settled
+    ])?;
+    Ok(())
+}
+
+/// Key, day and producer: the first five columns of both readings.
+fn read_place(row: &Row<'_>) -> rusqlite::Result<(KeyId, Day, String)> {
+    let text = |column: usize| row.get::<_, String>(column);
+    let wrong = |column: usize| {
+        let kind = rusqlite::types::Type::Text;
+        rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
+    };
+    let day = Day {
+        date: text(0)?.parse().map_err(|_| wrong(0))?,
+        start: row.get(3)?,
+        end: row.get(4)?,
+    };
+    Ok((text(1)?.parse().map_err(|_| wrong(1))?, day, text(2)?))
+}
+
+fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
+    let (key, day, producer) = read_place(row)?;
+    Ok(CountRow {
+        key,
+        day,
+        producer,
+        ack: units(row.get(5)?),
+        rack: units(row.get(6)?),
+        untold: units(row.get(7)?),
+        settled: false,
+    })
+}
+
+fn read_sheet(row: &Row<'_>) -> rusqlite::Result<SheetRow> {
+    let (key, day, producer) = read_place(row)?;
+    Ok(SheetRow {
+        key,
+        day,
+        producer,
+        endpoint: row.get::<_, String>(5)?.into(),
+        totals: Totals {
+            requests: units(row.get(6)?),
+            charged: units(row.get(7)?),
+            refunded: units(row.get(8)?),
+            refused_tier: units(row.get(9)?),
+            refused_quota: units(row.get(10)?),
+        },
+        settled: false,
+    })
+}
+
+/// SQLite's numbers are signed; counts stay far below.
+fn number(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+fn units(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}

@@ -1,0 +1,464 @@
+//! Service without Redis, and settling it when Redis is back.
+//!
+//! Which charges come here: those that Redis did not decide, because the breaker is open or because the one call was
+//! lost or refused. Each unit is counted in its account, written to the journal and forced to disk, then served; nothing
+//! here waits for Redis. What a node may serve of a key's day is its share of what was left (`policy::quota::allowance`,
+//! with the bound); `open` knows no bound, `deny` serves nothing. Accounts settle as they always do: the next call that
+//! succeeds says everything. What earlier processes left in the journal is merged under their own names and never grants.
+//!
+//! Not here: whether a key may be used, which the replica of the key table says; and the headers, which tell the
+//! remainder of the share.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::charging::{Accounts, Bound, Offer, Rule, Wanted};
+use super::guard::{Guard, Turn};
+use super::heartbeat;
+use super::journal::{CountRow, Journal, SheetRow, Written};
+use super::ledger::Ledger;
+use super::names::Names;
+use super::time::StoreClock;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::quota::Share;
+use crate::store::{Charge, Decision, Receipt, StoreError, WithoutStore};
+
+/// The longest that a request waits for the disk.
+const JOURNAL_WAIT_MAX: Duration = Duration::from_millis(250);
+/// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
+const READ_EVERY: Duration = Duration::from_millis(200);
+const READ_MAX: usize = 200;
+/// How often live gateways are counted, and for how long the largest number seen holds: a Redis that was emptied forgets
+/// them for a moment.
+const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
+const NODES_HOLD: Duration = Duration::from_secs(15);
+/// Rows of the journal that are told at the same time.
+const RESTORE_BATCH: usize = 64;
+
+/// What to do with a charge that Redis does not decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutagePolicy {
+    /// Serve this node's share of what was left.
+    Bounded,
+    /// Serve nothing.
+    Deny,
+    /// Serve everything.
+    Open,
+}
+
+/// The configuration of service without Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutageSettings {
+    /// What to do.
+    pub policy: OutagePolicy,
+    /// The journal's file: on a local disk, and of this machine alone.
+    pub journal: PathBuf,
+    /// How often what changed is journaled while Redis answers, default 1 s: what an emptied Redis together with a death
+    /// of this process may cost.
+    pub journal_interval: Duration,
+    /// The gateways that share, at least; default 1.
+    pub min_nodes: NonZeroU64,
+    /// The part of a limit served without knowing the count, in hundredths; default 2.
+    pub cold_percent: u64,
+    /// A count that was older than this when Redis went away is unknown; default 5 min.
+    pub count_staleness: Duration,
+}
+
+impl OutageSettings {
+    /// The defaults with this journal.
+    pub fn of_journal(journal: impl Into<PathBuf>) -> OutageSettings {
+        OutageSettings {
+            policy: OutagePolicy::Bounded,
+            journal: journal.into(),
+            journal_interval: Duration::from_secs(1),
+            min_nodes: NonZeroU64::MIN,
+            cold_percent: 2,
+            count_staleness: Duration::from_secs(300),
+        }
+    }
+}
+
+/// The gateways that lived, by what was last seen.
+#[derive(Debug, Default)]
+struct Nodes(VecDeque<(Instant, u64)>);
+
+impl Nodes {
+    fn see(&mut self, count: u64, now: Instant) {
+        self.0.push_back((now, count));
+        while let Some((at, _)) = self.0.front()
+            && now.duration_since(*at) > NODES_HOLD
+        {
+            self.0.pop_front();
+        }
+    }
+
+    fn last_known(&self) -> u64 {
+        self.0.iter().map(|(_, count)| *count).max().unwrap_or(0)
+    }
+}
+
+/// A gateway's service without Redis.
+pub struct Outage {
+    settings: OutageSettings,
+    guard: Arc<Guard>,
+    accounts: Arc<Accounts>,
+    ledger: Arc<Ledger>,
+    clock: Arc<StoreClock>,
+    names: Names,
+    journal: Journal,
+    nodes: Mutex<Nodes>,
+    /// Units that other processes left in the journal and Redis may not know.
+    inherited: AtomicU64,
+    /// Whether what other processes left must be told.
+    restore_due: AtomicBool,
+    /// Held while rows are written, so that older ones never follow newer ones.
+    noting: tokio::sync::Mutex<()>,
+    served: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// A charge in the ledger that is taken back unless it is kept.
+struct LedgerEntry<'o> {
+    ledger: &'o Ledger,
+    charge: &'o Charge,
+    kept: bool,
+}
+
+impl Drop for LedgerEntry<'_> {
+    fn drop(&mut self) {
+        if !self.kept {
+            let Charge {
+                key,
+                day,
+                endpoint,
+                cost,
+                ..
+            } = self.charge;
+            let units = (*cost).max(1);
+            self.ledger.withdrawn(key.record.id, *day, endpoint, units);
+        }
+    }
+}
+
+impl Outage {
+    /// Opens the journal for the process with this name.
+    ///
+    /// # Errors
+    /// Only without threads; a journal that cannot be opened is tried again, and nothing is served without Redis until it
+    /// can.
+    pub async fn open(
+        settings: OutageSettings,
+        process: &str,
+        guard: Arc<Guard>,
+        (accounts, ledger, clock): (Arc<Accounts>, Arc<Ledger>, Arc<StoreClock>),
+        names: Names,
+    ) -> Result<Arc<Outage>, StoreError> {
+        let journal = Journal::start(settings.journal.clone(), process)?;
+        let mut nodes = Nodes::default();
+        // What cannot be read is told by the journal itself.
+        if let Ok(Some(count)) = journal.nodes().await {
+            nodes.see(count, Instant::now());
+        }
+        let inherited = journal.untold_by_others().await.unwrap_or(0);
+        Ok(Arc::new(Outage {
+            settings,
+            guard,
+            accounts,
+            ledger,
+            clock,
+            names,
+            journal,
+            nodes: Mutex::new(nodes),
+            inherited: AtomicU64::new(inherited),
+            restore_due: AtomicBool::new(true),
+            noting: tokio::sync::Mutex::default(),
+            served: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }))
+    }
+
+    /// Decides a charge that Redis did not decide because of `error`.
+    pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
+        let bound = match self.settings.policy {
+            OutagePolicy::Bounded => Bound::Share,
+            OutagePolicy::Open => Bound::Open,
+            OutagePolicy::Deny => return Err(error),
+        };
+        if self.guard.is_foreign() || self.journal.has_failed() {
+            return Err(error);
+        }
+        let wanted = Wanted {
+            charge: &charge,
+            rule: self.rule(bound),
+        };
+        let (id, day, units) = (charge.key.record.id, charge.day, charge.cost.max(1));
+        let offer = self.accounts.reserve(&wanted, |count, allowance| {
+            let sheet = self.ledger.charged(id, day, &charge.endpoint, units);
+            self.journal.serve(count, sheet, allowance)
+        });
+        match offer {
+            Offer::Exhausted { used } => Ok(Decision::Exhausted { used }),
+            Offer::Beyond => Err(self.beyond(&error)),
+            Offer::Reserved {
+                units: reserved,
+                allowance,
+                untold,
+                written,
+            } => {
+                let mut entry = LedgerEntry {
+                    ledger: &self.ledger,
+                    charge: &charge,
+                    kept: false,
+                };
+                let others = match timeout(JOURNAL_WAIT_MAX, written).await {
+                    Ok(Ok(Ok(Written::Durable { others }))) => others,
+                    Ok(Ok(Ok(Written::Beyond))) => return Err(self.beyond(&error)),
+                    Ok(Ok(Err(failure))) => return Err(failure),
+                    Ok(Err(_)) | Err(_) => {
+                        let why = format!("{error}; and the journal is too slow");
+                        return Err(StoreError::Unavailable(why));
+                    }
+                };
+                entry.kept = true;
+                drop(entry);
+                reserved.take();
+                self.served.fetch_add(units.into(), Ordering::Relaxed);
+                let left = allowance.saturating_sub(untold + others);
+                Ok(Decision::Granted {
+                    used: charge.limit.saturating_sub(left),
+                    receipt: Receipt {
+                        key: id,
+                        day,
+                        endpoint: charge.endpoint.clone(),
+                        units,
+                    },
+                })
+            }
+        }
+    }
+
+    fn beyond(&self, error: &StoreError) -> StoreError {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        StoreError::Unavailable(format!(
+            "{error}; and this node has served its share of the key's day"
+        ))
+    }
+
+    /// Units used, as they are told while Redis is away; `None` where nothing was learnt of the day, or nothing is served.
+    pub fn used(&self, key: KeyId, day: Day) -> Option<u64> {
+        if self.settings.policy == OutagePolicy::Deny {
+            return None;
+        }
+        self.accounts
+            .used_at_most(key, day, &self.rule(Bound::Share))
+    }
+
+    fn rule(&self, bound: Bound) -> Rule {
+        let away_since = self.guard.opened().unwrap_or_else(Instant::now);
+        Rule {
+            share: Share {
+                nodes: self.share_nodes(),
+                cold_percent: self.settings.cold_percent,
+            },
+            bound,
+            known_since: away_since.checked_sub(self.settings.count_staleness),
+        }
+    }
+
+    fn share_nodes(&self) -> NonZeroU64 {
+        let live = NonZeroU64::new(self.nodes.lock().last_known());
+        live.map_or(self.settings.min_nodes, |live| {
+            live.max(self.settings.min_nodes)
+        })
+    }
+
+    /// What becomes of charges while Redis is away.
+    pub fn service(&self) -> WithoutStore {
+        match self.settings.policy {
+            OutagePolicy::Deny => WithoutStore::Denies,
+            OutagePolicy::Bounded | OutagePolicy::Open if self.guard.is_foreign() => {
+                WithoutStore::Denies
+            }
+            OutagePolicy::Bounded | OutagePolicy::Open if self.journal.has_failed() => {
+                WithoutStore::JournalFailed
+            }
+            OutagePolicy::Bounded | OutagePolicy::Open => WithoutStore::Serves,
+        }
+    }
+
+    /// Units served without Redis that it may not know.
+    pub fn pending_units(&self) -> u64 {
+        self.accounts.untold() + self.inherited.load(Ordering::Relaxed)
+    }
+
+    /// Says that the breaker turned.
+    pub fn turned(&self, turn: Turn) {
+        let (policy, pending_units) = (self.settings.policy, self.pending_units());
+        match turn {
+            Turn::Opened => {
+                let (nodes, service) = (self.share_nodes(), self.service());
+                self.served.store(0, Ordering::Relaxed);
+                self.refused.store(0, Ordering::Relaxed);
+                tracing::warn!(?policy, ?service, nodes, pending_units, "Redis is away");
+            }
+            Turn::Closed(away) => {
+                self.restore_due.store(true, Ordering::Release);
+                tracing::warn!(
+                    ?policy,
+                    away_seconds = away.as_secs_f64(),
+                    units_served = self.served.load(Ordering::Relaxed),
+                    refused = self.refused.load(Ordering::Relaxed),
+                    pending_units,
+                    "Redis is back: settling"
+                );
+            }
+        }
+    }
+
+    /// Has what other processes left told again: Redis may have lost it.
+    pub fn repeat_all(&self) {
+        self.restore_due.store(true, Ordering::Release);
+    }
+
+    /// Keeps journal, knowledge of counts and knowledge of live gateways fresh, for ever.
+    pub async fn keep(self: Arc<Self>) {
+        let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
+        let mut logged = String::new();
+        let tick = READ_EVERY.min(self.settings.journal_interval);
+        loop {
+            tokio::time::sleep(tick).await;
+            if noted.elapsed() >= self.settings.journal_interval {
+                noted = Instant::now();
+                self.note_changes().await;
+            }
+            if !self.guard.is_closed() {
+                continue;
+            }
+            // Half the staleness, so that a count is read again well before it counts as unknown.
+            if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
+                self.accounts.list_to_read(old, READ_MAX);
+            }
+            if counted.is_none_or(|at| at.elapsed() >= COUNT_NODES_EVERY) {
+                counted = Some(Instant::now());
+                // The last number stays where it cannot be told.
+                if let Ok(count) = self.live_nodes().await {
+                    self.nodes.lock().see(count, Instant::now());
+                }
+            }
+            if !self.restore_due.swap(false, Ordering::AcqRel) {
+                continue;
+            }
+            match self.restore().await {
+                Ok(()) => logged.clear(),
+                Err(error) => {
+                    self.restore_due.store(true, Ordering::Release);
+                    let text = error.to_string();
+                    if text != logged {
+                        tracing::warn!(%error, "what earlier processes counted is not settled; trying again");
+                        logged = text;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes what changed to the journal.
+    pub async fn note_changes(&self) {
+        let _turn = self.noting.lock().await;
+        let changed = self.accounts.changed();
+        let sheets = self.ledger.changed_rows();
+        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
+        let written = self
+            .journal
+            .note(changed.rows.clone(), sheets.clone(), nodes, now)
+            .await;
+        if written.is_err() {
+            // The journal itself says why, once.
+            self.accounts.changed_still(changed);
+            self.ledger.changed_still(&sheets);
+        }
+    }
+
+    async fn live_nodes(&self) -> Result<u64, StoreError> {
+        let live = heartbeat::live(self.guard.link(), &self.names).await?;
+        Ok(live.len() as u64)
+    }
+
+    /// Tells Redis what earlier and other processes left in the journal.
+    async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
+        let mut told = 0;
+        let mut last: Option<CountRow> = None;
+        loop {
+            let rows = self
+                .journal
+                .counts_of_others(last.as_ref(), RESTORE_BATCH)
+                .await?;
+            let Some(end) = rows.last() else { break };
+            last = Some(end.clone());
+            told += rows.len();
+            let mut running = JoinSet::new();
+            for row in rows.clone() {
+                let accounts = self.accounts.clone();
+                running.spawn(async move { accounts.merge(&row).await.map_err(StoreError::from) });
+            }
+            all_done(running).await?;
+            self.journal.settled(rows, Vec::new()).await?;
+        }
+        let mut last: Option<SheetRow> = None;
+        loop {
+            let rows = self
+                .journal
+                .sheets_of_others(last.as_ref(), RESTORE_BATCH)
+                .await?;
+            let Some(end) = rows.last() else { break };
+            last = Some(end.clone());
+            let mut running = JoinSet::new();
+            for row in rows.clone() {
+                let ledger = self.ledger.clone();
+                running.spawn(async move { ledger.merge(&row).await });
+            }
+            all_done(running).await?;
+            self.journal.settled(Vec::new(), rows).await?;
+        }
+        let left = self.journal.untold_by_others().await?;
+        self.inherited.store(left, Ordering::Relaxed);
+        if told > 0 {
+            tracing::info!(rows = told, "counts of earlier processes are settled");
+        }
+        Ok(())
+    }
+}
+
+/// Waits for all; the first error.
+async fn all_done(mut running: JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
+    while let Some(done) = running.join_next().await {
+        done.map_err(|error| StoreError::Unavailable(error.to_string()))??;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_number_of_gateways_of_the_last_seconds_counts() {
+        let now = Instant::now();
+        let mut nodes = Nodes::default();
+        assert_eq!(nodes.last_known(), 0);
+        nodes.see(3, now);
+        nodes.see(1, now + NODES_HOLD);
+        assert_eq!(nodes.last_known(), 3);
+        nodes.see(1, now + NODES_HOLD + Duration::from_millis(1));
+        assert_eq!(nodes.last_known(), 1);
+    }
+}

@@ -1,0 +1,410 @@
+//! What a gateway serves while Redis is away, and that it is settled exactly once.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use touchline::clock::Clock;
+use touchline::policy::api_key::KeyId;
+use touchline::policy::calendar::Day;
+use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings, open};
+use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, WithoutStore};
+
+use crate::redis_server::RedisServer;
+use crate::suite::{ZONE, charge, day_around_now, eventually, granted, issue, today};
+use crate::tcp_proxy::TcpProxy;
+
+const TIMEOUT: Duration = Duration::from_millis(300);
+
+/// A gateway with its journal in `directory`.
+async fn gateway(
+    url: String,
+    directory: &Path,
+    change: impl FnOnce(&mut OutageSettings),
+) -> Arc<RedisStore> {
+    let mut outage = OutageSettings {
+        journal_interval: Duration::from_millis(50),
+        ..OutageSettings::of_journal(directory.join("journal.db"))
+    };
+    change(&mut outage);
+    let settings = Settings {
+        timeout: TIMEOUT,
+        outage: Some(outage),
+        ..Settings::of_url(url)
+    };
+    let role = Role::Gateway(NodeName(format!("{}", directory.display())));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
+    let settings = Settings {
+        timeout: Duration::from_secs(5),
+        ..Settings::of_url(server.url())
+    };
+    let command: Arc<dyn Store> = open(settings, Role::Command, ZONE, Clock::system())
+        .await
+        .unwrap();
+    issue(&command).await
+}
+
+async fn counted(server: &RedisServer, id: KeyId, day: Day) -> u64 {
+    let used: Option<u64> = redis::cmd("HGET")
+        .arg(format!("touchline:q:{{{id}}}:{}", day.date))
+        .arg("t")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    used.unwrap_or(0)
+}
+
+async fn eventually_counted(server: &RedisServer, key: &KeyEntry, day: Day, units: u64) {
+    let mut last = 0;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        last = counted(server, key.record.id, day).await;
+        if last == units {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{units} units are expected, Redis counts {last}");
+}
+
+/// Charges one unit at a time until none is given; how many were.
+async fn served_until_refused(
+    store: &RedisStore,
+    key: &Arc<KeyEntry>,
+    day: Day,
+    limit: u64,
+) -> u64 {
+    let mut served = 0;
+    loop {
+        match store.charge(charge(key, day, limit, 1)).await {
+            Ok(Decision::Granted { used, .. }) => {
+                assert!(used <= limit, "{used} of {limit}");
+                served += 1;
+            }
+            Err(StoreError::Unavailable(_)) => return served,
+            other => panic!("{other:?}"),
+        }
+        assert!(served <= 10 * limit, "no end");
+    }
+}
+
+async fn away(store: &RedisStore) {
+    eventually("the breaker is open", async || {
+        (!store.health().up).then_some(())
+    })
+    .await;
+}
+
+async fn back(store: &RedisStore) {
+    eventually("the breaker is closed", async || {
+        store.health().up.then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_redis_leaves_a_lone_gateway_exactly_what_was_left_and_gets_it_told_once() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    for _ in 0..30 {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+    }
+    server.kill();
+    away(&store).await;
+    let asked = Instant::now();
+    let (used, receipt) = granted(store.charge(charge(&key, day, 100, 1)).await);
+    assert!(asked.elapsed() < TIMEOUT, "no request waits for Redis");
+    assert_eq!(used, 31);
+    assert_eq!(served_until_refused(&store, &key, day, 100).await, 69);
+    let health = store.health();
+    assert_eq!(
+        (health.pending_units, health.without_store),
+        (70, WithoutStore::Serves)
+    );
+    assert_eq!(store.used(key.record.id, day).await.unwrap(), 100);
+    store.refund(receipt).await;
+
+    server.restart().await;
+    let returned = Instant::now();
+    back(&store).await;
+    assert!(
+        returned.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        returned.elapsed()
+    );
+    eventually_counted(&server, &key, day, 99).await;
+    eventually("nothing is pending", async || {
+        (store.health().pending_units == 0).then_some(())
+    })
+    .await;
+    assert_eq!(
+        granted(store.charge(charge(&key, day, 100, 1)).await).0,
+        100
+    );
+    let over = store.charge(charge(&key, day, 100, 1)).await;
+    assert!(
+        matches!(over, Ok(Decision::Exhausted { used: 100 })),
+        "{over:?}"
+    );
+    eventually("the ledger agrees", async || {
+        let rows = store.usage(day.date, day.date, None).await.ok()?;
+        let totals = rows.first()?.endpoints.get("markets")?;
+        (totals.charged == 101 && totals.refunded == 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_killed_in_an_outage_is_settled_by_the_next_one_which_is_not_given_the_share_again()
+ {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 20)).await);
+    server.kill();
+    away(&store).await;
+    for _ in 0..50 {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+    }
+    // Its death: no goodbye, nothing more is written.
+    drop(store);
+    let next = gateway(server.url(), directory.path(), |_| ()).await;
+    assert_eq!(next.health().pending_units, 50);
+    assert_eq!(
+        served_until_refused(&next, &key, day, 100).await,
+        0,
+        "more was served than the cold share"
+    );
+    let other = KeyEntry::new(crate::suite::new_record("pro"));
+    assert_eq!(
+        served_until_refused(&next, &other, day, 100).await,
+        2,
+        "the cold share of another key"
+    );
+    server.restart().await;
+    back(&next).await;
+    // Redis came back empty: the journal of the dead gateway knows what it had granted before.
+    eventually_counted(&server, &key, day, 70).await;
+    eventually_counted(&server, &other, day, 2).await;
+    eventually("nothing is pending", async || {
+        (next.health().pending_units == 0).then_some(())
+    })
+    .await;
+    eventually("the ledger agrees", async || {
+        let rows = next
+            .usage(day.date, day.date, Some(key.record.id))
+            .await
+            .ok()?;
+        (rows.first()?.endpoints.get("markets")?.charged == 70).then_some(())
+    })
+    .await;
+    assert_eq!(
+        granted(next.charge(charge(&key, day, 100, 30)).await).0,
+        100,
+        "old counts give no credit"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_emptied_while_the_gateway_restarts_is_filled_from_the_journal() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    let (_, receipt) = granted(store.charge(charge(&key, day, 100, 40)).await);
+    granted(store.charge(charge(&key, day, 100, 2)).await);
+    store.refund(receipt).await;
+    // Twice, because what was settled once must still be known.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        redis::cmd("FLUSHALL")
+            .exec_async(&mut server.connect().await)
+            .await
+            .unwrap();
+        let next = gateway(server.url(), directory.path(), |_| ()).await;
+        eventually_counted(&server, &key, day, 2).await;
+        drop(next);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_charge_whose_reply_is_lost_is_served_and_charged_once() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let proxy = TcpProxy::before(server.port()).await;
+    let store = gateway(proxy.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+    proxy.swallow_replies();
+    let asked = Instant::now();
+    granted(store.charge(charge(&key, day, 10, 4)).await);
+    assert!(asked.elapsed() < TIMEOUT + Duration::from_millis(350));
+    assert_eq!(
+        counted(&server, key.record.id, day).await,
+        5,
+        "it had run in Redis"
+    );
+    proxy.pass_replies();
+    back(&store).await;
+    eventually("nothing is pending", async || {
+        (store.health().pending_units == 0).then_some(())
+    })
+    .await;
+    eventually_counted(&server, &key, day, 5).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hung_redis_is_bridged_and_what_it_ran_late_is_not_charged_twice() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 1_000, 1)).await);
+    server.hang();
+    for _ in 0..20 {
+        granted(store.charge(charge(&key, day, 1_000, 1)).await);
+    }
+    server.resume();
+    back(&store).await;
+    granted(store.charge(charge(&key, day, 1_000, 1)).await);
+    eventually("nothing is pending", async || {
+        (store.health().pending_units == 0).then_some(())
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    eventually_counted(&server, &key, day, 22).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_two_gateways_that_is_cut_off_serves_half_of_what_was_left() {
+    let server = RedisServer::start().await;
+    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let proxy = TcpProxy::before(server.port()).await;
+    let connected = gateway(server.url(), one.path(), |_| ()).await;
+    let cut_off = gateway(proxy.url(), two.path(), |_| ()).await;
+    granted(cut_off.charge(charge(&key, day, 100, 10)).await);
+    // Both have said that they live, and it was heard.
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    proxy.swallow_replies();
+    assert_eq!(served_until_refused(&cut_off, &key, day, 100).await, 45);
+    let mut elsewhere = 0;
+    while let Ok(Decision::Granted { .. }) = connected.charge(charge(&key, day, 100, 1)).await {
+        elsewhere += 1;
+    }
+    assert!(
+        (88..=90).contains(&elsewhere),
+        "{elsewhere}: the two charges that were lost may have run"
+    );
+    proxy.pass_replies();
+    back(&cut_off).await;
+    eventually_counted(&server, &key, day, 10 + 45 + elsewhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_redis_had_refused_stays_refused_and_what_it_had_not_is_no_429() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 5, 5)).await);
+    let refused = store.charge(charge(&key, day, 5, 1)).await;
+    assert!(
+        matches!(refused, Ok(Decision::Exhausted { used: 5 })),
+        "{refused:?}"
+    );
+    server.kill();
+    away(&store).await;
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let refused = store.charge(charge(&key, day, 5, 1)).await;
+    assert!(
+        matches!(refused, Ok(Decision::Exhausted { used: 5 })),
+        "{refused:?}"
+    );
+    assert_eq!(served_until_refused(&store, &key, day, 7).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deny_serves_nothing_and_open_knows_no_bound() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let deny = gateway(server.url(), &directory.path().join("deny"), |outage| {
+        outage.policy = OutagePolicy::Deny;
+    })
+    .await;
+    let open = gateway(server.url(), &directory.path().join("open"), |outage| {
+        outage.policy = OutagePolicy::Open;
+    })
+    .await;
+    granted(open.charge(charge(&key, day, 10, 1)).await);
+    server.kill();
+    away(&deny).await;
+    away(&open).await;
+    assert_eq!(deny.health().without_store, WithoutStore::Denies);
+    assert_eq!(served_until_refused(&deny, &key, day, 10).await, 0);
+    for _ in 0..20 {
+        granted(open.charge(charge(&key, day, 10, 1)).await);
+    }
+    server.restart().await;
+    back(&open).await;
+    eventually_counted(&server, &key, day, 21).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_that_ends_in_an_outage_is_settled_on_its_own_date() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let key = issued(&server).await;
+    let now = jiff::Timestamp::now().as_second();
+    let ending = Day {
+        end: now + 2,
+        ..day_around_now("2026-11-21")
+    };
+    let next = Day {
+        start: now + 2,
+        ..day_around_now("2026-11-22")
+    };
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, ending, 100, 1)).await);
+    server.kill();
+    away(&store).await;
+    for _ in 0..9 {
+        granted(store.charge(charge(&key, ending, 100, 1)).await);
+    }
+    assert_eq!(
+        served_until_refused(&store, &key, next, 100).await,
+        2,
+        "nothing is known of the next day"
+    );
+    while jiff::Timestamp::now().as_second() < ending.end {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server.restart().await;
+    back(&store).await;
+    eventually_counted(&server, &key, ending, 10).await;
+    eventually_counted(&server, &key, next, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_journal_that_cannot_be_written_denies_and_says_so() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    // A directory stands where the file should be.
+    let blocked = directory.path().join("journal.db");
+    std::fs::create_dir(&blocked).unwrap();
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    assert_eq!(store.health().without_store, WithoutStore::JournalFailed);
+    server.kill();
+    away(&store).await;
+    assert_eq!(served_until_refused(&store, &key, day, 100).await, 0);
+    std::fs::remove_dir(&blocked).unwrap();
+    eventually("it serves again", async || {
+        (store.health().without_store == WithoutStore::Serves).then_some(())
+    })
+    .await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    server.restart().await;
+    back(&store).await;
+    eventually_counted(&server, &key, day, 2).await;
+}
