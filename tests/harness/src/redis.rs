@@ -120,7 +120,10 @@ impl RedisServer {
             // Only our own server counts: its working directory names it.
             let reply = self.command(&["CONFIG", "GET", "dir"]).await.ok()?;
             let directory = self.directory.canonicalize().ok()?;
-            reply.contains(directory.to_str()?).then_some(true)
+            let ours = reply.contains(directory.to_str()?);
+            // While it reads its data it answers every other command with an error.
+            let loaded = self.command(&["PING"]).await.ok()? == "+PONG\r\n";
+            (ours && loaded).then_some(true)
         })
         .await
     }
