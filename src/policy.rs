@@ -9,9 +9,12 @@
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
+//! | [`own_path`] | which paths the gateway answers itself |
+//! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
+//! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -19,8 +22,11 @@ pub mod api_key;
 pub mod calendar;
 pub mod endpoint;
 pub mod key_record;
+pub mod openapi;
+pub mod own_path;
 pub mod quota;
 pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
 pub mod target;
+pub mod token_bucket;
