@@ -17,7 +17,10 @@
 //! 8. the daily quota has room: one atomic charge ([`store::Store::charge`]) on the quota day of
 //!    [`policy::calendar`].
 //!
-//! What comes out is a [`proxy::admission::Permit`], the only way to an upstream, or a refusal, which
+//! `/openapi.json` ([`policy::openapi`]) leaves this path after step 1 and `/api/v1/usage` ([`proxy::usage`]) after
+//! step 3, both answered by the gateway itself and never charged.
+//!
+//! What comes out is else a [`proxy::admission::Permit`], the only way to an upstream, or a refusal, which
 //! [`policy::rejection`] turns into an answer. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
 //! server of its upstream ([`proxy::upstreams`]). If we or the upstream fail, the client gets the contract's 500 and
 //! its units back ([`store::Store::refund`]). Every answer to an authenticated request carries its standing

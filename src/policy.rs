@@ -10,9 +10,12 @@
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
+//! | [`own_path`] | which paths the gateway answers itself |
+//! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
+//! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -21,8 +24,11 @@ pub mod calendar;
 pub mod endpoint;
 pub mod key_record;
 pub mod lifecycle;
+pub mod openapi;
+pub mod own_path;
 pub mod quota;
 pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
 pub mod target;
+pub mod token_bucket;

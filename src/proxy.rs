@@ -2,7 +2,7 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit` |
+//! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit`, or what the gateway serves itself |
 //! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
@@ -10,6 +10,7 @@
 //! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
 //! | [`record`] | a request's line in the access log and its traces in the metrics |
 //! | [`respond`] | writing the gateway's own answers |
+//! | [`usage`] | the body of `/api/v1/usage` |
 //! | [`upstreams`] | servers to forward to |
 //!
 //! Invariants: nothing is forwarded without a [`admission::Permit`], and only [`admission::admit`] makes one; a permit's
@@ -23,6 +24,7 @@ pub mod hooks;
 pub mod record;
 pub mod respond;
 pub mod upstreams;
+pub mod usage;
 pub mod well_formed;
 
 pub use gate::{Gate, Snapshot};

@@ -38,8 +38,15 @@ impl Endpoint {
         self.tiers.contains(tier)
     }
 
-    /// The value of the `Allow` header (RFC 9110 section 10.2.1).
-    pub fn allow(&self) -> String {
+    /// The names of the pattern's parameters, in its order.
+    pub fn parameters(&self) -> impl Iterator<Item = &str> {
+        self.pattern
+            .split('/')
+            .filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'))
+    }
+
+    /// The methods it takes, `HEAD` behind `GET`.
+    pub fn allowed(&self) -> Vec<&str> {
         let mut allowed: Vec<&str> = Vec::new();
         for method in &self.methods {
             allowed.push(method.as_str());
@@ -47,7 +54,12 @@ impl Endpoint {
                 allowed.push("HEAD");
             }
         }
-        allowed.join(", ")
+        allowed
+    }
+
+    /// The value of the `Allow` header (RFC 9110 section 10.2.1).
+    pub fn allow(&self) -> String {
+        self.allowed().join(", ")
     }
 }
 

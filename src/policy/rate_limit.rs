@@ -23,6 +23,8 @@ pub const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-pol
 pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 /// The name of the daily quota in both `RateLimit` headers and in `violated-policies`.
 pub const DAILY_POLICY: &str = "daily";
+/// The name in `violated-policies` of the limit on reading `/api/v1/usage`.
+pub const USAGE_POLICY: &str = "usage";
 
 /// Every header above; an upstream's own are removed.
 pub const ALL: [HeaderName; 5] = [

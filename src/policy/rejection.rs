@@ -5,13 +5,15 @@
 //! for ever. Nothing here names hosts, stores, files or keys: texts are constants, values are numbers, tier names and
 //! the request id.
 
+use std::time::Duration;
+
 use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderName, HeaderValue, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::key_record::TierName;
-use super::rate_limit::{DAILY_POLICY, Standing};
+use super::rate_limit::{DAILY_POLICY, Standing, USAGE_POLICY};
 use super::target::TargetError;
 
 /// Seconds after which a client should try again when we failed: time for a breaker or an upstream to come back.
@@ -80,6 +82,13 @@ pub enum Rejection {
         /// Where the key stands; nothing of it was used by this request.
         standing: Standing,
     },
+    /// 429 `RATE_LIMIT_EXCEEDED`, policy `usage`: the key reads its usage too often.
+    UsageReadTooOften {
+        /// Where the key stands in its daily quota, which this limit has nothing to do with.
+        standing: Standing,
+        /// When the next read will be answered.
+        wait: Duration,
+    },
     /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
     Internal,
 }
@@ -124,6 +133,20 @@ struct ExceededQuota {
     violated_policies: [&'static str; 1],
 }
 
+impl Body<'_> {
+    /// Makes it the body of a 429 (draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types").
+    fn exceed(&mut self, standing: &Standing, policy: &'static str, now: Timestamp) {
+        self.r#type = QUOTA_EXCEEDED_TYPE;
+        self.title = "Request cannot be satisfied as assigned quota has been exceeded";
+        self.quota = Some(ExceededQuota {
+            limit: standing.limit,
+            used: standing.used,
+            reset: Timestamp::from_second(standing.day.end).unwrap_or(now),
+            violated_policies: [policy],
+        });
+    }
+}
+
 impl Rejection {
     /// The status of the answer.
     pub fn status(&self) -> StatusCode {
@@ -136,7 +159,9 @@ impl Rejection {
             Rejection::NotFound => StatusCode::NOT_FOUND,
             Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Rejection::TierInsufficient { .. } => StatusCode::FORBIDDEN,
-            Rejection::DailyQuotaExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Rejection::DailyQuotaExceeded { .. } | Rejection::UsageReadTooOften { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -153,8 +178,51 @@ impl Rejection {
             Rejection::NotFound => "NOT_FOUND",
             Rejection::MethodNotAllowed { .. } => "METHOD_NOT_ALLOWED",
             Rejection::TierInsufficient { .. } => "TIER_INSUFFICIENT",
-            Rejection::DailyQuotaExceeded { .. } => "RATE_LIMIT_EXCEEDED",
+            Rejection::DailyQuotaExceeded { .. } | Rejection::UsageReadTooOften { .. } => {
+                "RATE_LIMIT_EXCEEDED"
+            }
             Rejection::Internal => "INTERNAL_ERROR",
+        }
+    }
+
+    /// The same telling where the caller stands by now, where it tells that.
+    pub fn at(self, now_at: Standing) -> Rejection {
+        match self {
+            Rejection::DailyQuotaExceeded { .. } => {
+                Rejection::DailyQuotaExceeded { standing: now_at }
+            }
+            Rejection::UsageReadTooOften { wait, .. } => Rejection::UsageReadTooOften {
+                standing: now_at,
+                wait,
+            },
+            Rejection::BadRequest(_)
+            | Rejection::PayloadTooLarge
+            | Rejection::UriTooLong
+            | Rejection::HeadersTooLarge
+            | Rejection::MissingApiKey
+            | Rejection::InvalidApiKey
+            | Rejection::NotFound
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::TierInsufficient { .. }
+            | Rejection::Internal => self,
+        }
+    }
+
+    /// The limit of the gateway that the request hit, as a metric label; quotas and rates have outcomes of their own.
+    pub fn limit_hit(&self) -> Option<&'static str> {
+        match self {
+            Rejection::PayloadTooLarge => Some("body_bytes"),
+            Rejection::UriTooLong => Some("target_bytes"),
+            Rejection::HeadersTooLarge => Some("headers"),
+            Rejection::UsageReadTooOften { .. } => Some("usage"),
+            Rejection::BadRequest(_)
+            | Rejection::MissingApiKey
+            | Rejection::InvalidApiKey
+            | Rejection::NotFound
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::TierInsufficient { .. }
+            | Rejection::DailyQuotaExceeded { .. }
+            | Rejection::Internal => None,
         }
     }
 
@@ -180,6 +248,9 @@ impl Rejection {
                 }
                 _ => format!("Today's quota of {} requests is used up.", standing.limit),
             },
+            Rejection::UsageReadTooOften { .. } => {
+                "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into()
+            }
             Rejection::Internal => "The request could not be served. It was not charged; please try again.".into(),
         }
     }
@@ -221,18 +292,15 @@ impl Rejection {
                 body.required_tiers = Some(required);
             }
             Rejection::DailyQuotaExceeded { standing } => {
-                body.r#type = QUOTA_EXCEEDED_TYPE;
-                body.title = "Request cannot be satisfied as assigned quota has been exceeded";
-                body.quota = Some(ExceededQuota {
-                    limit: standing.limit,
-                    used: standing.used,
-                    reset: Timestamp::from_second(standing.day.end).unwrap_or(now),
-                    violated_policies: [DAILY_POLICY],
-                });
-                headers.push((
-                    RETRY_AFTER,
-                    HeaderValue::from(standing.day.seconds_left(now)),
-                ));
+                body.exceed(standing, DAILY_POLICY, now);
+                let seconds = standing.day.seconds_left(now);
+                headers.push((RETRY_AFTER, HeaderValue::from(seconds)));
+            }
+            Rejection::UsageReadTooOften { standing, wait } => {
+                body.exceed(standing, USAGE_POLICY, now);
+                let seconds = wait.as_millis().div_ceil(1_000).max(1);
+                let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
+                headers.push((RETRY_AFTER, HeaderValue::from(seconds)));
             }
             Rejection::Internal => {
                 headers.push((RETRY_AFTER, HeaderValue::from(INTERNAL_RETRY_AFTER_SECONDS)))
@@ -288,6 +356,10 @@ mod tests {
                 required: vec!["pro".parse().unwrap()],
             },
             Rejection::DailyQuotaExceeded { standing },
+            Rejection::UsageReadTooOften {
+                standing,
+                wait: Duration::from_millis(1),
+            },
             Rejection::Internal,
         ] {
             let body = body(&rejection);
@@ -338,6 +410,24 @@ mod tests {
             rejection.problem("r", "t", now()).headers,
             [(RETRY_AFTER, HeaderValue::from(60))]
         );
+    }
+
+    #[test]
+    fn a_429_of_usage_names_its_own_policy_and_waits_whole_seconds() {
+        let standing = Standing {
+            limit: 1_000,
+            used: None,
+            day: day(),
+        };
+        for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
+            let wait = Duration::from_millis(milliseconds);
+            let rejection = Rejection::UsageReadTooOften { standing, wait };
+            let told = body(&rejection);
+            assert_eq!(told["violated-policies"], serde_json::json!(["usage"]));
+            assert_eq!(told["used"], serde_json::Value::Null);
+            let headers = rejection.problem("r", "t", now()).headers;
+            assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
+        }
     }
 
     #[test]

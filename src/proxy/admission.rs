@@ -1,22 +1,25 @@
 //! The request path: steps 1 to 8 of the contract, top to bottom.
 //!
-//! Free checks come first, the charge last. Whoever holds a [`Permit`] has passed them all and has been charged; it
+//! Free checks come first, the charge last; what the gateway answers itself leaves on the way. Whoever holds a [`Permit`] has passed them all and has been charged; it
 //! cannot be made anywhere else.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::HeaderMap;
+use http::{HeaderMap, Method};
 use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
+use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
 use crate::policy::calendar::Day;
 use crate::policy::endpoint::Endpoint;
+use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
+use crate::policy::token_bucket::Empty;
 use crate::store::{Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError};
 
 /// How often the checks are made anew because the key or the day changed under them; beyond it something is wrong.
@@ -55,6 +58,47 @@ impl Permit {
     }
 }
 
+/// A request that was let in.
+#[derive(Debug)]
+pub enum Admitted {
+    /// To be forwarded.
+    Forward(Permit),
+    /// To be answered with the caller's usage; not charged.
+    Usage(Usage),
+    /// To be answered with the description of the API; not charged, and nobody's key was looked at.
+    Document,
+}
+
+/// What a caller is told of its usage.
+#[derive(Debug)]
+pub struct Usage {
+    /// The key that asks.
+    pub key: Arc<KeyEntry>,
+    /// Where it stands.
+    pub standing: Standing,
+    /// The body.
+    pub report: Vec<u8>,
+}
+
+/// What a path was found to be.
+#[derive(Debug)]
+pub enum Place {
+    /// A configured endpoint.
+    Endpoint(Arc<Endpoint>),
+    /// A path of the gateway's own.
+    Own(OwnPath),
+}
+
+impl Place {
+    /// Its name in logs and metrics.
+    pub fn name(&self) -> &str {
+        match self {
+            Place::Endpoint(endpoint) => &endpoint.pattern,
+            Place::Own(own) => own.as_str(),
+        }
+    }
+}
+
 /// A request that goes no further, with what had been found by then.
 #[derive(Debug)]
 pub struct Refusal {
@@ -62,8 +106,8 @@ pub struct Refusal {
     pub rejection: Rejection,
     /// The key, once authenticated.
     pub key: Option<Arc<KeyEntry>>,
-    /// The endpoint, once found.
-    pub endpoint: Option<Arc<Endpoint>>,
+    /// What the path is, once found.
+    pub place: Option<Place>,
     /// What the answer tells of the quota, once authenticated.
     pub standing: Option<Standing>,
     /// What went wrong inside, for the access log.
@@ -76,7 +120,7 @@ impl Refusal {
         Refusal {
             rejection,
             key: None,
-            endpoint: None,
+            place: None,
             standing: None,
             cause: None,
         }
@@ -98,31 +142,35 @@ pub async fn admit(
     header: &RequestHeader,
     raw: Option<&[u8]>,
     store_wait: &mut Duration,
-) -> Result<Permit, Refusal> {
+) -> Result<Admitted, Refusal> {
     let target = well_formed::check(header, raw, &snapshot.head_limits).map_err(Refusal::of)?; // 1
+    let own = OwnPath::of(target.path);
+    if own == Some(OwnPath::Document) {
+        return admit_to_document(&header.method); // public
+    }
     let presented = presented_key(&header.headers, snapshot).map_err(Refusal::of)?; // 2
     let mut now = gate.store.now();
     let mut judged = None;
     for _ in 0..ATTEMPTS_MAX {
         let key = authenticate(gate, &presented, now)?; // 3
-        let caller = Caller::new(gate, snapshot, key, now)?;
-        let tier = &caller.key.record.tier;
-        let found = snapshot
-            .config
-            .endpoints
-            .admit(target.path, &header.method, tier); // 4, 5, 6
+        let caller = judged.insert(Caller::new(gate, snapshot, key, now)?);
+        if own == Some(OwnPath::Usage) {
+            let told = caller.read_usage(gate, snapshot, header, store_wait);
+            match told.await {
+                Some(told) => return told.map(Admitted::Usage), // never charged
+                None => continue,
+            }
+        }
+        let (table, tier) = (&snapshot.config.endpoints, &caller.key.record.tier);
+        let found = table.admit(target.path, &header.method, tier); // 4, 5, 6
         let endpoint = match found {
             Ok(endpoint) => endpoint,
             Err((rejection, endpoint)) => {
-                match caller
-                    .refuse_freely(gate, rejection, endpoint, store_wait)
-                    .await
-                {
+                let place = endpoint.cloned().map(Place::Endpoint);
+                let refused = caller.refuse_freely(gate, rejection, place, store_wait);
+                match refused.await {
                     Some(refusal) => return Err(refusal),
-                    None => {
-                        judged = Some(caller);
-                        continue;
-                    }
+                    None => continue,
                 }
             }
         };
@@ -132,27 +180,38 @@ pub async fn admit(
                     used: Some(used),
                     ..caller.standing
                 };
-                return Ok(Permit {
-                    key: caller.key,
+                return Ok(Admitted::Forward(Permit {
+                    key: caller.key.clone(),
                     endpoint: endpoint.clone(),
                     standing,
                     receipt,
-                });
+                }));
             }
             Ok(Decision::Exhausted { used }) => {
                 return Err(caller.refuse_exhausted(gate, endpoint, used));
             } // 8
             Ok(Decision::KeyChanged) => now = gate.store.now(),
             Ok(Decision::OtherDay { now: stores }) => now = stores,
-            Err(error) => return Err(caller.refuse_unserved(Some(endpoint), error.to_string())),
+            Err(error) => {
+                let place = Place::Endpoint(endpoint.clone());
+                return Err(caller.refuse_unserved(Some(place), error.to_string()));
+            }
         }
-        judged = Some(caller);
     }
     let cause = "the key or the day changed again and again under the checks";
     Err(match judged {
         Some(caller) => caller.refuse_unserved(None, cause.into()),
         None => Refusal::internal(cause),
     })
+}
+
+/// The description of the API, for everybody.
+fn admit_to_document(method: &Method) -> Result<Admitted, Refusal> {
+    own_path::takes(method).map_err(|rejection| Refusal {
+        place: Some(Place::Own(OwnPath::Document)),
+        ..Refusal::of(rejection)
+    })?;
+    Ok(Admitted::Document)
 }
 
 /// Step 2 and the part of step 3 that needs no look-up: exactly one key, of a possible shape.
@@ -230,50 +289,120 @@ impl Caller {
         })
     }
 
-    /// A refusal of steps 4 to 6, which costs nothing and shows where the caller stands. `None` if reading that showed
-    /// that the key has changed.
+    /// A refusal that costs nothing and shows where the caller stands. `None` if reading that showed that the key has
+    /// changed.
     async fn refuse_freely(
         &self,
         gate: &Gate,
         rejection: Rejection,
-        endpoint: Option<&Arc<Endpoint>>,
+        place: Option<Place>,
         store_wait: &mut Duration,
     ) -> Option<Refusal> {
-        let id = self.key.record.id;
-        let asked = Instant::now();
-        let used = gate.store.used(id, self.standing.day).await;
-        *store_wait += asked.elapsed();
-        gate.metrics.store_call(
-            "read",
-            asked.elapsed(),
-            used.as_ref().map(|_| ()).map_err(|_| ()),
-        );
-        if gate
-            .store
-            .keys()
-            .get(id)
-            .is_some_and(|entry| entry.record.version > self.key.record.version)
-        {
+        let used = self.used(gate, store_wait).await;
+        if self.has_changed(gate) {
             return None;
         }
-        if let (Rejection::TierInsufficient { .. }, Some(endpoint)) = (&rejection, endpoint) {
+        if let (Rejection::TierInsufficient { .. }, Some(Place::Endpoint(endpoint))) =
+            (&rejection, &place)
+        {
             gate.store.refused(
-                id,
+                self.key.record.id,
                 self.standing.day,
                 &endpoint.pattern,
                 LedgerRefusal::Tier,
             );
         }
+        let used = used.ok();
+        let standing = Standing {
+            used,
+            ..self.standing
+        };
         Some(Refusal {
-            rejection,
+            rejection: rejection.at(standing),
             key: Some(self.key.clone()),
-            endpoint: endpoint.cloned(),
-            standing: Some(Standing {
-                used: used.ok(),
-                ..self.standing
-            }),
+            place,
+            standing: Some(standing),
             cause: None,
         })
+    }
+
+    /// What the caller is told of its usage, within the method and rate that this takes. `None` if reading it showed
+    /// that the key has changed.
+    async fn read_usage(
+        &self,
+        gate: &Gate,
+        snapshot: &Snapshot,
+        header: &RequestHeader,
+        store_wait: &mut Duration,
+    ) -> Option<Result<Usage, Refusal>> {
+        let place = Place::Own(OwnPath::Usage);
+        let taken = own_path::takes(&header.method).and_then(|()| self.take_usage_read(gate));
+        if let Err(rejection) = taken {
+            let refused = self.refuse_freely(gate, rejection, Some(place), store_wait);
+            return refused.await.map(Err);
+        }
+        let record = &self.key.record;
+        let today = self.standing.day;
+        let used = self.used(gate, store_wait).await;
+        let asked = Instant::now();
+        let read = match used {
+            Ok(used) => {
+                let from = usage::first_day(today);
+                let history = gate.store.usage(from, today.date, Some(record.id)).await;
+                note_call(gate, "usage", asked, &history, store_wait);
+                history.map(|history| (used, history))
+            }
+            Err(error) => Err(error),
+        };
+        if self.has_changed(gate) {
+            return None;
+        }
+        Some(match read {
+            Ok((used, history)) => {
+                let table = &snapshot.config.endpoints;
+                let report = Report::new(record, self.standing, used, table, &history);
+                Ok(Usage {
+                    key: self.key.clone(),
+                    standing: Standing {
+                        used: Some(used),
+                        ..self.standing
+                    },
+                    report: report.to_json(),
+                })
+            }
+            Err(error) => Err(self.refuse_unserved(Some(place), error.to_string())),
+        })
+    }
+
+    /// The small limit on reading one's usage.
+    fn take_usage_read(&self, gate: &Gate) -> Result<(), Rejection> {
+        gate.take_usage_read(self.key.record.id).map_err(|empty| {
+            if let Empty::Room { .. } = empty {
+                gate.metrics
+                    .limit_hits
+                    .with_label_values(&["usage_readers"])
+                    .inc();
+            }
+            Rejection::UsageReadTooOften {
+                standing: self.standing,
+                wait: empty.wait(),
+            }
+        })
+    }
+
+    /// Units used today, read without a charge.
+    async fn used(&self, gate: &Gate, store_wait: &mut Duration) -> Result<u64, StoreError> {
+        let asked = Instant::now();
+        let used = gate.store.used(self.key.record.id, self.standing.day).await;
+        note_call(gate, "read", asked, &used, store_wait);
+        used
+    }
+
+    /// Whether the replica holds a newer record of the key than the one that was checked.
+    fn has_changed(&self, gate: &Gate) -> bool {
+        let record = &self.key.record;
+        let newest = gate.store.keys().get(record.id);
+        newest.is_some_and(|entry| entry.record.version > record.version)
     }
 
     /// Step 8: one atomic charge.
@@ -292,16 +421,11 @@ impl Caller {
         };
         let asked = Instant::now();
         let decision = gate.store.charge(charge).await;
-        *store_wait += asked.elapsed();
-        gate.metrics.store_call(
-            "charge",
-            asked.elapsed(),
-            decision.as_ref().map(|_| ()).map_err(|_| ()),
-        );
+        note_call(gate, "charge", asked, &decision, store_wait);
         decision
     }
 
-    fn refuse_exhausted(self, gate: &Gate, endpoint: &Arc<Endpoint>, used: u64) -> Refusal {
+    fn refuse_exhausted(&self, gate: &Gate, endpoint: &Arc<Endpoint>, used: u64) -> Refusal {
         let standing = Standing {
             used: Some(used),
             ..self.standing
@@ -314,20 +438,34 @@ impl Caller {
         );
         Refusal {
             rejection: Rejection::DailyQuotaExceeded { standing },
-            key: Some(self.key),
-            endpoint: Some(endpoint.clone()),
+            key: Some(self.key.clone()),
+            place: Some(Place::Endpoint(endpoint.clone())),
             standing: Some(standing),
             cause: None,
         }
     }
 
-    fn refuse_unserved(self, endpoint: Option<&Arc<Endpoint>>, cause: String) -> Refusal {
+    fn refuse_unserved(&self, place: Option<Place>, cause: String) -> Refusal {
         Refusal {
             rejection: Rejection::Internal,
-            key: Some(self.key),
-            endpoint: endpoint.cloned(),
+            key: Some(self.key.clone()),
+            place,
             standing: Some(self.standing),
             cause: Some(cause),
         }
     }
+}
+
+/// Counts a call of the store that began at `asked`.
+fn note_call<T>(
+    gate: &Gate,
+    operation: &str,
+    asked: Instant,
+    outcome: &Result<T, StoreError>,
+    store_wait: &mut Duration,
+) {
+    let took = asked.elapsed();
+    *store_wait += took;
+    let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
+    gate.metrics.store_call(operation, took, outcome);
 }

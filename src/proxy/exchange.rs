@@ -13,6 +13,7 @@ use super::gate::{Gate, Snapshot};
 use super::upstreams::Upstream;
 use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
+use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
@@ -49,8 +50,21 @@ pub enum Stage {
     Arrived,
     /// Answered by the gateway itself.
     Refused(Refusal),
+    /// Served by the gateway itself.
+    Served(Served),
     /// On its way to the upstream and back.
     Forwarding(Forwarding),
+}
+
+/// A request for one of the gateway's own paths.
+#[derive(Debug)]
+pub struct Served {
+    /// The path.
+    pub path: OwnPath,
+    /// The key that asked, if one had to.
+    pub key: Option<Arc<KeyEntry>>,
+    /// How it ended, unless served whole.
+    pub ending: Option<Ending>,
 }
 
 /// A permitted request with its upstream.
@@ -200,7 +214,18 @@ impl Exchange {
     pub fn forwarding(&mut self) -> Option<&mut Forwarding> {
         match &mut self.stage {
             Stage::Forwarding(forwarding) => Some(forwarding),
-            Stage::Arrived | Stage::Refused(_) => None,
+            Stage::Arrived | Stage::Refused(_) | Stage::Served(_) => None,
+        }
+    }
+}
+
+impl Served {
+    /// About to be served.
+    pub fn new(path: OwnPath, key: Option<Arc<KeyEntry>>) -> Served {
+        Served {
+            path,
+            key,
+            ending: None,
         }
     }
 }

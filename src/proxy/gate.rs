@@ -4,18 +4,31 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 
 use super::forward::DeniedHeaders;
 use super::upstreams::{Timeouts, Upstream};
 use super::well_formed::HeadLimits;
 use crate::config::Config;
+use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
+use crate::policy::openapi::{self, Document};
+use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::metrics::Metrics;
+
+/// How often a key may read its usage, on each gateway: every read asks the store for the ledger of 30 days.
+const USAGE_RATE: Rate = Rate {
+    burst: 5,
+    interval: Duration::from_secs(1),
+};
+/// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond it others wait.
+const USAGE_READERS_MAX: usize = 10_000;
 
 /// A checked configuration with what is made of it once. A request loads it once and keeps it to its end.
 #[derive(Debug)]
@@ -26,6 +39,8 @@ pub struct Snapshot {
     pub head_limits: HeadLimits,
     /// Request headers that are not forwarded.
     pub denied: DeniedHeaders,
+    /// What `/openapi.json` answers.
+    pub document: Document,
     upstreams: HashMap<Arc<str>, Arc<Upstream>>,
 }
 
@@ -63,8 +78,15 @@ impl Snapshot {
             })
             .collect();
         let denied = DeniedHeaders::new(config.forward.headers_denied.iter().cloned());
+        let tiers = config.tiers.iter();
+        let document = Document::of(&openapi::Api {
+            endpoints: &config.endpoints,
+            tiers: tiers.map(|(name, tier)| (name, tier.daily.get())).collect(),
+            realm: &config.keys.realm,
+        });
         Snapshot {
             config,
+            document,
             head_limits,
             denied,
             upstreams,
@@ -88,6 +110,7 @@ pub struct Gate {
     pub access_log: AccessLog,
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
+    usage_reads: Mutex<TokenBuckets<KeyId>>,
     draining: AtomicBool,
 }
 
@@ -105,6 +128,7 @@ impl Gate {
             metrics,
             access_log,
             day: ArcSwapOption::empty(),
+            usage_reads: Mutex::new(TokenBuckets::new(USAGE_RATE, USAGE_READERS_MAX)),
             draining: AtomicBool::new(false),
         }
     }
@@ -124,6 +148,11 @@ impl Gate {
         let day = calendar.day_at(now)?;
         self.day.store(Some(Arc::new(day)));
         Ok(day)
+    }
+
+    /// Whether a key may read its usage now, and that it does.
+    pub fn take_usage_read(&self, key: KeyId) -> Result<(), Empty> {
+        self.usage_reads.lock().take(key, Instant::now())
     }
 
     /// Says that the gateway is about to stop: connections are closed after their current request.

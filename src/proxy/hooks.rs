@@ -14,13 +14,14 @@ use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
-use super::admission::{self, Refusal};
-use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Stage};
+use super::admission::{self, Admitted, Refusal};
+use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
 use super::record;
 use super::respond::{Answer, insert_standing};
 use super::well_formed;
+use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 
 /// The answer's status said that the upstream failed us.
@@ -69,7 +70,7 @@ impl Edge {
         {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
         }
-        if let Some(limit) = limit_name(&refusal.rejection) {
+        if let Some(limit) = refusal.rejection.limit_hit() {
             self.gate
                 .metrics
                 .limit_hits
@@ -81,6 +82,20 @@ impl Edge {
         let answer = Answer::to(method, exchange, &refusal.rejection, refusal.standing, now)?;
         exchange.stage = Stage::Refused(refusal);
         answer.write(session).await
+    }
+
+    /// Writes an answer of the gateway's own.
+    async fn serve(
+        &self,
+        session: &mut Session,
+        exchange: &mut Exchange,
+        answer: Answer,
+        mut served: Served,
+    ) -> pingora::Result<()> {
+        let written = answer.write(session).await;
+        served.ending = written.is_err().then_some(Ending::ClientClosed);
+        exchange.stage = Stage::Served(served);
+        written
     }
 
     /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
@@ -163,7 +178,23 @@ impl ProxyHttp for Edge {
                 self.refuse(session, exchange, refusal).await?;
                 Ok(true)
             }
-            Ok(permit) => {
+            Ok(Admitted::Document) => {
+                let answer =
+                    Answer::with_document(session.req_header(), exchange, &snapshot.document)?;
+                let served = Served::new(OwnPath::Document, None);
+                self.serve(session, exchange, answer, served).await?;
+                Ok(true)
+            }
+            Ok(Admitted::Usage(usage)) => {
+                let method = &session.req_header().method;
+                let now = self.gate.store.now();
+                let answer =
+                    Answer::with_usage(method, exchange, usage.report, usage.standing, now)?;
+                let served = Served::new(OwnPath::Usage, Some(usage.key));
+                self.serve(session, exchange, answer, served).await?;
+                Ok(true)
+            }
+            Ok(Admitted::Forward(permit)) => {
                 let tier = permit.key().record.tier.as_str();
                 let charged = u64::from(permit.endpoint().cost.get());
                 self.gate
@@ -372,7 +403,7 @@ impl ProxyHttp for Edge {
         let cause = error.to_string();
         match &mut exchange.stage {
             Stage::Forwarding(forwarding) => self.settle(session, error, forwarding).await,
-            Stage::Refused(_) => {}
+            Stage::Refused(_) | Stage::Served(_) => {}
             Stage::Arrived => {
                 let refusal = Refusal {
                     cause: Some(cause),
@@ -387,7 +418,7 @@ impl ProxyHttp for Edge {
                 Some(Ending::Cut | Ending::ClientClosed) | None => return failed_with(0),
             },
             Stage::Refused(refusal) => (&refusal.rejection, refusal.standing),
-            Stage::Arrived => return failed_with(0),
+            Stage::Served(_) | Stage::Arrived => return failed_with(0),
         };
         let method = &session.req_header().method;
         let answer = Answer::to(method, exchange, rejection, standing, self.gate.store.now());
@@ -428,23 +459,6 @@ fn failed_with(status: u16) -> FailToProxy {
     FailToProxy {
         error_code: status,
         can_reuse_downstream: false,
-    }
-}
-
-/// The limit that a rejection hit, as a metric label.
-fn limit_name(rejection: &Rejection) -> Option<&'static str> {
-    match rejection {
-        Rejection::PayloadTooLarge => Some("body_bytes"),
-        Rejection::UriTooLong => Some("target_bytes"),
-        Rejection::HeadersTooLarge => Some("headers"),
-        Rejection::BadRequest(_)
-        | Rejection::MissingApiKey
-        | Rejection::InvalidApiKey
-        | Rejection::NotFound
-        | Rejection::MethodNotAllowed { .. }
-        | Rejection::TierInsufficient { .. }
-        | Rejection::DailyQuotaExceeded { .. }
-        | Rejection::Internal => None,
     }
 }
 

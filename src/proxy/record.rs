@@ -8,6 +8,7 @@ use http::Version;
 use pingora::Error;
 use pingora::proxy::Session;
 
+use super::admission::Place;
 use super::exchange::{Ending, Exchange, Stage};
 use super::gate::Gate;
 use crate::policy::api_key;
@@ -98,18 +99,20 @@ impl<'a> Outcome<'a> {
             Stage::Arrived => nothing,
             Stage::Refused(refusal) => Outcome {
                 word: refusal.rejection.code(),
-                endpoint: refusal.endpoint.as_ref().map(|endpoint| &*endpoint.pattern),
+                endpoint: refusal.place.as_ref().map(Place::name),
                 key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
                 ..nothing
             },
+            Stage::Served(served) => Outcome {
+                word: word(served.ending.as_ref()),
+                endpoint: Some(served.path.as_str()),
+                key_id: served.key.as_ref().map(|key| key.record.id.as_str()),
+                tier: served.key.as_ref().map(|key| key.record.tier.as_str()),
+                ..nothing
+            },
             Stage::Forwarding(forwarding) => Outcome {
-                word: match &forwarding.ending {
-                    None => "served",
-                    Some(Ending::Rejected(rejection)) => rejection.code(),
-                    Some(Ending::Cut) => "cut",
-                    Some(Ending::ClientClosed) => "client_closed",
-                },
+                word: word(forwarding.ending.as_ref()),
                 endpoint: Some(&forwarding.endpoint.pattern),
                 key_id: Some(forwarding.key.record.id.as_str()),
                 tier: Some(forwarding.key.record.tier.as_str()),
@@ -120,5 +123,15 @@ impl<'a> Outcome<'a> {
                     .map(|waited| (&*forwarding.upstream.name, waited)),
             },
         }
+    }
+}
+
+/// How a request that was let in ended, in the word of logs and metrics.
+fn word(ending: Option<&Ending>) -> &'static str {
+    match ending {
+        None => "served",
+        Some(Ending::Rejected(rejection)) => rejection.code(),
+        Some(Ending::Cut) => "cut",
+        Some(Ending::ClientClosed) => "client_closed",
     }
 }

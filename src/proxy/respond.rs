@@ -3,16 +3,22 @@
 //! An answer to `HEAD` has the header of the answer to `GET`, and no body: over HTTP/2 a body would break the stream.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderValue, Method};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
-use pingora::http::ResponseHeader;
+use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::Session;
 
 use super::exchange::Exchange;
 use super::forward::X_REQUEST_ID;
+use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+/// The document changes with the configuration only; whoever kept it asks again after five minutes.
+const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("public, max-age=300");
+const USAGE_CACHING: HeaderValue = HeaderValue::from_static("private, no-store");
 
 /// A whole answer of ours.
 #[derive(Debug)]
@@ -55,6 +61,59 @@ impl Answer {
             Bytes::from(problem.body)
         };
         Ok(Answer { header, body })
+    }
+
+    /// The answer of `/openapi.json`: the document, or 304 to a client that has it (RFC 9110 section 15.4.5).
+    ///
+    /// # Errors
+    /// If a header cannot be built, which checked values exclude.
+    pub fn with_document(
+        request: &RequestHeader,
+        exchange: &Exchange,
+        document: &Document,
+    ) -> pingora::Result<Answer> {
+        let held = request.headers.get_all(IF_NONE_MATCH).iter();
+        let (mut header, body) = if document.is_held(held.map(HeaderValue::as_bytes)) {
+            let header = ResponseHeader::build(StatusCode::NOT_MODIFIED, Some(4))?;
+            (header, Bytes::new())
+        } else {
+            Answer::json(&request.method, document.body().clone())?
+        };
+        header.insert_header(ETAG, document.etag().clone())?;
+        header.insert_header(CACHE_CONTROL, DOCUMENT_CACHING)?;
+        header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        Ok(Answer { header, body })
+    }
+
+    /// The answer of `/api/v1/usage`, for nobody's cache.
+    ///
+    /// # Errors
+    /// If a header cannot be built, which checked values exclude.
+    pub fn with_usage(
+        method: &Method,
+        exchange: &Exchange,
+        report: Vec<u8>,
+        standing: Standing,
+        now: Timestamp,
+    ) -> pingora::Result<Answer> {
+        let (mut header, body) = Answer::json(method, Bytes::from(report))?;
+        header.insert_header(CACHE_CONTROL, USAGE_CACHING)?;
+        header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        insert_standing(&mut header, standing, now)?;
+        Ok(Answer { header, body })
+    }
+
+    /// A 200 with a JSON body, which an answer to `HEAD` keeps to itself.
+    fn json(method: &Method, body: Bytes) -> pingora::Result<(ResponseHeader, Bytes)> {
+        let mut header = ResponseHeader::build(StatusCode::OK, Some(12))?;
+        header.insert_header(CONTENT_TYPE, JSON)?;
+        header.insert_header(CONTENT_LENGTH, HeaderValue::from(body.len()))?;
+        let body = if method == Method::HEAD {
+            Bytes::new()
+        } else {
+            body
+        };
+        Ok((header, body))
     }
 
     /// Writes the answer; an HTTP/1 connection stays open for the next request.

@@ -6,6 +6,7 @@ mod head;
 mod keys;
 mod malformed;
 mod order;
+mod own_paths;
 mod quota;
 mod targets;
 mod tiers;

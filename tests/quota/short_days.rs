@@ -18,7 +18,7 @@ use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::{KeyRecord, KeyState};
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::admit;
+use touchline::proxy::admission::{Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
@@ -100,7 +100,8 @@ async fn call_without_pause(
         let admitted = admit(&gate, &snapshot, &header, None, &mut Duration::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
-            Ok(permit) => {
+            Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),
+            Ok(Admitted::Forward(permit)) => {
                 let standing = permit.standing();
                 *permits.entry(standing.day.date).or_default() += 1;
                 standing

@@ -575,9 +575,11 @@ impl Ledgers {
                 ));
             }
         }
+        // A 429 of the limit on reading usage belongs to no endpoint, and is in no ledger.
         let refused = |status| {
             entries()
                 .filter(|entry| entry.is_problem && entry.status == Some(status))
+                .filter(|entry| self.endpoint(entry).is_some())
                 .count() as u64
         };
         for (what, counted, seen) in [

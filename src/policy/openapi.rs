@@ -1,0 +1,215 @@
+//! The description of the API (OpenAPI 3.1), made from its configuration.
+//!
+//! Examples of errors and of headers are what [`Rejection::problem`] and [`Standing::headers`] really give, so that the
+//! document cannot say anything else than the gateway does. It names endpoints, tiers, methods and costs, which every
+//! client may know, and no upstream. The same configuration gives the same bytes, hence the same `ETag`, on every node.
+
+use std::collections::HashSet;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+
+use super::endpoint::{Endpoint, EndpointTable};
+use super::key_record::TierName;
+use super::own_path::OwnPath;
+use responses::Sort;
+
+mod responses;
+mod schemas;
+
+/// The version of the contract, not of the program.
+const API_VERSION: &str = "1.0.0";
+/// Bytes of the SHA-256 that make an `ETag`: far beyond chance.
+const ETAG_BYTES: usize = 16;
+
+/// What is described.
+#[derive(Debug)]
+pub struct Api<'a> {
+    /// The endpoints.
+    pub endpoints: &'a EndpointTable,
+    /// The tiers with their units a day, in the order of the configuration.
+    pub tiers: Vec<(&'a TierName, u64)>,
+    /// The realm of `WWW-Authenticate`.
+    pub realm: &'a str,
+}
+
+/// The document as it is served.
+#[derive(Debug, Clone)]
+pub struct Document {
+    body: Bytes,
+    etag: HeaderValue,
+}
+
+impl Document {
+    /// The document of `api`. Costs some microseconds an endpoint: made once for a configuration.
+    pub fn of(api: &Api<'_>) -> Document {
+        let body = Bytes::from(serde_json::to_vec(&describe(api)).unwrap_or_default());
+        let digest = Sha256::digest(&body);
+        let digits: String = digest
+            .iter()
+            .take(ETAG_BYTES)
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        let etag = HeaderValue::try_from(format!("\"{digits}\""))
+            .unwrap_or(HeaderValue::from_static("\"\""));
+        Document { body, etag }
+    }
+
+    /// The JSON text.
+    pub fn body(&self) -> &Bytes {
+        &self.body
+    }
+
+    /// Its strong validator (RFC 9110 section 8.8.3).
+    pub fn etag(&self) -> &HeaderValue {
+        &self.etag
+    }
+
+    /// Whether a client that sends these `If-None-Match` values holds this document (RFC 9110 section 13.1.2: a list of
+    /// tags, compared weakly, or `*`).
+    pub fn is_held<'a>(&self, if_none_match: impl Iterator<Item = &'a [u8]>) -> bool {
+        let mut tags = if_none_match.flat_map(|value| value.split(|byte| *byte == b','));
+        tags.any(|tag| {
+            let tag = tag.trim_ascii();
+            let strong = tag.strip_prefix(b"W/").unwrap_or(tag);
+            tag == b"*" || strong == self.etag.as_bytes()
+        })
+    }
+}
+
+fn describe(api: &Api<'_>) -> Value {
+    let mut paths = Map::new();
+    let mut names = HashSet::new();
+    for endpoint in api.endpoints.iter() {
+        let path = endpoint_item(endpoint, &mut names);
+        paths.insert(endpoint.pattern.to_string(), path);
+    }
+    for own in OwnPath::ALL {
+        paths.insert(own.as_str().to_owned(), own_item(own, &mut names));
+    }
+    let tiers: Map<String, Value> = api
+        .tiers
+        .iter()
+        .map(|(name, daily)| (name.to_string(), json!({ "daily": daily })))
+        .collect();
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Football prediction data API",
+            "version": API_VERSION,
+            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request tells where the key \
+                stands in its daily quota. A call that fails on our side (500) is not charged.",
+        },
+        "servers": [{ "url": "/" }],
+        "security": [{ "ApiKey": [] }],
+        "x-tiers": tiers,
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "ApiKey": { "type": "apiKey", "in": "header", "name": "X-API-Key" } },
+            "parameters": { "RequestId": {
+                "name": "X-Request-Id", "in": "header", "required": false,
+                "description": "Kept if it is acceptable, else replaced; comes back in the answer.",
+                "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[A-Za-z0-9._-]+$" },
+            } },
+            "headers": responses::headers(),
+            "schemas": schemas::schemas(),
+            "responses": responses::responses(api),
+        },
+    })
+}
+
+fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
+    let mut parameters = vec![json!({ "$ref": "#/components/parameters/RequestId" })];
+    for name in endpoint.parameters() {
+        parameters.push(json!({
+            "name": name, "in": "path", "required": true,
+            "schema": { "type": "string", "minLength": 1 },
+        }));
+    }
+    let mut item = Map::from_iter([("parameters".to_owned(), Value::from(parameters))]);
+    let tiers: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
+    for method in endpoint.allowed() {
+        let takes_body = matches!(method, "POST" | "PUT" | "PATCH");
+        let mut errors = responses::ENDPOINT_ERRORS.to_vec();
+        if takes_body {
+            errors.push(Sort::PayloadTooLarge);
+        }
+        let mut answers = responses::answers(&errors, method);
+        answers.insert("2XX".into(), responses::reference("Served", method));
+        answers.insert("default".into(), responses::reference("Passed", method));
+        let mut operation = json!({
+            "operationId": operation_id(method, &endpoint.pattern, names),
+            "summary": format!("{method} {}", endpoint.pattern),
+            "description": format!("Included in: {}. Costs {} of the daily quota.", tiers.join(", "), endpoint.cost),
+            "x-tiers": tiers,
+            "x-cost": endpoint.cost,
+            "responses": answers,
+        });
+        if let (true, Some(members)) = (takes_body, operation.as_object_mut()) {
+            members.insert("requestBody".into(), json!({ "content": { "*/*": {} } }));
+        }
+        item.insert(method.to_ascii_lowercase(), operation);
+    }
+    item.into()
+}
+
+fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
+    let parameters = json!([{ "$ref": "#/components/parameters/RequestId" }]);
+    let mut item = Map::from_iter([("parameters".to_owned(), parameters)]);
+    for method in ["GET", "HEAD"] {
+        let operation_id = operation_id(method, own.as_str(), names);
+        let operation = match own {
+            OwnPath::Document => {
+                let mut answers = responses::answers(responses::DOCUMENT_ERRORS, method);
+                answers.insert("200".into(), responses::reference("Document", method));
+                let held = responses::reference("DocumentHeld", method);
+                answers.insert("304".into(), held);
+                json!({
+                    "operationId": operation_id,
+                    "summary": "This description",
+                    "description": "Public; never charged.",
+                    "security": [],
+                    "parameters": [{ "name": "If-None-Match", "in": "header", "schema": { "type": "string" } }],
+                    "x-cost": 0,
+                    "responses": answers,
+                })
+            }
+            OwnPath::Usage => {
+                let mut answers = responses::answers(responses::USAGE_ERRORS, method);
+                answers.insert("200".into(), responses::reference("Usage", method));
+                json!({
+                    "operationId": operation_id,
+                    "summary": "Where the key stands, and its last 30 days",
+                    "description": "Never charged, and answered at an exhausted quota too; has a small rate limit of its own.",
+                    "x-cost": 0,
+                    "responses": answers,
+                })
+            }
+        };
+        item.insert(method.to_ascii_lowercase(), operation);
+    }
+    item.into()
+}
+
+/// A name for an operation that no other has: `get_api_v1_data_markets`.
+fn operation_id(method: &str, path: &str, names: &mut HashSet<String>) -> String {
+    let mut id = method.to_ascii_lowercase();
+    for word in path.split(|character: char| !character.is_ascii_alphanumeric()) {
+        if !word.is_empty() {
+            id.push('_');
+            id.push_str(word);
+        }
+    }
+    let mut unique = id.clone();
+    let mut number = 1;
+    while !names.insert(unique.clone()) {
+        number += 1;
+        unique = format!("{id}_{number}");
+    }
+    unique
+}
+
+#[cfg(test)]
+mod tests;

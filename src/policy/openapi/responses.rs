@@ -1,0 +1,498 @@
+//! The answers of the document: each error of the contract with its schema, its headers and the body it really has.
+//!
+//! Every answer has two components, one for `HEAD` without a body. Where the service behind the gateway may give an
+//! answer of the same status, which is passed on as it is, the schema says so.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::{CACHE_CONTROL, ETAG};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+
+use super::Api;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
+use crate::policy::rate_limit::Standing;
+use crate::policy::rejection::{Malformed, Rejection};
+
+/// The request id of every example.
+const EXAMPLE_ID: &str = "c953ddfe4a8cffa30d88e63383e3e3fc";
+/// 2026-11-21T12:00:00Z: examples must not depend on the clock.
+const EXAMPLE_SECOND: i64 = 1_795_262_400;
+const EXAMPLE_DAY: Day = Day {
+    date: jiff::civil::date(2026, 11, 21),
+    start: 1_795_219_200,
+    end: 1_795_305_600,
+};
+
+/// The sorts of error answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sort {
+    /// 400.
+    BadRequest,
+    /// 401, both codes.
+    Unauthorized,
+    /// 403.
+    TierInsufficient,
+    /// 404.
+    NotFound,
+    /// 405.
+    MethodNotAllowed,
+    /// 405 of the description, whose callers are not authenticated.
+    DocumentMethodNotAllowed,
+    /// 405 of the usage.
+    UsageMethodNotAllowed,
+    /// 413.
+    PayloadTooLarge,
+    /// 414.
+    UriTooLong,
+    /// 429, policy `daily`.
+    DailyQuotaExceeded,
+    /// 429, policy `usage`.
+    UsageReadTooOften,
+    /// 431.
+    HeadersTooLarge,
+    /// 500.
+    Internal,
+    /// 400 without a service behind it.
+    OwnBadRequest,
+    /// 414 without a service behind it.
+    OwnUriTooLong,
+    /// 431 without a service behind it.
+    OwnHeadersTooLarge,
+}
+
+/// Errors of every endpoint and method.
+pub const ENDPOINT_ERRORS: &[Sort] = &[
+    Sort::BadRequest,
+    Sort::Unauthorized,
+    Sort::TierInsufficient,
+    Sort::NotFound,
+    Sort::MethodNotAllowed,
+    Sort::UriTooLong,
+    Sort::DailyQuotaExceeded,
+    Sort::HeadersTooLarge,
+    Sort::Internal,
+];
+/// Errors of `/api/v1/usage`.
+pub const USAGE_ERRORS: &[Sort] = &[
+    Sort::OwnBadRequest,
+    Sort::Unauthorized,
+    Sort::UsageMethodNotAllowed,
+    Sort::OwnUriTooLong,
+    Sort::UsageReadTooOften,
+    Sort::OwnHeadersTooLarge,
+    Sort::Internal,
+];
+/// Errors of `/openapi.json`.
+pub const DOCUMENT_ERRORS: &[Sort] = &[
+    Sort::OwnBadRequest,
+    Sort::DocumentMethodNotAllowed,
+    Sort::OwnUriTooLong,
+    Sort::OwnHeadersTooLarge,
+];
+const ALL: [Sort; 16] = [
+    Sort::BadRequest,
+    Sort::Unauthorized,
+    Sort::TierInsufficient,
+    Sort::NotFound,
+    Sort::MethodNotAllowed,
+    Sort::DocumentMethodNotAllowed,
+    Sort::UsageMethodNotAllowed,
+    Sort::PayloadTooLarge,
+    Sort::UriTooLong,
+    Sort::DailyQuotaExceeded,
+    Sort::UsageReadTooOften,
+    Sort::HeadersTooLarge,
+    Sort::Internal,
+    Sort::OwnBadRequest,
+    Sort::OwnUriTooLong,
+    Sort::OwnHeadersTooLarge,
+];
+
+/// Who may give an answer of a sort.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Speaker {
+    Gateway,
+    GatewayOrService,
+}
+
+/// Whose request a sort of answer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caller {
+    Anybody,
+    Authenticated,
+}
+
+impl Sort {
+    fn name(self) -> String {
+        format!("{self:?}")
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Sort::BadRequest | Sort::OwnBadRequest => StatusCode::BAD_REQUEST,
+            Sort::Unauthorized => StatusCode::UNAUTHORIZED,
+            Sort::TierInsufficient => StatusCode::FORBIDDEN,
+            Sort::NotFound => StatusCode::NOT_FOUND,
+            Sort::MethodNotAllowed
+            | Sort::DocumentMethodNotAllowed
+            | Sort::UsageMethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Sort::PayloadTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Sort::UriTooLong | Sort::OwnUriTooLong => StatusCode::URI_TOO_LONG,
+            Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => StatusCode::TOO_MANY_REQUESTS,
+            Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => {
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE
+            }
+            Sort::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn speaker(self) -> Speaker {
+        match self {
+            Sort::BadRequest
+            | Sort::NotFound
+            | Sort::MethodNotAllowed
+            | Sort::PayloadTooLarge
+            | Sort::UriTooLong
+            | Sort::HeadersTooLarge => Speaker::GatewayOrService,
+            Sort::Unauthorized
+            | Sort::TierInsufficient
+            | Sort::DocumentMethodNotAllowed
+            | Sort::UsageMethodNotAllowed
+            | Sort::DailyQuotaExceeded
+            | Sort::UsageReadTooOften
+            | Sort::Internal
+            | Sort::OwnBadRequest
+            | Sort::OwnUriTooLong
+            | Sort::OwnHeadersTooLarge => Speaker::Gateway,
+        }
+    }
+
+    fn caller(self) -> Caller {
+        match self {
+            Sort::TierInsufficient
+            | Sort::NotFound
+            | Sort::MethodNotAllowed
+            | Sort::UsageMethodNotAllowed
+            | Sort::DailyQuotaExceeded
+            | Sort::UsageReadTooOften
+            | Sort::Internal => Caller::Authenticated,
+            Sort::BadRequest
+            | Sort::Unauthorized
+            | Sort::DocumentMethodNotAllowed
+            | Sort::PayloadTooLarge
+            | Sort::UriTooLong
+            | Sort::HeadersTooLarge
+            | Sort::OwnBadRequest
+            | Sort::OwnUriTooLong
+            | Sort::OwnHeadersTooLarge => Caller::Anybody,
+        }
+    }
+
+    fn rejections(self, example: &Example) -> Vec<Rejection> {
+        let standing = example.standing;
+        vec![match self {
+            Sort::BadRequest | Sort::OwnBadRequest => Rejection::BadRequest(Malformed::Host),
+            Sort::Unauthorized => return vec![Rejection::MissingApiKey, Rejection::InvalidApiKey],
+            Sort::TierInsufficient => match example.tier.clone() {
+                Some(tier) => Rejection::TierInsufficient {
+                    tier,
+                    required: example.required.clone(),
+                },
+                None => return Vec::new(),
+            },
+            Sort::NotFound => Rejection::NotFound,
+            Sort::MethodNotAllowed
+            | Sort::DocumentMethodNotAllowed
+            | Sort::UsageMethodNotAllowed => Rejection::MethodNotAllowed {
+                allow: "GET, HEAD".into(),
+            },
+            Sort::PayloadTooLarge => Rejection::PayloadTooLarge,
+            Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
+            Sort::DailyQuotaExceeded => Rejection::DailyQuotaExceeded { standing },
+            Sort::UsageReadTooOften => Rejection::UsageReadTooOften {
+                standing,
+                wait: Duration::from_secs(1),
+            },
+            Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => Rejection::HeadersTooLarge,
+            Sort::Internal => Rejection::Internal,
+        }]
+    }
+}
+
+/// The values of all examples.
+struct Example {
+    standing: Standing,
+    tier: Option<TierName>,
+    required: Vec<TierName>,
+}
+
+/// The error answers of an operation, by status.
+pub fn answers(sorts: &[Sort], method: &str) -> Map<String, Value> {
+    sorts
+        .iter()
+        .map(|sort| {
+            let status = sort.status().as_str().to_owned();
+            (status, reference(&sort.name(), method))
+        })
+        .collect()
+}
+
+/// A reference to one of [`responses`].
+pub fn reference(name: &str, method: &str) -> Value {
+    let prefix = if method == "HEAD" { "Head" } else { "" };
+    json!({ "$ref": format!("#/components/responses/{prefix}{name}") })
+}
+
+/// All answers, by name.
+pub fn responses(api: &Api<'_>) -> Map<String, Value> {
+    let example = Example::of(&api.tiers);
+    let mut all: Vec<(String, Value)> = ALL
+        .into_iter()
+        .map(|sort| (sort.name(), error(sort, &example, api.realm)))
+        .collect();
+    let standing = header_references(Caller::Authenticated, &[]);
+    let anything = json!({ "*/*": {} });
+    all.extend([
+        ("Served".to_owned(), json!({
+            "description": "The answer of the service; charged.",
+            "headers": standing, "content": anything,
+        })),
+        ("Passed".to_owned(), json!({
+            "description": "Any other answer of the service, passed on as it is; charged.",
+            "headers": standing, "content": anything,
+        })),
+        ("Usage".to_owned(), json!({
+            "description": "Where the key stands.",
+            "headers": header_references(Caller::Authenticated, &[CACHE_CONTROL.as_str()]),
+            "content": { "application/json": {
+                "schema": { "$ref": "#/components/schemas/Usage" },
+                "example": usage_example(&example),
+            } },
+        })),
+        ("Document".to_owned(), json!({
+            "description": "This description.",
+            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+            "content": { "application/json": { "schema": { "type": "object" } } },
+        })),
+        ("DocumentHeld".to_owned(), json!({
+            "description": "The description has not changed.",
+            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+        })),
+    ]);
+    let mut named = Map::new();
+    for (name, response) in all {
+        let mut without_body = response.clone();
+        if let Some(members) = without_body.as_object_mut() {
+            members.remove("content");
+        }
+        named.insert(format!("Head{name}"), without_body);
+        named.insert(name, response);
+    }
+    named
+}
+
+fn error(sort: Sort, example: &Example, realm: &str) -> Value {
+    let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
+    let mut own_headers = Vec::new();
+    let mut codes = Vec::new();
+    let mut examples = Map::new();
+    let mut details = Vec::new();
+    for rejection in sort.rejections(example) {
+        let problem = rejection.problem(EXAMPLE_ID, realm, now);
+        let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
+        own_headers = problem.headers;
+        codes.push(rejection.code());
+        details.extend(
+            body.get("detail")
+                .and_then(Value::as_str)
+                .map(str::to_owned),
+        );
+        examples.insert(rejection.code().to_owned(), json!({ "value": body }));
+    }
+    codes.dedup();
+    let own_headers: Vec<&str> = own_headers.iter().map(|(name, _)| name.as_str()).collect();
+    let extension = match sort {
+        Sort::TierInsufficient => "TierProblem",
+        Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => "QuotaProblem",
+        _ => "Problem",
+    };
+    let gateways = json!({
+        "allOf": [
+            { "$ref": format!("#/components/schemas/{extension}") },
+            { "properties": { "status": { "const": sort.status().as_u16() }, "code": { "enum": codes } } },
+        ],
+    });
+    let mut content = Map::new();
+    let (schema, more) = match sort.speaker() {
+        Speaker::Gateway => (gateways, "Not charged."),
+        Speaker::GatewayOrService => {
+            content.insert("*/*".into(), json!({}));
+            let services = json!({ "type": "object", "description": "The service's own problem." });
+            let more = "Not charged, unless it is the service's own answer of this status, which is passed on as it is.";
+            (json!({ "anyOf": [gateways, services] }), more)
+        }
+    };
+    content.insert(
+        "application/problem+json".into(),
+        json!({ "schema": schema, "examples": examples }),
+    );
+    json!({
+        "description": format!("`{}`: {} {more}", codes.join("`, `"), details.join(" ")),
+        "headers": header_references(sort.caller(), &own_headers),
+        "content": content,
+    })
+}
+
+fn header_references(caller: Caller, more: &[&str]) -> Value {
+    let names = headers();
+    let standing: &[&str] = match caller {
+        Caller::Anybody => &[],
+        Caller::Authenticated => &[
+            "X-RateLimit-Limit",
+            "X-RateLimit-Remaining",
+            "X-RateLimit-Reset",
+            "RateLimit-Policy",
+            "RateLimit",
+        ],
+    };
+    let wanted = |name: &str| {
+        name == "X-Request-Id"
+            || standing.contains(&name)
+            || more.iter().any(|more| more.eq_ignore_ascii_case(name))
+    };
+    names
+        .keys()
+        .filter(|name| wanted(name))
+        .map(|name| {
+            let reference = format!("#/components/headers/{name}");
+            (name.clone(), json!({ "$ref": reference }))
+        })
+        .collect::<Map<String, Value>>()
+        .into()
+}
+
+/// All headers of answers, by name.
+pub fn headers() -> Map<String, Value> {
+    let integer = json!({ "type": "integer", "minimum": 0 });
+    let text = json!({ "type": "string" });
+    let named = |name: &str, description: &str, schema: &Value, example: Value| {
+        let header = json!({ "description": description, "schema": schema, "example": example });
+        (name.to_owned(), header)
+    };
+    let standing = Example::of(&[]).standing;
+    let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
+    let shown = |wanted: &str| {
+        let mut all = standing.headers(now);
+        let value = all.find(|(name, _)| name.as_str().eq_ignore_ascii_case(wanted));
+        let value = value.and_then(|(_, value)| value.to_str().ok().map(str::to_owned));
+        let value = value.unwrap_or_default();
+        value
+            .parse::<u64>()
+            .map_or(json!(value), |number| json!(number))
+    };
+    let of_standing = |name: &str, description: &str, schema: &Value| {
+        named(name, description, schema, shown(name))
+    };
+    [
+        of_standing("X-RateLimit-Limit", "Units of the key today.", &integer),
+        of_standing(
+            "X-RateLimit-Remaining",
+            "Units left today; left out where it is not known.",
+            &integer,
+        ),
+        of_standing(
+            "X-RateLimit-Reset",
+            "Unix seconds of the next quota day.",
+            &integer,
+        ),
+        of_standing(
+            "RateLimit-Policy",
+            "draft-ietf-httpapi-ratelimit-headers-11.",
+            &text,
+        ),
+        of_standing(
+            "RateLimit",
+            "draft-ietf-httpapi-ratelimit-headers-11; left out where it is not known.",
+            &text,
+        ),
+        named(
+            "X-Request-Id",
+            "The id of the request, for questions to us.",
+            &text,
+            json!(EXAMPLE_ID),
+        ),
+        named(
+            "Retry-After",
+            "Seconds after which it is worth trying again.",
+            &json!({ "type": "integer", "minimum": 1 }),
+            json!(2),
+        ),
+        named(
+            "WWW-Authenticate",
+            "How to authenticate.",
+            &text,
+            json!("ApiKey realm=\"API\""),
+        ),
+        named(
+            "Allow",
+            "The methods that the path takes.",
+            &text,
+            json!("GET, HEAD"),
+        ),
+        named(
+            "ETag",
+            "The version of the document.",
+            &text,
+            json!("\"5d41402abc4b2a76b9719d911017c592\""),
+        ),
+        named(
+            "Cache-Control",
+            "Who may keep the answer, and for how long.",
+            &text,
+            json!("public, max-age=300"),
+        ),
+    ]
+    .into_iter()
+    .collect()
+}
+
+impl Example {
+    /// A caller of the first tier who has used all, where the second includes what it asked for.
+    fn of(tiers: &[(&TierName, u64)]) -> Example {
+        let (name, limit) = match tiers.first() {
+            Some((name, daily)) => (Some((*name).clone()), *daily),
+            None => (None, 1_000),
+        };
+        let standing = Standing {
+            limit,
+            used: Some(limit),
+            day: EXAMPLE_DAY,
+        };
+        Example {
+            standing,
+            tier: name,
+            required: tiers
+                .iter()
+                .skip(1)
+                .map(|(name, _)| (*name).clone())
+                .collect(),
+        }
+    }
+}
+
+fn usage_example(example: &Example) -> Value {
+    let standing = example.standing;
+    json!({
+        "tier": example.tier,
+        "limit": standing.limit,
+        "used": standing.limit,
+        "remaining": 0,
+        "reset": Timestamp::from_second(standing.day.end).unwrap_or_default(),
+        "subscription_expires": null,
+        "endpoints": [],
+        "days": [],
+    })
+}

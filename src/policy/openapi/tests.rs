@@ -1,0 +1,149 @@
+//! Facts of the document: complete, consistent, the same on every node.
+
+use super::*;
+
+fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
+    Endpoint {
+        pattern: pattern.into(),
+        methods: methods.to_vec(),
+        tiers: vec![tier.parse().unwrap()],
+        cost: 3.try_into().unwrap(),
+        upstream: "secret-upstream".into(),
+    }
+}
+
+fn document() -> Document {
+    use http::Method;
+    let endpoints = EndpointTable::new(vec![
+        endpoint("/d/markets", &[Method::GET], "starter"),
+        endpoint("/d_markets", &[Method::GET, Method::POST], "pro"),
+        endpoint("/d/{a}/x/{b}", &[Method::GET], "pro"),
+    ])
+    .unwrap();
+    let (starter, pro) = ("starter".parse().unwrap(), "pro".parse().unwrap());
+    Document::of(&Api {
+        endpoints: &endpoints,
+        tiers: vec![(&starter, 10), (&pro, 20)],
+        realm: "API",
+    })
+}
+
+fn parsed() -> Value {
+    serde_json::from_slice(document().body()).unwrap()
+}
+
+/// Calls `visit` with every value of a tree.
+fn walk(value: &Value, visit: &mut dyn FnMut(&Value)) {
+    visit(value);
+    match value {
+        Value::Array(values) => values.iter().for_each(|value| walk(value, visit)),
+        Value::Object(members) => members.values().for_each(|value| walk(value, visit)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
+    let document = parsed();
+    let paths = document["paths"].as_object().unwrap();
+    assert_eq!(paths.len(), 5, "three endpoints and two own paths");
+    let markets = &paths["/d/markets"];
+    assert_eq!(markets["get"]["x-tiers"], json!(["starter"]));
+    assert_eq!(markets["get"]["x-cost"], 3);
+    assert!(markets["head"].is_object() && markets["post"].is_null());
+    assert!(paths["/d_markets"]["post"]["requestBody"].is_object());
+    let parameters = paths["/d/{a}/x/{b}"]["parameters"].as_array().unwrap();
+    let names: Vec<_> = parameters
+        .iter()
+        .filter(|parameter| parameter["in"] == "path" && parameter["required"] == true)
+        .map(|parameter| parameter["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, ["a", "b"]);
+    assert_eq!(document["x-tiers"]["pro"]["daily"], 20);
+    assert!(!document.to_string().contains("secret-upstream"));
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
+    let document = parsed();
+    let mut names = Vec::new();
+    walk(&document, &mut |value| {
+        if let Some(reference) = value.get("$ref").and_then(Value::as_str) {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+        names.extend(value.get("operationId").map(Value::to_string));
+    });
+    let distinct: HashSet<_> = names.iter().collect();
+    assert_eq!((names.len(), distinct.len()), (11, 11));
+}
+
+#[test]
+fn every_error_has_its_example_which_is_what_the_gateway_says() {
+    let document = parsed();
+    let get = &document["paths"]["/d/markets"]["get"]["responses"];
+    for (status, codes) in [
+        ("400", vec!["BAD_REQUEST"]),
+        ("401", vec!["INVALID_API_KEY", "MISSING_API_KEY"]),
+        ("403", vec!["TIER_INSUFFICIENT"]),
+        ("404", vec!["NOT_FOUND"]),
+        ("405", vec!["METHOD_NOT_ALLOWED"]),
+        ("414", vec!["URI_TOO_LONG"]),
+        ("429", vec!["RATE_LIMIT_EXCEEDED"]),
+        ("431", vec!["HEADERS_TOO_LARGE"]),
+        ("500", vec!["INTERNAL_ERROR"]),
+    ] {
+        let reference = get[status]["$ref"].as_str().unwrap();
+        let response = document.pointer(&reference[1..]).unwrap();
+        let examples = &response["content"]["application/problem+json"]["examples"];
+        let examples = examples.as_object().unwrap();
+        assert_eq!(examples.keys().collect::<Vec<_>>(), codes);
+        for (code, example) in examples {
+            assert_eq!(example["value"]["code"], code.as_str());
+            assert_eq!(example["value"]["status"].to_string(), status);
+        }
+    }
+    let header = |name: &str, header: &str| {
+        let response = &document["components"]["responses"][name];
+        response["headers"][header].is_object()
+    };
+    assert!(header("DailyQuotaExceeded", "Retry-After") && header("Internal", "Retry-After"));
+    assert!(header("Unauthorized", "WWW-Authenticate") && header("MethodNotAllowed", "Allow"));
+    for name in ["X-RateLimit-Limit", "RateLimit", "RateLimit-Policy"] {
+        assert!(
+            header("Served", name) && header("Internal", name) && !header("Unauthorized", name)
+        );
+    }
+    let usage = &document["components"]["responses"]["UsageReadTooOften"];
+    assert!(usage.to_string().contains("[\"usage\"]"));
+}
+
+#[test]
+fn an_answer_to_head_is_described_without_a_body() {
+    let document = parsed();
+    for (name, response) in document["components"]["responses"].as_object().unwrap() {
+        if name.starts_with("Head") && name != "HeadersTooLarge" {
+            assert!(response["content"].is_null(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn the_same_configuration_gives_the_same_bytes_and_a_tag_is_compared_as_rfc_9110_says() {
+    let (one, other) = (document(), document());
+    assert_eq!((one.body(), one.etag()), (other.body(), other.etag()));
+    let tag = one.etag().to_str().unwrap().to_owned();
+    let held = |values: &[&str]| one.is_held(values.iter().map(|value| value.as_bytes()));
+    for values in [
+        &[tag.as_str()][..],
+        &["*"],
+        &[&format!("W/{tag}")],
+        &[&format!("\"a\" , {tag}")],
+        &["\"a\"", &tag],
+    ] {
+        assert!(held(values), "{values:?}");
+    }
+    for values in [&[][..], &["\"a\""], &[tag.trim_matches('"')], &[""]] {
+        assert!(!held(values), "{values:?}");
+    }
+}

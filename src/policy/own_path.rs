@@ -1,0 +1,75 @@
+//! The paths that the gateway answers itself: the description of the API and a key's own usage.
+//!
+//! Both take `GET` and `HEAD` and are never charged. No configured endpoint may have one of these paths.
+
+use http::Method;
+
+use super::rejection::Rejection;
+
+/// A path of the gateway's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OwnPath {
+    /// `/openapi.json`: public, answered after step 1.
+    Document,
+    /// `/api/v1/usage`: answered after step 3.
+    Usage,
+}
+
+impl OwnPath {
+    /// Both of them.
+    pub const ALL: [OwnPath; 2] = [OwnPath::Document, OwnPath::Usage];
+
+    /// The own path that `path` is, byte for byte.
+    pub fn of(path: &str) -> Option<OwnPath> {
+        OwnPath::ALL.into_iter().find(|own| own.as_str() == path)
+    }
+
+    /// The path; also its name in logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OwnPath::Document => "/openapi.json",
+            OwnPath::Usage => "/api/v1/usage",
+        }
+    }
+}
+
+/// Whether an own path takes the method, or the 405 that says which it takes.
+pub fn takes(method: &Method) -> Result<(), Rejection> {
+    if method == Method::GET || method == Method::HEAD {
+        Ok(())
+    } else {
+        let allow = "GET, HEAD".to_owned();
+        Err(Rejection::MethodNotAllowed { allow })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_own_path_is_found_byte_for_byte() {
+        for own in OwnPath::ALL {
+            assert_eq!(OwnPath::of(own.as_str()), Some(own));
+        }
+        for other in [
+            "/openapi.json/",
+            "/OpenAPI.json",
+            "/api/v1/usage/x",
+            "/",
+            "",
+        ] {
+            assert_eq!(OwnPath::of(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn an_own_path_takes_get_and_head_only() {
+        assert_eq!(takes(&Method::GET), Ok(()));
+        assert_eq!(takes(&Method::HEAD), Ok(()));
+        for method in [Method::POST, Method::PUT, Method::DELETE, Method::OPTIONS] {
+            let refused = takes(&method).map_err(|rejection| rejection.code());
+            assert_eq!(refused, Err("METHOD_NOT_ALLOWED"));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The body of `/api/v1/usage`: what a key may use, has used, and used on each of the last days.
+//!
+//! Pure: the values come from [`super::admission`]. It names the key's own tier, endpoints and counts, and nothing of
+//! the customer, other keys or upstreams.
+
+use std::collections::BTreeMap;
+
+use jiff::civil::Date;
+use jiff::{Span, Timestamp};
+use serde::Serialize;
+
+use crate::policy::calendar::Day;
+use crate::policy::endpoint::{Endpoint, EndpointTable};
+use crate::policy::key_record::{KeyRecord, TierName};
+use crate::policy::rate_limit::Standing;
+use crate::store::{DayUsage, Totals};
+
+/// Days of the history, today with them.
+const DAYS: i32 = 30;
+
+/// The body.
+#[derive(Debug, Serialize)]
+pub struct Report<'a> {
+    tier: &'a TierName,
+    limit: u64,
+    used: u64,
+    remaining: u64,
+    reset: Timestamp,
+    /// The first instant after the subscription; null is without end.
+    subscription_expires: Option<Timestamp>,
+    endpoints: Vec<Included<'a>>,
+    days: Vec<OneDay<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct Included<'a> {
+    path: &'a str,
+    methods: Vec<&'a str>,
+    cost: u32,
+}
+
+#[derive(Debug, Serialize)]
+struct OneDay<'a> {
+    date: Date,
+    used: u64,
+    endpoints: &'a BTreeMap<String, Totals>,
+}
+
+impl<'a> Report<'a> {
+    /// The report for a key that stands at `standing` with `used` units, from the ledger of the days since
+    /// [`first_day`].
+    pub fn new(
+        record: &'a KeyRecord,
+        standing: Standing,
+        used: u64,
+        table: &'a EndpointTable,
+        history: &'a [DayUsage],
+    ) -> Report<'a> {
+        let included = table
+            .iter()
+            .filter(|endpoint| endpoint.included_in(&record.tier));
+        Report {
+            tier: &record.tier,
+            limit: standing.limit,
+            used,
+            remaining: standing.limit.saturating_sub(used),
+            reset: Timestamp::from_second(standing.day.end).unwrap_or(Timestamp::MAX),
+            subscription_expires: record.expires,
+            endpoints: included.map(|endpoint| Included::of(endpoint)).collect(),
+            days: history
+                .iter()
+                .filter(|day| day.key == record.id)
+                .map(|day| OneDay {
+                    date: day.date,
+                    used: day.used,
+                    endpoints: &day.endpoints,
+                })
+                .collect(),
+        }
+    }
+
+    /// As JSON.
+    pub fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+impl<'a> Included<'a> {
+    fn of(endpoint: &'a Endpoint) -> Included<'a> {
+        Included {
+            path: &endpoint.pattern,
+            methods: endpoint.allowed(),
+            cost: endpoint.cost.get(),
+        }
+    }
+}
+
+/// The first day of the history that ends with `today`.
+pub fn first_day(today: Day) -> Date {
+    let back = Span::new().days(DAYS - 1);
+    today.date.checked_sub(back).unwrap_or(today.date)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::key_record::tests::key_of;
+
+    fn table() -> EndpointTable {
+        let endpoint = |pattern: &str, tier: &str, cost: u32| Endpoint {
+            pattern: pattern.into(),
+            methods: vec![http::Method::GET],
+            tiers: vec![tier.parse().unwrap()],
+            cost: cost.try_into().unwrap(),
+            upstream: "u".into(),
+        };
+        EndpointTable::new(vec![endpoint("/a", "pro", 2), endpoint("/b", "other", 1)]).unwrap()
+    }
+
+    fn standing() -> Standing {
+        let day = Day {
+            date: "2026-03-01".parse().unwrap(),
+            start: 1_772_323_200,
+            end: 1_772_409_600,
+        };
+        Standing {
+            limit: 10,
+            used: None,
+            day,
+        }
+    }
+
+    #[test]
+    fn it_tells_the_keys_own_tier_endpoints_and_days() {
+        let (_, mut record) = key_of("pro");
+        record.expires = Some("2026-12-01T00:00:00Z".parse().unwrap());
+        let totals = Totals {
+            requests: 1,
+            charged: 2,
+            ..Totals::default()
+        };
+        let (_, stranger) = key_of("pro");
+        let day = |key| DayUsage {
+            date: "2026-02-28".parse().unwrap(),
+            key,
+            used: 2,
+            endpoints: BTreeMap::from([("/a".to_owned(), totals)]),
+        };
+        let history = [day(record.id), day(stranger.id)];
+        let table = table();
+        let report = Report::new(&record, standing(), 4, &table, &history);
+        let body: serde_json::Value = serde_json::from_slice(&report.to_json()).unwrap();
+        assert_eq!(
+            body,
+            serde_json::json!({
+                "tier": "pro", "limit": 10, "used": 4, "remaining": 6, "reset": "2026-03-02T00:00:00Z",
+                "subscription_expires": "2026-12-01T00:00:00Z",
+                "endpoints": [{"path": "/a", "methods": ["GET", "HEAD"], "cost": 2}],
+                "days": [{"date": "2026-02-28", "used": 2, "endpoints": {"/a":
+                    {"requests": 1, "charged": 2, "refunded": 0, "refused_tier": 0, "refused_quota": 0}}}],
+            })
+        );
+    }
+
+    #[test]
+    fn more_used_than_the_limit_leaves_nothing_and_never_less() {
+        let (_, record) = key_of("pro");
+        let table = table();
+        let report = Report::new(&record, standing(), 11, &table, &[]);
+        assert_eq!((report.used, report.remaining), (11, 0));
+    }
+
+    #[test]
+    fn the_history_has_thirty_days_with_today() {
+        assert_eq!(first_day(standing().day).to_string(), "2026-01-31");
+    }
+}
