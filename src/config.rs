@@ -121,7 +121,7 @@ pub enum StoreConfig {
     /// SQLite on this machine.
     Embedded(EmbeddedStore),
     /// Redis or Valkey, shared by any number of gateways.
-    Redis(RedisStore),
+    Redis(Box<RedisStore>),
 }
 
 /// The embedded store.

@@ -239,7 +239,9 @@ fn store(check: &mut Check<'_>, at: &Path, section: Section<StoreText>) -> Store
         .is_given()
         .then(|| redis::redis(check, &at.key("redis"), text.redis));
     let embedded = embedded(check, &at.key("embedded"), text.embedded);
-    redis.map_or(StoreConfig::Embedded(embedded), StoreConfig::Redis)
+    redis.map_or(StoreConfig::Embedded(embedded), |redis| {
+        StoreConfig::Redis(Box::new(redis))
+    })
 }
 
 fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) -> EmbeddedStore {
