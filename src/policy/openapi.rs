@@ -1,8 +1,9 @@
 //! The description of the API (OpenAPI 3.1), made from its configuration.
 //!
-//! Examples of errors and of headers are what [`Rejection::problem`] and [`Standing::headers`] really give, so that the
-//! document cannot say anything else than the gateway does. It names endpoints, tiers, methods and costs, which every
-//! client may know, and no upstream. The same configuration gives the same bytes, hence the same `ETag`, on every node.
+//! Examples of errors and of headers are what [`crate::policy::rejection::Rejection::problem`] and
+//! [`crate::policy::rate_limit::Standing::headers`] really give, so that the document cannot say anything else than the
+//! gateway does. It names endpoints, tiers, methods and costs, which every client may know, and no upstream. The same
+//! configuration gives the same bytes, hence the same `ETag`, on every node.
 
 use std::collections::HashSet;
 
