@@ -1,6 +1,7 @@
 //! Redis processes of every kind: servers with TLS and ACL, sentinels, clusters. Each ends with its guard or with the test
 //! process, whatever ends that, so that tests may share some in a static.
 
+use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -419,6 +420,19 @@ impl ClusterSet {
                 .ask(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"))
                 .await;
         }
+        // The target took an epoch of its own for this. A node that has not heard of it would take the same for the next slot.
+        settled("the masters agree on the epoch", async || {
+            let mut epochs = HashSet::new();
+            for node in &self.nodes[..MASTERS] {
+                let info: String = node.ask("CLUSTER INFO").await;
+                let epoch = info
+                    .lines()
+                    .find(|line| line.starts_with("cluster_current_epoch:"));
+                epochs.insert(epoch.unwrap().to_owned());
+            }
+            epochs.len() == 1
+        })
+        .await;
     }
 }
 
