@@ -168,7 +168,7 @@ mod tests {
             format!(
                 "AT                    KEY           WHO            WHAT       CHANGE                                    REASON\n\
                  1970-01-01T00:00:00Z  {id}  tester@here    issue      customer: Acme, state: active, tier: pro\n\
-                 1970-01-01T00:00:00Z  {id}  ops\\u{{1b}}[31m  set-label  label: none → a, \"b\"                     typo\n"
+                 1970-01-01T00:00:00Z  {id}  ops\\u{{1b}}[31m  set-label  label: none → a, \"b\"                      typo\n"
             )
         );
     }
