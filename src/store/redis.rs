@@ -15,9 +15,11 @@
 //! | `journal` | what this node has counted, on its own disk |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
+//! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `replica` | the same as it is saved on this machine |
+//! | `home` | which store a file on this machine is of |
 //! | `heartbeat` | which gateways live, and how far each has followed |
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
@@ -38,13 +40,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
-    Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, Imported, KeyTable, NodeName,
+    Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 
 mod breaker;
@@ -53,6 +56,8 @@ mod cluster;
 mod feed;
 mod guard;
 mod heartbeat;
+mod home;
+mod import;
 mod index;
 mod journal;
 mod ledger;
@@ -69,10 +74,12 @@ mod slots;
 mod status;
 mod time;
 mod topology;
+mod trail;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
 use guard::Guard;
+use home::Home;
 use ledger::Ledger;
 use link::{Connection, Link};
 use names::Names;
@@ -80,7 +87,7 @@ use outage::Outage;
 pub use outage::{OutagePolicy, OutageSettings};
 use producer::Producer;
 use records::Records;
-use replica::{Home, Replica};
+use replica::Replica;
 pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
 use topology::Topology;
@@ -144,7 +151,8 @@ pub async fn open(
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
     let topology = Topology::of(&settings)?;
-    let names = Names::new(&settings.key_prefix);
+    let key_prefix = settings.key_prefix.clone();
+    let names = Names::new(&key_prefix);
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
@@ -178,7 +186,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    names.clone(),
+                    (topology.home(&key_prefix), names.clone()),
                 )
                 .await?,
             )
@@ -196,7 +204,7 @@ pub async fn open(
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
             };
-            let home = topology.home(&settings.key_prefix);
+            let home = topology.home(&key_prefix);
             Some(follower(setting, settings.replica, home).await?)
         }
     };
@@ -551,6 +559,17 @@ impl Store for RedisStore {
 
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
         self.parts.records.get(id).await
+    }
+
+    async fn import_keys(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        self.parts.records.import(records).await
+    }
+
+    async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
+        self.parts.records.trail(&wanted).await
     }
 
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {

@@ -33,9 +33,8 @@ async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
         let _ = socket.write_all(&[byte]).await;
         let read =
             tokio::time::timeout(Duration::from_millis(50), socket.read_buf(&mut said)).await;
-        match read {
-            Ok(Ok(0) | Err(_)) => return said,
-            Ok(Ok(_)) | Err(_) => {}
+        if let Ok(Ok(0) | Err(_)) = read {
+            return said;
         }
     }
 }
