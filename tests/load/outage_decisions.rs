@@ -185,5 +185,6 @@ fn record() -> KeyRecord {
         created: jiff::Timestamp::now(),
         updated: jiff::Timestamp::now(),
         version: 1,
+        last_change: None,
     }
 }

@@ -22,3 +22,4 @@ mod redis_tls;
 mod status;
 mod tcp_proxy;
 mod topologies;
+mod trail;
