@@ -20,7 +20,7 @@ use harness::{Protocol, Scene, Store as SceneStore};
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
 
@@ -185,6 +185,6 @@ fn record() -> KeyRecord {
         created: jiff::Timestamp::now(),
         updated: jiff::Timestamp::now(),
         version: 1,
-        last_change: None,
+        last_change: LastChange::first(Action::Issue, "tester@here"),
     }
 }
