@@ -19,13 +19,12 @@ use crate::config::text::{
 use crate::config::{Server, Tier, Timeouts, Upstream};
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::key_record::TierName;
+use crate::policy::own_path::OwnPath;
 
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
 const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RETRIES_MAX: u64 = 3;
-/// Paths that the gateway answers itself.
-const OWN_PATHS: [&str; 2] = ["/openapi.json", "/api/v1/usage"];
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
 const METHODS: [Method; 7] = [
     Method::GET,
@@ -331,7 +330,8 @@ fn known_name(kind: &str, name: &str, names: Option<&[&str]>) -> Result<(), Wron
 }
 
 fn own_paths_are_free(check: &mut Check<'_>, table: &EndpointTable, paths: &[Path]) {
-    let taken: BTreeSet<&str> = OWN_PATHS
+    let own = OwnPath::ALL.map(OwnPath::as_str);
+    let taken: BTreeSet<&str> = own
         .into_iter()
         .filter_map(|path| Some(&*table.find(path)?.pattern))
         .collect();
@@ -340,7 +340,7 @@ fn own_paths_are_free(check: &mut Check<'_>, table: &EndpointTable, paths: &[Pat
             check.wrong(
                 at,
                 "the gateway answers this path itself",
-                "choose another: /openapi.json and /api/v1/usage are taken",
+                format!("choose another: {} are taken", own.join(" and ")),
             );
         }
     }

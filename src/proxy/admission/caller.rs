@@ -1,0 +1,94 @@
+//! An authenticated caller on its quota day, and the refusals that tell where it stands. Asks nobody.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::outcome::{Place, Refusal};
+use crate::policy::endpoint::Endpoint;
+use crate::policy::rate_limit::Standing;
+use crate::policy::rejection::Rejection;
+use crate::proxy::gate::{Gate, Snapshot};
+use crate::store::{KeyEntry, Refusal as LedgerRefusal};
+
+/// Whoever presented a usable key.
+pub(super) struct Caller {
+    /// The key.
+    pub key: Arc<KeyEntry>,
+    /// Its limit today; what it used is not known yet.
+    pub standing: Standing,
+}
+
+impl Caller {
+    /// The caller with `key` at `now`.
+    pub fn new(
+        gate: &Gate,
+        snapshot: &Snapshot,
+        key: Arc<KeyEntry>,
+        now: Timestamp,
+    ) -> Result<Caller, Refusal> {
+        let day = gate
+            .day_at(&snapshot.config.calendar, now)
+            .map_err(|error| Refusal::internal(error.to_string()))?;
+        let Some(tier) = snapshot.config.tier(&key.record.tier) else {
+            return Err(Refusal::internal(format!(
+                "the configuration has no tier {}",
+                key.record.tier
+            )));
+        };
+        let limit = key.record.limit_on(day.date, tier.daily.get());
+        Ok(Caller {
+            key,
+            standing: Standing {
+                limit,
+                used: None,
+                day,
+            },
+        })
+    }
+
+    /// Where it stands once the units used are known, or not.
+    pub fn standing_with(&self, used: Option<u64>) -> Standing {
+        Standing {
+            used,
+            ..self.standing
+        }
+    }
+
+    /// Whether the replica holds a newer record of the key than the one that was checked.
+    pub fn has_changed(&self, gate: &Gate) -> bool {
+        let record = &self.key.record;
+        let newest = gate.store.keys().get(record.id);
+        newest.is_some_and(|entry| entry.record.version > record.version)
+    }
+
+    /// Counts a refusal in the ledger.
+    pub fn note_refusal(&self, gate: &Gate, endpoint: &Arc<Endpoint>, refusal: LedgerRefusal) {
+        let (id, today) = (self.key.record.id, self.standing.day);
+        gate.store.refused(id, today, &endpoint.pattern, refusal);
+    }
+
+    /// The answer where the day has no room for the endpoint's cost.
+    pub fn refuse_exhausted(self, gate: &Gate, endpoint: Arc<Endpoint>, used: u64) -> Refusal {
+        self.note_refusal(gate, &endpoint, LedgerRefusal::DailyQuota);
+        let standing = self.standing_with(Some(used));
+        Refusal {
+            rejection: Rejection::DailyQuotaExceeded { standing },
+            key: Some(self.key),
+            place: Some(Place::Endpoint(endpoint)),
+            standing: Some(standing),
+            cause: None,
+        }
+    }
+
+    /// The answer where the gateway or its store failed.
+    pub fn refuse_unserved(self, place: Option<Place>, cause: String) -> Refusal {
+        Refusal {
+            rejection: Rejection::Internal,
+            key: Some(self.key),
+            place,
+            standing: Some(self.standing),
+            cause: Some(cause),
+        }
+    }
+}
