@@ -15,6 +15,7 @@
 //! | `journal` | what this node has counted, on its own disk |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
+//! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `replica` | the same as it is saved on this machine |
@@ -39,13 +40,14 @@ use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
 use crate::store::status::{Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyTable, NodeName, Receipt,
-    Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, Imported, KeyTable, NodeName,
+    Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 
 mod breaker;
@@ -55,6 +57,7 @@ mod feed;
 mod guard;
 mod heartbeat;
 mod home;
+mod import;
 mod index;
 mod journal;
 mod ledger;
@@ -71,6 +74,7 @@ mod slots;
 mod status;
 mod time;
 mod topology;
+mod trail;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
@@ -555,6 +559,17 @@ impl Store for RedisStore {
 
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
         self.parts.records.get(id).await
+    }
+
+    async fn import_keys(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        self.parts.records.import(records).await
+    }
+
+    async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
+        self.parts.records.trail(&wanted).await
     }
 
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {

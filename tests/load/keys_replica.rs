@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::redis::{RedisStore, Settings, open};
 use touchline::store::{NodeName, Role, Store};
 
@@ -176,6 +176,7 @@ fn record(number: usize) -> KeyRecord {
         created: jiff::Timestamp::now(),
         updated: jiff::Timestamp::now(),
         version: 1,
+        last_change: LastChange::first(Action::Issue, "tester@here"),
     }
 }
 

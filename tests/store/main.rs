@@ -22,3 +22,4 @@ mod redis_store;
 mod redis_tls;
 mod status;
 mod topologies;
+mod trail;
