@@ -68,7 +68,7 @@ pub async fn play(stage: &mut Stage, schedule: &Schedule, load: Load) -> Result<
             .iter()
             .map(|key| KeyFacts {
                 id: key.id.clone(),
-                limit: stage.limit(&key.tier),
+                limit: stage.spec.limit(&key.tier),
             })
             .collect(),
         gateways: GATEWAYS as u64,

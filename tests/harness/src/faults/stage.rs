@@ -54,6 +54,17 @@ pub struct StageSpec {
     pub clocks: Clocks,
 }
 
+impl StageSpec {
+    /// Units a day of a tier, as all gateways have them.
+    pub fn limit(&self, tier: &str) -> u64 {
+        match tier {
+            "starter" => self.scarce,
+            "pro" => self.scarce * 2,
+            _ => 1_000_000_000,
+        }
+    }
+}
+
 /// The store of a stage.
 pub enum Servers {
     /// One server.
@@ -88,7 +99,7 @@ pub struct Stage {
 
 /// Whether the upstream fails a call.
 pub fn is_failed(id: u64) -> bool {
-    id % FAILED_ONE_IN == 0
+    id.is_multiple_of(FAILED_ONE_IN)
 }
 
 impl Stage {
@@ -111,33 +122,16 @@ impl Stage {
         });
         let mut gateways = Vec::new();
         for number in 0..GATEWAYS {
-            let store = match &servers {
-                Servers::Single(_) => StoreSpec::Redis {
-                    url: proxies[number].url(),
-                    key_prefix: "touchline".into(),
-                },
-                Servers::Sentinel(set) => StoreSpec::Sentinel {
-                    sentinels: set.addresses(),
-                    master: "mymaster".into(),
-                },
-                Servers::Cluster(set) => StoreSpec::Cluster {
-                    nodes: set.addresses(),
-                },
-            };
-            let mut gateway = GatewaySpec::new(store, upstream.address());
-            gateway.clock = clock
-                .clone()
-                .filter(|_| spec.clocks == Clocks::Shared || number == 0);
+            let mut gateway =
+                GatewaySpec::new(store(&servers, proxies.get(number)), upstream.address());
+            let faked = spec.clocks == Clocks::Shared || number == 0;
+            gateway.clock = clock.clone().filter(|_| faked);
             gateway.redis_extra = format!(
                 "timeout: {}ms, min_nodes: {GATEWAYS}",
                 spec.timeout.as_millis()
             );
             for tier in &mut gateway.tiers {
-                tier.daily = match tier.name.as_str() {
-                    "starter" => spec.scarce,
-                    "pro" => spec.scarce * 2,
-                    _ => 1_000_000_000,
-                };
+                tier.daily = spec.limit(&tier.name);
             }
             let name = format!("gateway-{number}");
             let own = directory.path().join(&name);
@@ -167,15 +161,6 @@ impl Stage {
             Servers::Sentinel(_) | Servers::Cluster(_) => {
                 panic!("a fault of one server, of which there are several")
             }
-        }
-    }
-
-    /// Units a day of a tier, as all gateways have them.
-    pub fn limit(&self, tier: &str) -> u64 {
-        match tier {
-            "starter" => self.spec.scarce,
-            "pro" => self.spec.scarce * 2,
-            _ => 1_000_000_000,
         }
     }
 
@@ -294,6 +279,23 @@ impl Stage {
     /// Where everything lies.
     pub fn directory(&self) -> &Path {
         self.directory.path()
+    }
+}
+
+/// How a gateway finds the store: through its proxy, where it has one.
+fn store(servers: &Servers, proxy: Option<&TcpProxy>) -> StoreSpec {
+    match servers {
+        Servers::Single(server) => StoreSpec::Redis {
+            url: proxy.map_or_else(|| server.url(), TcpProxy::url),
+            key_prefix: "touchline".into(),
+        },
+        Servers::Sentinel(set) => StoreSpec::Sentinel {
+            sentinels: set.addresses(),
+            master: "mymaster".into(),
+        },
+        Servers::Cluster(set) => StoreSpec::Cluster {
+            nodes: set.addresses(),
+        },
     }
 }
 
