@@ -1,6 +1,7 @@
 //! Schedules of faults on every topology, judged by the oracle of `harness::faults`: three gateways, many clients, an
 //! upstream that records what it served. The long runs of the same are `make soak`.
-#![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
+// Clippy's exceptions for tests do not reach their functions.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, clippy::print_stdout)]
 
 use std::time::Duration;
 
