@@ -153,16 +153,23 @@ pub enum Role {
 pub struct Health {
     /// Whether a charge made now is expected to be decided.
     pub up: bool,
-    /// Whether the key table has been loaded whole.
-    pub keys_loaded: bool,
-    /// How long ago the key table was known to be current.
-    pub keys_age: Duration,
-    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
-    pub keys_usable: bool,
+    /// The replica of the key table.
+    pub keys: Freshness,
     /// How charges are decided while [`Health::up`] is false.
     pub without_store: WithoutStore,
     /// Units served without the store that it has not been told of.
     pub pending_units: u64,
+}
+
+/// How far the replica of the key table can be relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Freshness {
+    /// Whether it has been loaded whole.
+    pub loaded: bool,
+    /// How long ago it was known to be current; [`Duration::MAX`]: never.
+    pub age: Duration,
+    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
+    pub usable: bool,
 }
 
 /// What a gateway does while its store is away.
@@ -239,8 +246,11 @@ pub enum Imported {
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The replica of the key table, current within the time that [`Health::keys_age`] tells. Never waits.
+    /// The replica of the key table, current within the time that [`Store::freshness`] tells. Never waits.
     fn keys(&self) -> &KeyTable;
+
+    /// How far that replica can be relied on. Asked for every request: takes no lock.
+    fn freshness(&self) -> Freshness;
 
     /// The store's time as far as it is known without asking: the local clock corrected by what its last reply said.
     fn now(&self) -> Timestamp;

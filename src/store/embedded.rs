@@ -55,8 +55,8 @@ use self::learnt::Learnt;
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, Imported, KeyTable, NodeName,
-    Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyTable,
+    NodeName, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -379,6 +379,14 @@ impl Store for EmbeddedStore {
         self.desk.keys.table()
     }
 
+    fn freshness(&self) -> Freshness {
+        Freshness {
+            loaded: true,
+            age: self.polled.age(),
+            usable: true,
+        }
+    }
+
     fn now(&self) -> Timestamp {
         self.desk.clock.now()
     }
@@ -423,9 +431,7 @@ impl Store for EmbeddedStore {
     fn health(&self) -> Health {
         Health {
             up: self.desk.up.load(Ordering::Relaxed),
-            keys_loaded: true,
-            keys_age: self.polled.age(),
-            keys_usable: true,
+            keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,
         }

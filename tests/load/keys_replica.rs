@@ -118,7 +118,7 @@ async fn opened(settings: &Settings, how: &str) -> Arc<RedisStore> {
     let role = Role::Gateway(NodeName("bench".into()));
     let store = open(settings.clone(), role, "UTC", Clock::system());
     let store = store.await.unwrap();
-    wait_until(|| store.keys().len() == KEYS && store.health().keys_loaded).await;
+    wait_until(|| store.keys().len() == KEYS && store.health().keys.loaded).await;
     println!("  {how}: {:?}", started.elapsed());
     store
 }

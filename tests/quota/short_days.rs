@@ -139,7 +139,7 @@ async fn days_cross_real_midnights(store: &str) {
         gate(store, &calendar, "two").await,
     ];
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !gates.iter().all(|gate| gate.store.health().keys_loaded) {
+    while !gates.iter().all(|gate| gate.store.health().keys.loaded) {
         assert!(Instant::now() < deadline, "the stores come up");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
