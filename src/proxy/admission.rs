@@ -16,6 +16,7 @@ use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
+use super::rates::Slot;
 use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
@@ -24,7 +25,7 @@ use crate::policy::endpoint::Endpoint;
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
-use crate::policy::token_bucket::Empty;
+use crate::policy::token_bucket::{Empty, Rate};
 use crate::store::{Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError};
 
 mod caller;
@@ -46,6 +47,7 @@ pub struct Permit {
     upstream: Arc<Upstream>,
     standing: Standing,
     receipt: Receipt,
+    slot: Option<Slot>,
 }
 
 impl Permit {
@@ -69,9 +71,10 @@ impl Permit {
         self.standing
     }
 
-    /// Gives the permit up for its receipt, to be refunded.
-    pub fn into_receipt(self) -> Receipt {
-        self.receipt
+    /// Gives the permit up for its receipt, to be refunded, and its place among the key's requests under way, where
+    /// those are limited.
+    pub fn into_parts(self) -> (Receipt, Option<Slot>) {
+        (self.receipt, self.slot)
     }
 }
 
@@ -98,6 +101,7 @@ pub async fn admit(
         own,
         presented,
         store_wait,
+        token: Token::NotTaken,
     };
     let mut now = gate.store.now();
     let mut judged = None;
@@ -163,6 +167,13 @@ struct Admission<'a> {
     own: Option<OwnPath>,
     presented: KeyDigest,
     store_wait: &'a mut Duration,
+    token: Token,
+}
+
+/// Whether the request has drawn from its key's burst.
+enum Token {
+    NotTaken,
+    Taken,
 }
 
 impl Admission<'_> {
@@ -172,13 +183,24 @@ impl Admission<'_> {
         if self.own == Some(OwnPath::Usage) {
             return self.tell_usage(caller).await; // never charged
         }
-        let endpoint = match self.find(&caller) {
-            Ok(endpoint) => endpoint, // 4, 5, 6
-            Err((rejection, place)) => return Err(self.refuse(caller, rejection, place).await),
+        let found = self.find(&caller); // 4, 5, 6
+        // 7. A request that was found wanting draws from the key's burst too.
+        let found = match (self.take_token(&caller), found) {
+            (Ok(()), found) => found,
+            (Err(rejection), Ok(endpoint)) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+            (Err(rejection), Err((_, place))) => Err((rejection, place)),
         };
-        // 7. Burst and concurrency limits: not built yet.
-        let permit = self.charge(caller, endpoint).await?; // 8
-        Ok(Admitted::Forward(permit))
+        let entered = found.and_then(|endpoint| match self.enter(&caller) {
+            Ok(slot) => Ok((endpoint, slot)),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+        });
+        match entered {
+            Ok((endpoint, slot)) => {
+                let permit = self.charge(caller, endpoint, slot).await?; // 8
+                Ok(Admitted::Forward(permit))
+            }
+            Err((rejection, place)) => Err(self.refuse(caller, rejection, place).await),
+        }
     }
 
     /// Step 3: the key is known, its secret right, its state active, its subscription not over. Asks nobody: a key that
@@ -213,6 +235,47 @@ impl Admission<'_> {
             let place = endpoint.cloned().map(Place::Endpoint);
             (rejection, place)
         })
+    }
+
+    /// Step 7, for requests that steps 4 to 6 refuse too: one token of the key's burst, where its tier has one.
+    fn take_token(&mut self, caller: &Caller) -> Result<(), Rejection> {
+        let (Some(rate), Token::NotTaken) = (caller.burst, &self.token) else {
+            return Ok(());
+        };
+        let id = caller.key.record.id;
+        match self.gate.rates.take(id, rate, Instant::now()) {
+            Ok(()) => {
+                self.token = Token::Taken;
+                Ok(())
+            }
+            Err(empty) => Err(self.burst_exceeded(caller, rate, empty)),
+        }
+    }
+
+    fn burst_exceeded(&self, caller: &Caller, rate: Rate, empty: Empty) -> Rejection {
+        if let Empty::Room { .. } = empty {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["burst_keys"]).inc();
+        }
+        Rejection::BurstExceeded {
+            standing: caller.standing,
+            rate,
+            wait: empty.wait(),
+        }
+    }
+
+    /// The second part of step 7: a place among the key's requests under way, where its tier limits those.
+    fn enter(&self, caller: &Caller) -> Result<Option<Slot>, Rejection> {
+        let Some(allowed) = caller.concurrent else {
+            return Ok(None);
+        };
+        match self.gate.rates.enter(caller.key.record.id, allowed) {
+            Some(slot) => Ok(Some(slot)),
+            None => Err(Rejection::TooManyConcurrent {
+                standing: caller.standing,
+                allowed,
+            }),
+        }
     }
 
     /// A refusal that costs nothing and shows where the caller stands.
@@ -290,8 +353,13 @@ impl Admission<'_> {
         })
     }
 
-    /// Step 8: one atomic charge.
-    async fn charge(&mut self, caller: Caller, endpoint: Arc<Endpoint>) -> Result<Permit, Halt> {
+    /// Step 8: one atomic charge. The slot is given back where it is refused.
+    async fn charge(
+        &mut self,
+        caller: Caller,
+        endpoint: Arc<Endpoint>,
+        slot: Option<Slot>,
+    ) -> Result<Permit, Halt> {
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
             let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
@@ -314,6 +382,7 @@ impl Admission<'_> {
                 endpoint,
                 upstream,
                 receipt,
+                slot,
             }),
             Ok(Decision::Exhausted { used }) => {
                 Err(caller.refuse_exhausted(self.gate, endpoint, used).into())

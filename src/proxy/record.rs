@@ -63,6 +63,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
             .response_written()
             .map_or(0, |header| header.status.as_u16()),
         outcome: outcome.word,
+        policy: outcome.policy,
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
@@ -76,6 +77,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
 /// What the access log and the metrics say of a request.
 struct Outcome<'a> {
     word: &'static str,
+    policy: Option<&'static str>,
     endpoint: Option<&'a str>,
     key_id: Option<&'a str>,
     tier: Option<&'a str>,
@@ -88,6 +90,7 @@ impl<'a> Outcome<'a> {
     fn of(stage: &'a Stage) -> Outcome<'a> {
         let nothing = Outcome {
             word: "INTERNAL_ERROR",
+            policy: None,
             endpoint: None,
             key_id: None,
             tier: None,
@@ -99,6 +102,7 @@ impl<'a> Outcome<'a> {
             Stage::Arrived => nothing,
             Stage::Refused(refusal) => Outcome {
                 word: refusal.rejection.code(),
+                policy: refusal.rejection.policy(),
                 endpoint: refusal.place.as_ref().map(Place::name),
                 key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
@@ -121,6 +125,7 @@ impl<'a> Outcome<'a> {
                 upstream: forwarding
                     .header_after
                     .map(|waited| (&*forwarding.upstream.name, waited)),
+                ..nothing
             },
         }
     }

@@ -24,6 +24,8 @@ fn document() -> Document {
     Document::of(&Api {
         endpoints: &endpoints,
         tiers: vec![(&starter, 10), (&pro, 20)],
+        burst: Some(Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN)),
+        concurrent: NonZeroU32::new(3),
         realm: "API",
     })
 }
@@ -116,6 +118,26 @@ fn every_error_has_its_example_which_is_what_the_gateway_says() {
     }
     let usage = &document["components"]["responses"]["UsageReadTooOften"];
     assert!(usage.to_string().contains("[\"usage\"]"));
+}
+
+#[test]
+fn every_policy_of_a_429_has_an_example_where_a_tier_has_it() {
+    let document = parsed();
+    let response = &document["components"]["responses"]["DailyQuotaExceeded"];
+    let examples = &response["content"]["application/problem+json"]["examples"];
+    for policy in ["daily", "burst", "concurrent"] {
+        let violated = &examples[policy]["value"]["violated-policies"];
+        assert_eq!(violated, &serde_json::json!([policy]), "{response}");
+    }
+    let without = Document::of(&Api {
+        endpoints: &EndpointTable::new(Vec::new()).unwrap(),
+        tiers: Vec::new(),
+        burst: None,
+        concurrent: None,
+        realm: "API",
+    });
+    let text = String::from_utf8(without.body().to_vec()).unwrap();
+    assert!(text.contains("\"daily\"") && !text.contains("concurrent"));
 }
 
 #[test]

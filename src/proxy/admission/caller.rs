@@ -1,5 +1,6 @@
 //! An authenticated caller on its quota day, and the refusals that tell where it stands. Asks nobody.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -8,6 +9,7 @@ use super::outcome::{Place, Refusal};
 use crate::policy::endpoint::Endpoint;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
+use crate::policy::token_bucket::Rate;
 use crate::proxy::gate::{Gate, Snapshot};
 use crate::store::{KeyEntry, Refusal as LedgerRefusal};
 
@@ -17,6 +19,10 @@ pub(super) struct Caller {
     pub key: Arc<KeyEntry>,
     /// Its limit today; what it used is not known yet.
     pub standing: Standing,
+    /// How fast its tier lets it send requests.
+    pub burst: Option<Rate>,
+    /// How many requests its tier lets it have under way.
+    pub concurrent: Option<NonZeroU32>,
 }
 
 impl Caller {
@@ -44,6 +50,8 @@ impl Caller {
                 used: None,
                 day,
             },
+            burst: tier.burst,
+            concurrent: tier.concurrent,
         })
     }
 

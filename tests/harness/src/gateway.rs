@@ -139,6 +139,8 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More entries of a tier, such as `concurrent: 1`, by its name.
+    pub tier_extra: BTreeMap<String, String>,
     /// More entries of `store.redis`, such as `timeout: 1s`.
     pub redis_extra: String,
     /// More top-level YAML, such as `limits: { header_count: 64 }`.
@@ -181,6 +183,7 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            tier_extra: BTreeMap::new(),
             redis_extra: "timeout: 2s".into(),
             extra_yaml: String::new(),
             clock: None,
@@ -205,7 +208,11 @@ impl GatewaySpec {
         let tiers: String = self
             .tiers
             .iter()
-            .map(|tier| format!("  {}: {{ daily: {} }}\n", tier.name, tier.daily))
+            .map(|tier| {
+                let extra = self.tier_extra.get(&tier.name);
+                let extra = extra.map(|extra| format!(", {extra}")).unwrap_or_default();
+                format!("  {}: {{ daily: {}{extra} }}\n", tier.name, tier.daily)
+            })
             .collect();
         let endpoints: String = self
             .endpoints
