@@ -682,34 +682,34 @@ fn a_tier_has_the_rates_that_are_written_and_else_none() {
     for (more, expected) in [
         (
             "burst: {rate: 20}",
-            vec!["1:30 tiers.pro.burst.burst: the key is missing"],
+            vec!["1:25 tiers.pro.burst.burst: the key is missing"],
         ),
         (
             "burst: {burst: 20}",
-            vec!["1:30 tiers.pro.burst.rate: the key is missing"],
+            vec!["1:25 tiers.pro.burst.rate: the key is missing"],
         ),
         (
             "burst: {rate: 0, burst: 0}",
             vec![
-                "1:44 tiers.pro.burst.rate: \"0\" is not a whole number above 0",
-                "1:54 tiers.pro.burst.burst: \"0\" is not a whole number above 0",
+                "1:39 tiers.pro.burst.rate: \"0\" is not a positive whole number",
+                "1:49 tiers.pro.burst.burst: \"0\" is not a positive whole number",
             ],
         ),
         (
             "burst: {rate: 10001, burst: 1000001}, concurrent: 1000001",
             vec![
-                "1:44 tiers.pro.burst.rate: 10001 is too large",
-                "1:58 tiers.pro.burst.burst: 1000001 is too large",
-                "1:80 tiers.pro.concurrent: 1000001 is too large",
+                "1:39 tiers.pro.burst.rate: 10001 is too large",
+                "1:53 tiers.pro.burst.burst: 1000001 is too large",
+                "1:75 tiers.pro.concurrent: 1000001 is too large",
             ],
         ),
         (
             "burst: 20",
-            vec!["1:37 tiers.pro.burst: expected keys, found a number"],
+            vec!["1:32 tiers.pro.burst: expected keys, found a number"],
         ),
         (
             "concurrent: none",
-            vec!["1:42 tiers.pro.concurrent: expected a whole number above 0, found \"none\""],
+            vec!["1:37 tiers.pro.concurrent: expected a positive whole number, found \"none\""],
         ),
     ] {
         assert_eq!(problems_of(tier_with(more), 0), expected, "{more}");

@@ -1,6 +1,7 @@
 //! Step 7: a tier's `burst` and `concurrent`. What they refuse costs nothing and reaches no upstream.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use harness::client::Entry;
@@ -8,7 +9,7 @@ use harness::upstream::Script;
 use harness::{Answer, Behaviour, Call, IssuedKey, Protocol, Scene, eventually};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
 
@@ -379,5 +380,56 @@ async fn a_request_whose_body_is_refused_gives_its_place_back() {
         let _ = socket.write_all(rest.as_bytes()).await;
         let _ = socket.read_to_end(&mut Vec::new()).await;
         place_is_free(&scene, &key, "a refused body's place").await;
+    }
+}
+
+/// Answers every request as soon as it has the first part of its body, and leaves the connection open.
+async fn answers_early() -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut socket, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut bytes = Vec::new();
+                while !bytes.ends_with(b"first\r\n") {
+                    socket.read_buf(&mut bytes).await.unwrap();
+                }
+                let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nearly";
+                socket.write_all(answer).await.unwrap();
+                tokio::io::copy(&mut socket, &mut tokio::io::sink()).await
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn the_place_is_free_as_soon_as_the_answer_can_be_read_whole() {
+    let upstream = answers_early().await;
+    let scene = Scene::builder(TOUCHLINE)
+        .tier("starter", "concurrent: 1")
+        .spec(move |spec| {
+            spec.upstream = upstream;
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    // None of them ends its body, so that all of them are still being read.
+    let mut open = Vec::new();
+    for _ in 0..3 {
+        let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+        let request = format!(
+            "POST {MARKETS} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n",
+            key.key
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"early") && !answer.ends_with(b"}") {
+            assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
+        }
+        let answer = String::from_utf8(answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        open.push(socket);
     }
 }
