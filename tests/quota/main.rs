@@ -10,6 +10,7 @@ mod midnight;
 mod outage;
 mod revocation;
 mod short_days;
+mod troubles;
 
 /// The binary under test.
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
