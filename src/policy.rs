@@ -16,6 +16,7 @@
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
+//! | [`retirement`] | how clients are told that an endpoint is going away |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -30,5 +31,6 @@ pub mod quota;
 pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
+pub mod retirement;
 pub mod target;
 pub mod token_bucket;

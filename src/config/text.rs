@@ -246,6 +246,14 @@ sections! {
         tiers: List<Text>,
         cost: Leaf<NonZeroU32>,
         upstream: Leaf<Text>,
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        links: Section<LinksText>,
+    }
+    LinksText {
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        successor_version: Leaf<Text>,
     }
     UpstreamText {
         servers: List<Text>,

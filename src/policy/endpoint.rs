@@ -10,6 +10,7 @@ use http::Method;
 
 use super::key_record::TierName;
 use super::rejection::Rejection;
+use super::retirement::Retirement;
 
 /// One configured endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct Endpoint {
     pub cost: NonZeroU32,
     /// The name of the upstream it is forwarded to.
     pub upstream: Arc<str>,
+    /// That it is going away, if it is.
+    pub retirement: Retirement,
 }
 
 impl Endpoint {
@@ -264,6 +267,7 @@ mod tests {
             tiers: vec!["pro".parse().unwrap()],
             cost: NonZeroU32::MIN,
             upstream: "u".into(),
+            retirement: Default::default(),
         }
     }
 

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::endpoint::{Endpoint, EndpointTable};
 use super::key_record::TierName;
 use super::own_path::OwnPath;
+use super::retirement::Retirement;
 use responses::Sort;
 
 mod responses;
@@ -143,7 +144,7 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
         let mut operation = json!({
             "operationId": operation_id(method, &endpoint.pattern, names),
             "summary": format!("{method} {}", endpoint.pattern),
-            "description": format!("Included in: {}. Costs {} of the daily quota.", tiers.join(", "), endpoint.cost),
+            "description": description(endpoint, &tiers),
             "x-tiers": tiers,
             "x-cost": endpoint.cost,
             "responses": answers,
@@ -151,9 +152,54 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
         if let (true, Some(members)) = (takes_body, operation.as_object_mut()) {
             members.insert("requestBody".into(), json!({ "content": { "*/*": {} } }));
         }
+        if let (false, Some(members)) = (endpoint.retirement.is_none(), operation.as_object_mut()) {
+            members.extend(retirement_members(&endpoint.retirement));
+        }
         item.insert(method.to_ascii_lowercase(), operation);
     }
     item.into()
+}
+
+fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
+    let mut text = format!(
+        "Included in: {}. Costs {} of the daily quota.",
+        tiers.join(", "),
+        endpoint.cost
+    );
+    if let Some(instant) = endpoint.retirement.deprecation() {
+        text.push_str(&format!(" Deprecated from {instant} on."));
+    }
+    if let Some(instant) = endpoint.retirement.sunset() {
+        text.push_str(&format!(" May be gone from {instant} on."));
+    }
+    text
+}
+
+/// What an operation says of its end. It is `deprecated` as soon as an end is announced: the document does not change
+/// with the clock.
+fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
+    let links: Map<String, Value> = retirement
+        .links()
+        .iter()
+        .map(|(relation, target)| (relation.as_str().to_owned(), json!(target.as_str())))
+        .collect();
+    let ends = retirement.deprecation().is_some() || retirement.sunset().is_some();
+    let members = [
+        ("deprecated", ends.then(|| json!(true))),
+        (
+            "x-deprecation",
+            retirement.deprecation().map(|instant| json!(instant)),
+        ),
+        (
+            "x-sunset",
+            retirement.sunset().map(|instant| json!(instant)),
+        ),
+        ("x-links", (!links.is_empty()).then(|| json!(links))),
+    ];
+    members
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
 }
 
 fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
