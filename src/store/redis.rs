@@ -18,6 +18,7 @@
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `replica` | the same as it is saved on this machine |
+//! | `home` | which store a file on this machine is of |
 //! | `heartbeat` | which gateways live, and how far each has followed |
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
@@ -53,6 +54,7 @@ mod cluster;
 mod feed;
 mod guard;
 mod heartbeat;
+mod home;
 mod index;
 mod journal;
 mod ledger;
@@ -73,6 +75,7 @@ mod topology;
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
 use guard::Guard;
+use home::Home;
 use ledger::Ledger;
 use link::{Connection, Link};
 use names::Names;
@@ -80,7 +83,7 @@ use outage::Outage;
 pub use outage::{OutagePolicy, OutageSettings};
 use producer::Producer;
 use records::Records;
-use replica::{Home, Replica};
+use replica::Replica;
 pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
 use topology::Topology;
@@ -144,7 +147,8 @@ pub async fn open(
     clock: Clock,
 ) -> Result<Arc<RedisStore>, StoreError> {
     let topology = Topology::of(&settings)?;
-    let names = Names::new(&settings.key_prefix);
+    let key_prefix = settings.key_prefix.clone();
+    let names = Names::new(&key_prefix);
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
@@ -178,7 +182,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    names.clone(),
+                    (topology.home(&key_prefix), names.clone()),
                 )
                 .await?,
             )
@@ -196,7 +200,7 @@ pub async fn open(
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
             };
-            let home = topology.home(&settings.key_prefix);
+            let home = topology.home(&key_prefix);
             Some(follower(setting, settings.replica, home).await?)
         }
     };

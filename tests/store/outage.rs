@@ -408,3 +408,72 @@ async fn a_journal_that_cannot_be_written_denies_and_says_so() {
     back(&store).await;
     eventually_counted(&server, &key, day, 2).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_journal_of_another_store_is_refused_and_left_alone() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let store = gateway(server.url(), directory.path(), |_| ()).await;
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    server.kill();
+    away(&store).await;
+    for _ in 0..7 {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+    }
+    drop(store);
+    let other = RedisServer::start().await;
+    for (url, key_prefix) in [(other.url(), "touchline"), (server.url(), "other")] {
+        let settings = Settings {
+            key_prefix: key_prefix.into(),
+            outage: Some(OutageSettings::of_journal(
+                directory.path().join("journal.db"),
+            )),
+            ..Settings::of_url(url.clone())
+        };
+        let role = Role::Gateway(NodeName("stranger".into()));
+        let refused = open(settings, role, ZONE, Clock::system()).await;
+        let Err(StoreError::Failed(message)) = refused else {
+            panic!("it opened");
+        };
+        let (theirs, ours) = (format!(":{}/0", server.port()), "7 units");
+        for part in [
+            "journal.db",
+            &theirs,
+            key_prefix,
+            ours,
+            "store.redis.journal",
+        ] {
+            assert!(message.contains(part), "{part}: {message}");
+        }
+    }
+    assert_eq!(counted(&other, key.record.id, day).await, 0);
+    server.restart().await;
+    let next = gateway(server.url(), directory.path(), |_| ()).await;
+    eventually_counted(&server, &key, day, 8).await;
+    drop(next);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_no_journal_is_refused_and_left_alone() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let path = directory.path().join("journal.db");
+    let theirs = rusqlite::Connection::open(&path).unwrap();
+    theirs
+        .execute_batch("CREATE TABLE books (title TEXT)")
+        .unwrap();
+    drop(theirs);
+    let before = std::fs::read(&path).unwrap();
+    let settings = Settings {
+        outage: Some(OutageSettings::of_journal(&path)),
+        ..Settings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName("stranger".into()));
+    let refused = open(settings, role, ZONE, Clock::system()).await;
+    let Err(StoreError::Failed(message)) = refused else {
+        panic!("it opened");
+    };
+    for part in ["journal.db", "store.redis.journal"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+}

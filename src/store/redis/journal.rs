@@ -19,10 +19,13 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::home::Home;
 use crate::store::StoreError;
 
+mod file;
 mod rows;
 
+use file::Unusable;
 pub use rows::{CountRow, SheetRow, Written};
 
 /// Errands that may wait; above, the journal has failed for whoever comes.
@@ -83,13 +86,28 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// A journal at `path`. It is opened by its thread, again and again while that fails; [`Journal::has_failed`] says so.
-    pub fn start(path: PathBuf, process: &str) -> Result<Journal, StoreError> {
+    /// A journal at `path` for the store that `home` names. Where it cannot be opened its thread tries again and again;
+    /// [`Journal::has_failed`] says so.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] where the file is another store's or another program's, with what to do.
+    pub async fn start(path: PathBuf, home: Home, process: &str) -> Result<Journal, StoreError> {
         let (errands, taken) = sync_channel(WAITING_MAX);
         let failed = Arc::new(AtomicBool::new(false));
+        let opened = {
+            let (path, home) = (path.clone(), home.clone());
+            tokio::task::spawn_blocking(move || file::open(&path, &home)).await
+        };
+        let connection = match opened {
+            Ok(Ok(connection)) => Some(connection),
+            Ok(Err(Unusable::Failed(_))) => None,
+            Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
+            Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
+        };
         let desk = Desk {
             path,
-            connection: None,
+            home,
+            connection,
             failed: failed.clone(),
         };
         std::thread::Builder::new()
@@ -228,6 +246,7 @@ impl Journal {
 /// What the journal's thread owns.
 struct Desk {
     path: PathBuf,
+    home: Home,
     connection: Option<Connection>,
     failed: Arc<AtomicBool>,
 }
@@ -256,11 +275,8 @@ impl Desk {
 
     /// One transaction; what each unit came to, in order.
     fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
-        let told = |error: rusqlite::Error| {
-            StoreError::Failed(format!("the journal {}: {error}", self.path.display()))
-        };
         if self.connection.is_none() {
-            self.connection = Some(rows::open(&self.path).map_err(told)?);
+            self.connection = Some(file::open(&self.path, &self.home)?);
         }
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
@@ -270,7 +286,7 @@ impl Desk {
             // A new connection finds out whether the file is of use again.
             self.connection = None;
         }
-        result.map_err(told)
+        result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
     }
 }
 

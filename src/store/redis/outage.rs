@@ -23,6 +23,7 @@ use tokio::time::timeout;
 use super::charging::{Accounts, Bound, Offer, Rule, Wanted};
 use super::guard::{Guard, Turn};
 use super::heartbeat;
+use super::home::Home;
 use super::journal::{CountRow, Journal, SheetRow, Written};
 use super::ledger::Ledger;
 use super::names::Names;
@@ -150,19 +151,19 @@ impl Drop for LedgerEntry<'_> {
 }
 
 impl Outage {
-    /// Opens the journal for the process with this name.
+    /// Opens the journal for the process with this name on the store that `home` names.
     ///
     /// # Errors
-    /// Only without threads; a journal that cannot be opened is tried again, and nothing is served without Redis until it
-    /// can.
+    /// Where the journal is another store's; one that cannot be opened is tried again, and nothing is served without
+    /// Redis until it can.
     pub async fn open(
         settings: OutageSettings,
         process: &str,
         guard: Arc<Guard>,
         (accounts, ledger, clock): (Arc<Accounts>, Arc<Ledger>, Arc<StoreClock>),
-        names: Names,
+        (home, names): (Home, Names),
     ) -> Result<Arc<Outage>, StoreError> {
-        let journal = Journal::start(settings.journal.clone(), process)?;
+        let journal = Journal::start(settings.journal.clone(), home, process).await?;
         let mut nodes = Nodes::default();
         // What cannot be read is told by the journal itself.
         if let Ok(Some(count)) = journal.nodes().await {

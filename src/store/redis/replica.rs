@@ -6,7 +6,6 @@
 //! upgrade) may share the file.
 
 use std::collections::{BTreeSet, HashMap};
-use std::fmt;
 use std::fs::{DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -14,8 +13,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
+use super::home::{Home, joined, meta, split};
 use super::records::{parse_place, stream_id, unpacked};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
@@ -48,42 +48,6 @@ pub struct Origin {
     pub incarnation: String,
     /// The server processes: one, or the masters of a cluster.
     pub run_ids: BTreeSet<String>,
-}
-
-/// The store that a file is of. It is the same store where the name is and, if there are nodes, one of them is: the
-/// list of sentinels or of a cluster's nodes may be written in another order, shortened or extended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home {
-    /// Server and database, or the sentinels' name for the master, or that it is a cluster; with the prefix.
-    pub name: String,
-    /// The sentinels or the cluster's nodes; none of a single server.
-    pub nodes: BTreeSet<String>,
-}
-
-impl Home {
-    fn is_of(&self, other: &Home) -> bool {
-        self.name == other.name
-            && (self.nodes == other.nodes || !self.nodes.is_disjoint(&other.nodes))
-    }
-}
-
-impl fmt::Display for Home {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
-        if !self.nodes.is_empty() {
-            write!(f, " at {}", joined(&self.nodes))?;
-        }
-        Ok(())
-    }
-}
-
-fn joined(names: &BTreeSet<String>) -> String {
-    let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    names.join(" ")
-}
-
-fn split(text: &str) -> BTreeSet<String> {
-    text.split_whitespace().map(str::to_owned).collect()
 }
 
 /// Where a table stands.
@@ -265,31 +229,13 @@ fn check_owner(connection: &Connection, path: &Path, home: &Home) -> Result<(), 
             path.display()
         )));
     }
-    let nodes = meta(connection, "home_nodes").map_err(told)?;
-    let theirs = meta(connection, "home").map_err(told)?.map(|name| Home {
-        name,
-        nodes: split(&nodes.unwrap_or_default()),
-    });
-    match theirs {
-        Some(theirs) if !theirs.is_of(home) => Err(StoreError::Failed(format!(
+    match home.claim(connection).map_err(told)? {
+        None => Ok(()),
+        Some(theirs) => Err(StoreError::Failed(format!(
             "{} is the replica of {theirs}, and the configuration says {home}: if that is the same store under another name, or the old one is of no use, remove the file; else point store.redis.replica at another",
             path.display()
         ))),
-        Some(_) | None => {
-            for (name, value) in [("home", &home.name), ("home_nodes", &joined(&home.nodes))] {
-                connection.execute(SAY, [name, value]).map_err(told)?;
-            }
-            Ok(())
-        }
     }
-}
-
-fn meta(connection: &Connection, name: &str) -> rusqlite::Result<Option<String>> {
-    connection
-        .query_row("SELECT value FROM meta WHERE name = ?1", [name], |row| {
-            row.get(0)
-        })
-        .optional()
 }
 
 /// What was saved; `None` in a new file.
@@ -334,27 +280,4 @@ fn unusable(path: &Path, error: &rusqlite::Error) -> StoreError {
         "the replica of the key table {} cannot be used: {error}; check store.redis.replica, the room on its disk, and that this user may write the file and its directory",
         path.display()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_store_is_known_again_by_its_name_and_one_of_its_nodes() {
-        let home = |name: &str, nodes: &str| Home {
-            name: name.into(),
-            nodes: split(nodes),
-        };
-        for (one, other, same) in [
-            (home("cache:6379/0", ""), home("cache:6379/0", ""), true),
-            (home("cache:6379/0", ""), home("cache:6379/1", ""), false),
-            (home("m", "a:1 b:1"), home("m", "b:1 a:1"), true),
-            (home("m", "a:1 b:1"), home("m", "b:1 c:1"), true),
-            (home("m", "a:1 b:1"), home("m", "c:1"), false),
-            (home("m", "a:1"), home("n", "a:1"), false),
-        ] {
-            assert_eq!(one.is_of(&other), same, "{one} and {other}");
-        }
-    }
 }

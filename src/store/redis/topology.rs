@@ -18,7 +18,7 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::replica::Home;
+use super::home::Home;
 use super::settings::{Place, Settings, Tls, without_password};
 use crate::store::StoreError;
 

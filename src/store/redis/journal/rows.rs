@@ -1,8 +1,6 @@
 //! The rows of the journal: their tables, and how each is written and read.
 
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rusqlite::{Connection, Row, params};
 
@@ -10,24 +8,23 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
 
-/// How long another process may hold the file.
-const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
 /// How long rows are kept after their day whatever becomes of them: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
-const TABLES: &str = "
-    CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+/// The tables of a new file.
+pub const TABLES: &str = "
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
     -- ack, rack: units consumed and given back by the producer; untold: units served without Redis that it may not know;
     -- settled: whether Redis holds the row as it is; first, next: Unix seconds of the day and of the next one.
-    CREATE TABLE IF NOT EXISTS counts (
+    CREATE TABLE counts (
         date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL,
         first INTEGER NOT NULL, next INTEGER NOT NULL,
         ack INTEGER NOT NULL, rack INTEGER NOT NULL, untold INTEGER NOT NULL, settled INTEGER NOT NULL,
         PRIMARY KEY (date, key, producer)
     ) STRICT, WITHOUT ROWID;
-    CREATE TABLE IF NOT EXISTS sheets (
+    CREATE TABLE sheets (
         date TEXT NOT NULL, key TEXT NOT NULL, producer TEXT NOT NULL, endpoint TEXT NOT NULL,
         first INTEGER NOT NULL, next INTEGER NOT NULL,
         requests INTEGER NOT NULL, charged INTEGER NOT NULL, refunded INTEGER NOT NULL,
@@ -240,33 +237,6 @@ pub fn serve(
     write_count(connection, count)?;
     write_sheet(connection, sheet)?;
     Ok(Written::Durable { others })
-}
-
-/// The file, made where it is missing, readable by its owner only.
-pub fn open(path: &Path) -> rusqlite::Result<Connection> {
-    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-
-    // Where these fail, opening the file says why.
-    if let Some(directory) = path
-        .parent()
-        .filter(|parent| !parent.as_os_str().is_empty())
-    {
-        let _ = std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(directory);
-    }
-    let _ = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path);
-    let connection = Connection::open(path)?;
-    connection.busy_timeout(LOCK_WAIT_MAX)?;
-    connection.pragma_update(None, "journal_mode", "WAL")?;
-    connection.pragma_update(None, "synchronous", "FULL")?;
-    connection.execute_batch(TABLES)?;
-    Ok(connection)
 }
 
 /// Writes a count; it is never lowered.

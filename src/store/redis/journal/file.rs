@@ -1,0 +1,114 @@
+//! The journal's file: made where it is missing, known as ours, and of one store only.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::super::home::Home;
+use super::rows;
+use crate::store::StoreError;
+
+/// How long another process may hold the file.
+const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
+/// What `PRAGMA user_version` says of a file that this code understands.
+const SCHEMA_VERSION: i64 = 1;
+/// What `PRAGMA application_id` says of our files: "TCLJ".
+const APPLICATION_ID: i64 = 0x54_43_4C_4A;
+
+/// Why there is no journal.
+#[derive(Debug)]
+pub enum Unusable {
+    /// It is another store's or another program's: only an operator can mend that.
+    Foreign(String),
+    /// It cannot be opened now, with the path and the reason.
+    Failed(String),
+}
+
+impl From<Unusable> for StoreError {
+    fn from(unusable: Unusable) -> StoreError {
+        match unusable {
+            Unusable::Foreign(text) | Unusable::Failed(text) => StoreError::Failed(text),
+        }
+    }
+}
+
+/// Opens the file for the store that `home` names, readable by its owner only. A file of another store or program is not
+/// changed.
+pub fn open(path: &Path, home: &Home) -> Result<Connection, Unusable> {
+    create(path);
+    let failed = |error: rusqlite::Error| Unusable::Failed(told(path, &error));
+    let mut connection = Connection::open(path).map_err(failed)?;
+    connection.busy_timeout(LOCK_WAIT_MAX).map_err(failed)?;
+    let is_new = tables(&connection).map_err(failed)? == 0;
+    if !is_new && !is_ours(&connection).map_err(failed)? {
+        return Err(Unusable::Foreign(format!(
+            "{} is not a journal of this version of touchline: point store.redis.journal at a file of its own",
+            path.display()
+        )));
+    }
+    match claim(&mut connection, home).map_err(failed)? {
+        None => Ok(connection),
+        Some((theirs, untold)) => Err(Unusable::Foreign(format!(
+            "{} is the journal of {theirs}, and the configuration says {home}; it holds {untold} units that were served without Redis and not told to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+            path.display()
+        ))),
+    }
+}
+
+/// Makes the file ours and this store's. Else: whose it is, and the units in it that its Redis may not know.
+fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(Home, u64)>> {
+    if tables(connection)? == 0 {
+        connection.pragma_update(None, "journal_mode", "WAL")?;
+    }
+    connection.pragma_update(None, "synchronous", "FULL")?;
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have been faster.
+    if tables(&transaction)? == 0 {
+        transaction.execute_batch(rows::TABLES)?;
+        transaction.execute_batch(&format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+        ))?;
+    }
+    if let Some(theirs) = home.claim(&transaction)? {
+        let untold = rows::untold_by_others(&transaction, "")?;
+        return Ok(Some((theirs, untold)));
+    }
+    transaction.commit()?;
+    Ok(None)
+}
+
+/// An SQLite error with the file it is of.
+pub fn told(path: &Path, error: &rusqlite::Error) -> String {
+    format!("the journal {}: {error}", path.display())
+}
+
+fn create(path: &Path) {
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+
+    // Where these fail, opening the file says why.
+    if let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        let _ = std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory);
+    }
+    let _ = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+}
+
+fn tables(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+}
+
+fn is_ours(connection: &Connection) -> rusqlite::Result<bool> {
+    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id")?;
+    Ok((application, number("PRAGMA user_version")?) == (APPLICATION_ID, SCHEMA_VERSION))
+}
