@@ -10,6 +10,7 @@
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
+//! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
@@ -23,6 +24,7 @@
 pub mod api_key;
 pub mod calendar;
 pub mod endpoint;
+pub mod enforcement;
 pub mod key_record;
 pub mod lifecycle;
 pub mod openapi;

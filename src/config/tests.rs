@@ -438,6 +438,21 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             vec!["1:22 tiers.pro.daily: 0 is too small"],
         ),
         (
+            "tiers: {pro: {daily: 5, enforce: no}}",
+            endpoints,
+            upstreams,
+            vec!["1:34 tiers.pro.enforce: expected true or false, found \"no\""],
+        ),
+        (
+            "tiers: {pro: {daily: true, enforce: 'false'}}",
+            endpoints,
+            upstreams,
+            vec![
+                "1:22 tiers.pro.daily: expected a whole number, found true or false",
+                "1:37 tiers.pro.enforce: expected true or false, found \"false\"",
+            ],
+        ),
+        (
             "tiers: {pro: {daily: 5}, Gold: {daily: 5}}",
             endpoints,
             upstreams,
@@ -579,6 +594,17 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
         let text = format!("{tiers}\n{endpoints}\n{upstreams}\n");
         assert_eq!(problems_of(parse(&text), 0), expected, "{text}");
     }
+}
+
+#[test]
+fn a_tier_is_enforced_unless_it_says_no() {
+    let enforcement = |more: &str| {
+        let config = parse(&NEEDED.replace("daily: 5", &format!("daily: 5{more}"))).unwrap();
+        config.tiers[0].1.enforcement
+    };
+    assert_eq!(enforcement(""), Enforcement::Enforced);
+    assert_eq!(enforcement(", enforce: true"), Enforcement::Enforced);
+    assert_eq!(enforcement(", enforce: false"), Enforcement::Shadow);
 }
 
 #[test]

@@ -26,6 +26,9 @@ const API_VERSION: &str = "1.0.0";
 /// Bytes of the SHA-256 that make an `ETag`: far beyond chance.
 const ETAG_BYTES: usize = 16;
 
+/// What one segment of a path can stand for (see [`super::target`]): no separator, no control, no dots alone.
+const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
+
 /// What is described.
 #[derive(Debug)]
 pub struct Api<'a> {
@@ -112,8 +115,9 @@ fn describe(api: &Api<'_>) -> Value {
             "securitySchemes": { "ApiKey": { "type": "apiKey", "in": "header", "name": "X-API-Key" } },
             "parameters": { "RequestId": {
                 "name": "X-Request-Id", "in": "header", "required": false,
-                "description": "Kept if it is acceptable, else replaced; comes back in the answer.",
-                "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[A-Za-z0-9._-]+$" },
+                "description": "Any value is taken. One of 1 to 128 characters of `A-Za-z0-9._-` is kept and comes back in \
+                    the answer, any other is replaced.",
+                "schema": {},
             } },
             "headers": responses::headers(),
             "schemas": schemas::schemas(),
@@ -127,7 +131,7 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
     for name in endpoint.parameters() {
         parameters.push(json!({
             "name": name, "in": "path", "required": true,
-            "schema": { "type": "string", "minLength": 1 },
+            "schema": { "type": "string", "pattern": SEGMENT },
         }));
     }
     let mut item = Map::from_iter([("parameters".to_owned(), Value::from(parameters))]);

@@ -20,6 +20,7 @@ use crate::config::text::{
 use crate::config::{Server, Tier, Timeouts, Upstream};
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
+use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 use crate::policy::own_path::OwnPath;
 
@@ -55,10 +56,12 @@ pub(super) fn tiers(
             "write daily: and the requests a day",
         );
         let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
+        let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
                 name,
                 Tier {
+                    enforcement,
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
                 },
             )),

@@ -190,3 +190,21 @@ fn an_endpoint_that_is_going_away_says_so_and_the_others_do_not() {
     }
     assert!(parsed()["components"]["responses"]["Served"]["headers"]["Sunset"].is_null());
 }
+
+#[test]
+fn the_document_is_openapi_3_1_by_the_schema_of_its_authors() {
+    let schema = include_str!("../../../tests/edge/openapi-3.1-schema.json");
+    let schema: Value = serde_json::from_str(schema).unwrap();
+    let validator = jsonschema::draft202012::new(&schema).unwrap();
+    let mut document = parsed();
+    let problems: Vec<String> = validator
+        .iter_errors(&document)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert_eq!(problems, Vec::<String>::new());
+    document["paths"]["/d/markets"]["get"]["responses"]["2XX"] = json!({ "content": {} });
+    assert!(
+        !validator.is_valid(&document),
+        "a response without its description"
+    );
+}
