@@ -17,6 +17,7 @@ use crate::config::{Config, ConfigErrors};
 use crate::server;
 use crate::store::{ChangeMark, Role, Store};
 
+mod audit;
 mod check;
 mod keys;
 mod openapi;
@@ -79,6 +80,11 @@ enum Command {
     /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
     #[command(after_help = "Example:\n  touchline openapi --output yaml > openapi.yaml")]
     Openapi(openapi::OpenapiArguments),
+    /// Show who changed which key, when, how and why.
+    #[command(
+        after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
+    )]
+    Audit(audit::AuditArguments),
     /// See how the store is doing.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
@@ -123,6 +129,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config, out),
+        Command::Audit(arguments) => audit::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }
 }
@@ -290,6 +297,11 @@ mod tests {
             "touchline usage --from yesterday",
             "touchline usage --by week",
             "touchline openapi --output csv",
+            "touchline audit --from soon",
+            "touchline audit --what theft",
+            "touchline audit --key short",
+            "touchline keys suspend 4fZk09QwXy2B --by",
+            "touchline keys suspend 4fZk09QwXy2B --reason",
             "touchline store",
             "touchline store status --output csv",
         ] {

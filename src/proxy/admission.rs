@@ -16,6 +16,7 @@ use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
+use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
@@ -45,6 +46,7 @@ const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 pub struct Permit {
     key: Arc<KeyEntry>,
     endpoint: Arc<Endpoint>,
+    upstream: Arc<Upstream>,
     standing: Standing,
     waived: Option<Waived>,
     receipt: Receipt,
@@ -59,6 +61,11 @@ impl Permit {
     /// The endpoint that was found.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// Where the request goes: found before it was charged.
+    pub fn upstream(&self) -> &Arc<Upstream> {
+        &self.upstream
     }
 
     /// Where the key stands with this request counted.
@@ -197,8 +204,8 @@ impl Admission<'_> {
     /// is not in the replica is unknown while the replica is current, and known keys are served by it while it may be
     /// used.
     fn authenticate(&self, now: Timestamp) -> Result<Caller, Refusal> {
-        let health = self.gate.store.health();
-        if !health.keys_usable {
+        let keys = self.gate.store.freshness();
+        if !keys.usable {
             return Err(Refusal::internal(
                 "the replica of the key table is not loaded or older than store.redis.max_staleness",
             ));
@@ -208,7 +215,7 @@ impl Admission<'_> {
                 Caller::new(self.gate, self.snapshot, entry, now)
             }
             Some(_) => Err(Refusal::of(Rejection::InvalidApiKey)),
-            None if health.keys_loaded && health.keys_age <= KEYS_AGE_MAX => {
+            None if keys.loaded && keys.age <= KEYS_AGE_MAX => {
                 Err(Refusal::of(Rejection::InvalidApiKey))
             }
             None => Err(Refusal::internal(
@@ -310,6 +317,11 @@ impl Admission<'_> {
         waived: Option<Waived>,
     ) -> Result<Permit, Halt> {
         let (enforcement, limit) = (caller.enforcement, caller.standing.limit);
+        let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
+            let cause = format!("there is no upstream {}", endpoint.upstream);
+            let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
+            return Err(refusal.into());
+        };
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.standing.day,
@@ -326,6 +338,7 @@ impl Admission<'_> {
                 key: caller.key,
                 endpoint,
                 waived: waived.or(enforcement.waived_by_quota(used, limit)),
+                upstream,
                 receipt,
             }),
             Ok(Decision::Exhausted { used }) => {

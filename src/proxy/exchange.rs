@@ -236,10 +236,11 @@ impl Served {
 impl Forwarding {
     /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
     /// connection has refused bytes so far.
-    pub fn begin(permit: Permit, upstream: Arc<Upstream>, client_blocked: Duration) -> Forwarding {
+    pub fn begin(permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let (standing, waived) = (permit.standing(), permit.waived());
+        let upstream = permit.upstream().clone();
         let receipt = permit.into_receipt();
         Forwarding {
             key,
