@@ -189,7 +189,7 @@ fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
         .collect();
     let ends = retirement.deprecation().is_some() || retirement.sunset().is_some();
     let members = [
-        ("deprecated", ends.then(|| json!(true))),
+        ("deprecated", ends.then_some(json!(true))),
         (
             "x-deprecation",
             retirement.deprecation().map(|instant| json!(instant)),
