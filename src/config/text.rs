@@ -17,6 +17,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::scalar::{Bytes, Percent, Text};
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use crate::policy::enforcement::Enforcement;
 
 macro_rules! unread {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
@@ -239,6 +240,7 @@ sections! {
     }
     TierText {
         daily: Leaf<u64>,
+        enforce: Leaf<Enforcement>,
     }
     EndpointText {
         path: Leaf<Text>,
@@ -246,6 +248,14 @@ sections! {
         tiers: List<Text>,
         cost: Leaf<NonZeroU32>,
         upstream: Leaf<Text>,
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        links: Section<LinksText>,
+    }
+    LinksText {
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        successor_version: Leaf<Text>,
     }
     UpstreamText {
         servers: List<Text>,
@@ -270,6 +280,16 @@ sections! {
         header_count: Leaf<u64>,
         target_bytes: Leaf<Bytes>,
         body_bytes: Leaf<Bytes>,
+        request_head: Leaf<Duration>,
+        tls_handshake: Leaf<Duration>,
+        connections: Leaf<u64>,
+        connections_per_address: Leaf<u64>,
+        requests_per_connection: Leaf<u64>,
+        connection_age: Leaf<Duration>,
+        response_rate: Leaf<Bytes>,
+        h2_streams: Leaf<u64>,
+        h2_resets: Leaf<u64>,
+        h2_control_frames: Leaf<u64>,
         keepalive_idle: Leaf<Duration>,
         request_read: Leaf<Duration>,
         response_write: Leaf<Duration>,

@@ -33,8 +33,12 @@ pub struct Metrics {
     pub quota_units: IntCounterVec,
     /// `touchline_refunds_total{reason}`: refunded requests.
     pub refunds: IntCounterVec,
+    /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
+    pub shadow_refusals: IntCounterVec,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
+    /// `touchline_connections`: client connections.
+    pub connections: IntGauge,
     /// `touchline_in_flight_requests`: requests being answered.
     pub in_flight: IntGauge,
     /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
@@ -128,11 +132,17 @@ impl Metrics {
                 "Refunded requests by reason",
                 &["reason"],
             )?,
+            shadow_refusals: counter(
+                "touchline_shadow_refusals_total",
+                "Requests served that their tier would have refused if it were enforced",
+                &["tier", "refusal"],
+            )?,
             limit_hits: counter(
                 "touchline_limit_hits_total",
                 "Requests refused by a limit of the gateway",
                 &["limit"],
             )?,
+            connections: gauge("touchline_connections", "Client connections")?,
             in_flight: gauge("touchline_in_flight_requests", "Requests being answered")?,
             store_up: gauge(
                 "touchline_store_up",
