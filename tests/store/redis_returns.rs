@@ -119,7 +119,9 @@ impl Absence {
 
     async fn end(self, stand: Stand, server: &mut RedisServer) {
         match stand {
-            Stand::Nothing | Stand::Hole { .. } => {}
+            Stand::Nothing => {}
+            // Frees the port.
+            hole @ Stand::Hole { .. } => drop(hole),
             Stand::Silence(task) => {
                 task.abort();
                 let _ = task.await;
