@@ -22,11 +22,14 @@ use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
 use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::Waived;
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::{Empty, Rate};
-use crate::store::{Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError};
+use crate::store::{
+    Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
+};
 
 mod caller;
 mod outcome;
@@ -46,6 +49,7 @@ pub struct Permit {
     endpoint: Arc<Endpoint>,
     upstream: Arc<Upstream>,
     standing: Standing,
+    waived: Option<Waived>,
     receipt: Receipt,
     slot: Option<Slot>,
 }
@@ -69,6 +73,11 @@ impl Permit {
     /// Where the key stands with this request counted.
     pub fn standing(&self) -> Standing {
         self.standing
+    }
+
+    /// What the key's tier would have refused it for, were it enforced: the first step that would have.
+    pub fn waived(&self) -> Option<Waived> {
+        self.waived
     }
 
     /// Gives the permit up for its receipt, to be refunded, and its place among the key's requests under way, where
@@ -183,20 +192,21 @@ impl Admission<'_> {
         if self.own == Some(OwnPath::Usage) {
             return self.tell_usage(caller).await; // never charged
         }
-        let found = self.find(&caller); // 4, 5, 6
+        let mut waived = None;
+        let found = self.find(&caller, &mut waived); // 4, 5, 6
         // 7. A request that was found wanting draws from the key's burst too.
-        let found = match (self.take_token(&caller), found) {
+        let found = match (self.take_token(&caller, &mut waived), found) {
             (Ok(()), found) => found,
             (Err(rejection), Ok(endpoint)) => Err((rejection, Some(Place::Endpoint(endpoint)))),
             (Err(rejection), Err((_, place))) => Err((rejection, place)),
         };
-        let entered = found.and_then(|endpoint| match self.enter(&caller) {
+        let entered = found.and_then(|endpoint| match self.enter(&caller, &mut waived) {
             Ok(slot) => Ok((endpoint, slot)),
             Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
         });
         match entered {
             Ok((endpoint, slot)) => {
-                let permit = self.charge(caller, endpoint, slot).await?; // 8
+                let permit = self.charge(caller, endpoint, slot, waived).await?; // 8
                 Ok(Admitted::Forward(permit))
             }
             Err((rejection, place)) => Err(self.refuse(caller, rejection, place).await),
@@ -228,17 +238,36 @@ impl Admission<'_> {
     }
 
     /// Steps 4, 5 and 6: the endpoint, or why not with what had been found.
-    fn find(&self, caller: &Caller) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
-        let table = &self.snapshot.config.endpoints;
-        let found = table.admit(self.path, self.method, &caller.key.record.tier);
-        found.cloned().map_err(|(rejection, endpoint)| {
-            let place = endpoint.cloned().map(Place::Endpoint);
-            (rejection, place)
-        })
+    fn find(
+        &self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
+        let endpoint = self.locate()?;
+        let admitted = endpoint.admit_tier(&caller.key.record.tier);
+        match admitted.or_else(|rejection| caller.refuse_or_waive(rejection, Waived::Tier, waived))
+        {
+            Ok(()) => Ok(endpoint),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+        }
+    }
+
+    /// Steps 4 and 5: the endpoint, or why not with what had been found.
+    fn locate(&self) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
+        let located = self.snapshot.config.endpoints.located(self.path);
+        let endpoint = located.map_err(|rejection| (rejection, None))?;
+        match endpoint.admit_method(self.method) {
+            Ok(()) => Ok(endpoint.clone()),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint.clone())))),
+        }
     }
 
     /// Step 7, for requests that steps 4 to 6 refuse too: one token of the key's burst, where its tier has one.
-    fn take_token(&mut self, caller: &Caller) -> Result<(), Rejection> {
+    fn take_token(
+        &mut self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
         let (Some(rate), Token::NotTaken) = (caller.burst, &self.token) else {
             return Ok(());
         };
@@ -248,7 +277,10 @@ impl Admission<'_> {
                 self.token = Token::Taken;
                 Ok(())
             }
-            Err(empty) => Err(self.burst_exceeded(caller, rate, empty)),
+            Err(empty) => {
+                let rejection = self.burst_exceeded(caller, rate, empty);
+                caller.refuse_or_waive(rejection, Waived::Burst, waived)
+            }
         }
     }
 
@@ -265,16 +297,24 @@ impl Admission<'_> {
     }
 
     /// The second part of step 7: a place among the key's requests under way, where its tier limits those.
-    fn enter(&self, caller: &Caller) -> Result<Option<Slot>, Rejection> {
+    fn enter(
+        &self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<Option<Slot>, Rejection> {
         let Some(allowed) = caller.concurrent else {
             return Ok(None);
         };
         match self.gate.rates.enter(caller.key.record.id, allowed) {
             Some(slot) => Ok(Some(slot)),
-            None => Err(Rejection::TooManyConcurrent {
-                standing: caller.standing,
-                allowed,
-            }),
+            None => {
+                let rejection = Rejection::TooManyConcurrent {
+                    standing: caller.standing,
+                    allowed,
+                };
+                caller.refuse_or_waive(rejection, Waived::Concurrent, waived)?;
+                Ok(None)
+            }
         }
     }
 
@@ -353,13 +393,15 @@ impl Admission<'_> {
         })
     }
 
-    /// Step 8: one atomic charge. The slot is given back where it is refused.
+    /// Step 8: one atomic charge. The slot is given back where it is refused; `waived` is what a step before let pass.
     async fn charge(
         &mut self,
         caller: Caller,
         endpoint: Arc<Endpoint>,
         slot: Option<Slot>,
+        waived: Option<Waived>,
     ) -> Result<Permit, Halt> {
+        let (enforcement, limit) = (caller.enforcement, caller.standing.limit);
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
             let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
@@ -368,7 +410,7 @@ impl Admission<'_> {
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.standing.day,
-            limit: caller.standing.limit,
+            limit: enforcement.bound(limit).unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
         };
@@ -380,6 +422,7 @@ impl Admission<'_> {
                 standing: caller.standing_with(Some(used)),
                 key: caller.key,
                 endpoint,
+                waived: waived.or(enforcement.waived_by_quota(used, limit)),
                 upstream,
                 receipt,
                 slot,

@@ -79,20 +79,9 @@ impl Snapshot {
             })
             .collect();
         let denied = DeniedHeaders::new(config.forward.headers_denied.iter().cloned());
-        let tiers = config.tiers.iter();
-        let document = Document::of(&openapi::Api {
-            endpoints: &config.endpoints,
-            tiers: tiers
-                .clone()
-                .map(|(name, tier)| (name, tier.daily.get()))
-                .collect(),
-            burst: tiers.clone().find_map(|(_, tier)| tier.burst),
-            concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
-            realm: &config.keys.realm,
-        });
         Snapshot {
+            document: document(&config),
             config,
-            document,
             head_limits,
             denied,
             upstreams,
@@ -103,6 +92,21 @@ impl Snapshot {
     pub fn upstream(&self, name: &str) -> Option<&Arc<Upstream>> {
         self.upstreams.get(name)
     }
+}
+
+/// What `/openapi.json` answers under a configuration.
+pub fn document(config: &Config) -> Document {
+    let tiers = config.tiers.iter();
+    Document::of(&openapi::Api {
+        endpoints: &config.endpoints,
+        tiers: tiers
+            .clone()
+            .map(|(name, tier)| (name, tier.daily.get()))
+            .collect(),
+        burst: tiers.clone().find_map(|(_, tier)| tier.burst),
+        concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
+        realm: &config.keys.realm,
+    })
 }
 
 /// The gateway as its requests see it.

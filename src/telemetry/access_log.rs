@@ -56,6 +56,9 @@ pub struct Line<'a> {
     /// The quota or rate that refused the request, for a 429.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<&'static str>,
+    /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would_refuse: Option<&'static str>,
     /// Units charged.
     pub units: u32,
     /// Whether they were given back.
@@ -176,6 +179,7 @@ mod tests {
             status: 401,
             outcome: "INVALID_API_KEY",
             policy: None,
+            would_refuse: None,
             units: 0,
             refunded: false,
             duration_ms: Duration::from_nanos(1_234_567),

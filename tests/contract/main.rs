@@ -9,6 +9,7 @@ mod order;
 mod own_paths;
 mod quota;
 mod rates;
+mod retirement;
 mod targets;
 mod tiers;
 mod upstream_answers;

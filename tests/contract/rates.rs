@@ -433,3 +433,43 @@ async fn the_place_is_free_as_soon_as_the_answer_can_be_read_whole() {
         open.push(socket);
     }
 }
+
+#[tokio::test]
+async fn rates_of_a_shadow_tier_refuse_nothing_and_say_what_they_would_have_refused() {
+    let scene = Scene::builder(TOUCHLINE)
+        .tier(
+            "starter",
+            "enforce: false, burst: { rate: 1, burst: 2 }, concurrent: 1",
+        )
+        .start()
+        .await;
+    scene
+        .upstream
+        .behave(|request| match request.values("x-stall").is_empty() {
+            true => Behaviour::Echo,
+            false => Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Echo)),
+        });
+    let (burst, concurrent) = (scene.issue("starter").await, scene.issue("starter").await);
+    let client = scene.client(Protocol::Http1);
+    eventually("a burst would have been refused", DEADLINE, async || {
+        assert_eq!(client.get(&burst, MARKETS).await.status, 200);
+        let series = "touchline_shadow_refusals_total{refusal=\"burst\",tier=\"starter\"}";
+        (metric(&scene, series).await > 0.0).then_some(())
+    })
+    .await;
+    let before = scene.upstream.count();
+    let other = scene.client(Protocol::Http1);
+    let (first, second) = tokio::join!(client.call(stalled(&concurrent)), async {
+        upstream_has(&scene, before + 1).await;
+        other.get(&concurrent, MARKETS).await
+    });
+    assert_eq!((first.status, second.status), (200, 200));
+    let line = eventually("the line of the second", DEADLINE, async || {
+        let lines = scene.gateways[0].access_lines();
+        let id = second.header("x-request-id").unwrap();
+        lines.into_iter().find(|line| line["request_id"] == id)
+    })
+    .await;
+    assert_eq!(line["would_refuse"], "concurrent", "{line}");
+    assert_eq!((&line["status"], &line["units"]), (&json!(200), &json!(1)));
+}

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 
 use super::outcome::{Place, Refusal};
 use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::{Enforcement, Waived};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Rate;
@@ -23,6 +24,8 @@ pub(super) struct Caller {
     pub burst: Option<Rate>,
     /// How many requests its tier lets it have under way.
     pub concurrent: Option<NonZeroU32>,
+    /// Whether the limits of its tier refuse.
+    pub enforcement: Enforcement,
 }
 
 impl Caller {
@@ -45,6 +48,7 @@ impl Caller {
         let limit = key.record.limit_on(day.date, tier.daily.get());
         Ok(Caller {
             key,
+            enforcement: tier.enforcement,
             standing: Standing {
                 limit,
                 used: None,
@@ -53,6 +57,22 @@ impl Caller {
             burst: tier.burst,
             concurrent: tier.concurrent,
         })
+    }
+
+    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    pub fn refuse_or_waive(
+        &self,
+        rejection: Rejection,
+        reason: Waived,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        match self.enforcement {
+            Enforcement::Enforced => Err(rejection),
+            Enforcement::Shadow => {
+                waived.get_or_insert(reason);
+                Ok(())
+            }
+        }
     }
 
     /// Where it stands once the units used are known, or not.

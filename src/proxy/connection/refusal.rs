@@ -73,6 +73,7 @@ pub fn refuse(
         status: problem.status.as_u16(),
         outcome: rejection.code(),
         policy: rejection.policy(),
+        would_refuse: None,
         units: 0,
         refunded: false,
         duration_ms: waited,

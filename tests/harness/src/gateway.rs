@@ -123,6 +123,10 @@ pub struct GatewaySpec {
     pub tiers: Vec<TierSpec>,
     /// The endpoints; those of the shipped file unless changed.
     pub endpoints: Vec<EndpointSpec>,
+    /// More YAML of a tier, such as `enforce: false`, by its name.
+    pub tier_extra: BTreeMap<String, String>,
+    /// More YAML of an endpoint, such as `sunset: 2027-06-30`, by its path.
+    pub endpoint_extra: BTreeMap<String, String>,
     /// The prediction-data service.
     pub upstream: SocketAddr,
     /// More servers of the same service.
@@ -139,8 +143,6 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
-    /// More entries of a tier, such as `concurrent: 1`, by its name.
-    pub tier_extra: BTreeMap<String, String>,
     /// More entries of `store.redis`, such as `timeout: 1s`.
     pub redis_extra: String,
     /// More top-level YAML, such as `limits: { header_count: 64 }`.
@@ -172,6 +174,8 @@ impl GatewaySpec {
                 EndpointSpec::get("/api/v1/data/sentiment", &["pro", "enterprise"]),
                 EndpointSpec::get("/api/v1/data/rankings", &["enterprise"]),
             ],
+            tier_extra: BTreeMap::new(),
+            endpoint_extra: BTreeMap::new(),
             upstream,
             more_servers: Vec::new(),
             certificate: None,
@@ -183,7 +187,6 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
-            tier_extra: BTreeMap::new(),
             redis_extra: "timeout: 2s".into(),
             extra_yaml: String::new(),
             clock: None,
@@ -205,13 +208,16 @@ impl GatewaySpec {
     /// The text of the file.
     pub fn yaml(&self, access_log: &Path) -> String {
         let store = self.store.yaml(&self.redis_extra);
+        let more = |extra: Option<&String>| match extra {
+            Some(extra) => format!(", {extra}"),
+            None => String::new(),
+        };
         let tiers: String = self
             .tiers
             .iter()
             .map(|tier| {
-                let extra = self.tier_extra.get(&tier.name);
-                let extra = extra.map(|extra| format!(", {extra}")).unwrap_or_default();
-                format!("  {}: {{ daily: {}{extra} }}\n", tier.name, tier.daily)
+                let more = more(self.tier_extra.get(&tier.name));
+                format!("  {}: {{ daily: {}{more} }}\n", tier.name, tier.daily)
             })
             .collect();
         let endpoints: String = self
@@ -219,11 +225,12 @@ impl GatewaySpec {
             .iter()
             .map(|one| {
                 format!(
-                    "  - {{ path: \"{}\", methods: [{}], tiers: [{}], cost: {}, upstream: prediction-data }}\n",
+                    "  - {{ path: \"{}\", methods: [{}], tiers: [{}], cost: {}, upstream: prediction-data{} }}\n",
                     one.path,
                     one.methods.join(", "),
                     one.tiers.join(", "),
-                    one.cost
+                    one.cost,
+                    more(self.endpoint_extra.get(&one.path)),
                 )
             })
             .collect();
