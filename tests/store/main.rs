@@ -8,17 +8,18 @@
 #[macro_use]
 mod suite;
 
+use harness::{redis_nodes, tcp_proxy};
+
 mod charge_script;
 mod embedded;
 mod key_replica;
 mod key_replica_gateway;
 mod outage;
 mod redis_cluster;
-mod redis_nodes;
 mod redis_sentinel;
 mod redis_server;
 mod redis_store;
 mod redis_tls;
 mod status;
-mod tcp_proxy;
 mod topologies;
+mod trail;
