@@ -516,6 +516,15 @@ impl Shutdown for Guard {
     }
 }
 
+impl Drop for Guard {
+    /// An answer that is broken off is dropped unflushed; what there is of it still goes out, as far as the socket takes it
+    /// at once, so that the client sees the header and the cut.
+    fn drop(&mut self) {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let _ = self.writes.poll_flush(&mut self.transport, &mut context);
+    }
+}
+
 impl UniqueID for Guard {
     fn id(&self) -> UniqueIDType {
         self.transport.as_raw_fd()

@@ -6,7 +6,7 @@
 //! interleaved, so that what else the machine does falls on all; medians and spread are told. CPU is user and system
 //! time of the contender's process from the kernel; that of Redis is told apart.
 //!
-//! `SECONDS` and `ROUNDS` in the environment say how long (5 and 3); the table goes to standard output, and with a CSV and
+//! `DURATION` (seconds) and `ROUNDS` in the environment say how long (5 and 3); the table goes to standard output, and with a CSV and
 //! an SVG file to `target/bench`.
 #![allow(
     clippy::unwrap_used,
@@ -36,15 +36,15 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text
+        Ok(text) if !text.is_empty() => text
             .parse()
             .unwrap_or_else(|error| panic!("{name}={text}: {error}")),
-        Err(_) => default,
+        Ok(_) | Err(_) => default,
     }
 }
 
 fn main() {
-    let seconds = Duration::from_secs(number("SECONDS", 5));
+    let seconds = Duration::from_secs(number("DURATION", 5));
     let rounds = number("ROUNDS", 3);
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let report = runtime.block_on(async {
