@@ -290,6 +290,8 @@ sections! {
         tls_handshake: Leaf<Duration>,
         connections: Leaf<u64>,
         connections_per_address: Leaf<u64>,
+        failed_authentications: Leaf<u64>,
+        exempt_addresses: List<Text>,
         requests_per_connection: Leaf<u64>,
         connection_age: Leaf<Duration>,
         response_rate: Leaf<Bytes>,

@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::Limits;
+use crate::policy::address;
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
 use crate::proxy::connection::guard::{Guard, Silent};
@@ -109,7 +110,8 @@ impl Room {
             all: limits.connections,
             each_address: limits.connections_per_address,
         };
-        let _seat = match self.census.seat(peer.ip(), places) {
+        let address = address::counted(peer.ip(), &limits.exempt_addresses);
+        let _seat = match self.census.seat(address, places) {
             Ok(seat) => seat,
             Err(Full::All) => return self.note_limit("connections"),
             Err(Full::Address) => return self.note_limit("connections_per_address"),
