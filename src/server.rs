@@ -22,6 +22,7 @@ use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
 mod accept;
+mod descriptors;
 mod listeners;
 mod stores;
 mod tls;
@@ -85,6 +86,7 @@ pub fn serve(config: Config, announce: impl FnOnce(&Addresses)) -> Result<(), Se
         config.logging.level.as_str(),
         format_of(config.logging.format),
     );
+    descriptors::raise(config.limits.connections);
     let listener = Listener::bind(&config.listen)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))

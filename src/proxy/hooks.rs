@@ -140,6 +140,10 @@ impl Edge {
             .is_some_and(|header| !header.status.is_informational());
         let clients = *error.esource() == ErrorSource::Downstream;
         let too_large = *error.etype() == BODY_TOO_LARGE;
+        if clients && *error.etype() == ErrorType::WriteTimedout {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["response_rate"]).inc();
+        }
         let malformed = malformed_body(session, error);
         let (ending, reason) = if too_large && !header_passed {
             let rejection = Rejection::PayloadTooLarge;
@@ -199,7 +203,10 @@ impl ProxyHttp for Edge {
         };
         session.set_keepalive(keepalive);
         session.set_read_timeout(Some(limits.request_read));
-        session.set_write_timeout(Some(limits.response_write));
+        // Over HTTP/1 the connection's guard looks at what the client reads; over HTTP/2 it cannot, because a client that does not
+        // read says so in frames.
+        let is_http2 = session.is_http2();
+        session.set_write_timeout(is_http2.then_some(limits.response_write));
         exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
         let raw = session
             .as_http1()
