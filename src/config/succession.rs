@@ -172,3 +172,114 @@ fn redis(compare: &mut impl FnMut(bool, Path), at: &Path, one: &RedisStore, othe
         compare(same, at.key(key));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRAFFIC: &str = "
+tiers: {pro: {daily: 5}, starter: {daily: 1}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+    fn parse(text: &str) -> Config {
+        Config::parse("g.yaml", text, &|_| None).unwrap()
+    }
+
+    /// `LINE path` of every problem of `next` in the place of `running`.
+    fn problems(running: &str, next: &str) -> Vec<String> {
+        let running = parse(running);
+        let over = Running {
+            config: &running,
+            keys_of: &|tier| match tier.as_str() {
+                "pro" => Ok(2),
+                _ => Ok(0),
+            },
+        };
+        match Config::parse_over("g.yaml", next, &|_| None, Some(&over)) {
+            Ok(_) => Vec::new(),
+            Err(errors) => errors
+                .problems
+                .iter()
+                .map(|problem| format!("{} {}", problem.line, problem.path))
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn everything_that_a_process_was_built_on_needs_a_restart_and_stands_at_its_line() {
+        let redis = |inside: &str| format!("store: {{redis: {{{inside}}}}}{TRAFFIC}");
+        for (running, next, expected) in [
+            (
+                "listen: {http: {}}",
+                "listen: {https: {}}",
+                "1 listen.http, 1 listen.https",
+            ),
+            (
+                "listen: {http: {}}",
+                "listen: {http: {address: 127.0.0.1:1}}",
+                "1 listen.http.address",
+            ),
+            ("store: {embedded: {}}", "store: {redis: {}}", "1 store"),
+            (
+                "runtime: {threads: 1}",
+                "runtime:\n  threads: 2",
+                "2 runtime.threads",
+            ),
+            (
+                "quota: {timezone: UTC}",
+                "quota: {timezone: Asia/Tokyo}",
+                "1 quota.timezone",
+            ),
+            ("quota: {timezone: UTC}", "runtime: {threads: 0}", ""),
+        ] {
+            let (running, next) = (format!("{running}{TRAFFIC}"), format!("{next}{TRAFFIC}"));
+            assert_eq!(problems(&running, &next).join(", "), expected);
+        }
+        let fields = [
+            ("url: \"redis://other\"", "url"),
+            ("cluster: [\"a:1\"]", "cluster"),
+            ("sentinels: [\"a:1\"], master: m", "sentinels"),
+            ("database: 1", "database"),
+            ("username: u", "username"),
+            ("key_prefix: other", "key_prefix"),
+            ("timeout: 1s", "timeout"),
+            ("replica: x", "replica"),
+            ("max_staleness: 1h", "max_staleness"),
+            ("outage: deny", "outage"),
+            ("journal: x", "journal"),
+            ("journal_interval: 2s", "journal_interval"),
+            ("min_nodes: 2", "min_nodes"),
+            ("cold_cap: 3%", "cold_cap"),
+            ("count_staleness: 1m", "count_staleness"),
+        ];
+        for (changed, key) in fields {
+            let problems = problems(&redis(""), &redis(changed));
+            assert_eq!(problems, [format!("1 store.redis.{key}")]);
+        }
+    }
+
+    #[test]
+    fn what_changes_live_is_taken_and_the_same_file_too() {
+        let other = "
+listen: {http: {cleartext: allowed}, https: {}}
+keys: {prefix: abc, realm: other}
+tiers: {pro: {daily: 7}}
+endpoints: [{path: /b, tiers: [pro], upstream: v, cost: 3}]
+upstreams: {v: {servers: [127.0.0.1:9001], retries: 0}}
+forward: {headers_denied: []}
+limits: {connections: 5}
+logging: {level: debug, format: pretty, access_log: off}
+";
+        assert_eq!(problems(TRAFFIC, other), [""; 0]);
+        assert_eq!(problems(TRAFFIC, TRAFFIC), [""; 0]);
+    }
+
+    #[test]
+    fn a_tier_that_keys_hold_stays_and_one_that_nobody_holds_may_go() {
+        let without = |tier: &str| TRAFFIC.replace(tier, "other");
+        assert_eq!(problems(TRAFFIC, &without("starter")), [""; 0]);
+        assert_eq!(problems(TRAFFIC, &without("pro")), ["2 tiers"]);
+    }
+}

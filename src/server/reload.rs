@@ -251,11 +251,8 @@ async fn look(mut watched: Watched) -> (Watched, Contents) {
         let now = watched.look();
         (watched, now)
     });
-    match looking.await {
-        Ok(seen) => seen,
-        // A look has nothing to panic about; files without contents are what is told of none.
-        Err(_) => (Watched::default(), Contents::default()),
-    }
+    // It ends badly only if the runtime does.
+    looking.await.unwrap_or_default()
 }
 
 /// The files that a configuration is made of, the file itself first.
