@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
+use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 
 mod check;
@@ -238,6 +239,8 @@ pub struct Keys {
 pub struct Tier {
     /// Units a quota day.
     pub daily: NonZeroU64,
+    /// Whether its limits refuse (`enforce`).
+    pub enforcement: Enforcement,
 }
 
 /// A service behind the gateway.
@@ -492,6 +495,12 @@ impl Config {
             .iter()
             .find(|(tier, _)| tier == name)
             .map(|(_, tier)| tier)
+    }
+
+    /// The tiers whose limits refuse nothing.
+    pub fn shadow_tiers(&self) -> impl Iterator<Item = &(TierName, Tier)> {
+        let shadow = |(_, tier): &&(TierName, Tier)| tier.enforcement == Enforcement::Shadow;
+        self.tiers.iter().filter(shadow)
     }
 
     /// The upstream with this name.

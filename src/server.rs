@@ -140,6 +140,7 @@ async fn run(
         access_log,
     ));
 
+    warn_of_shadow_tiers(&gate.snapshot().config);
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
     let view = Arc::new(ArcSwap::from_pointee(ConfigView::applied(
@@ -230,6 +231,13 @@ impl StopSignals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+/// Says of every configuration that runs which tiers it does not enforce.
+fn warn_of_shadow_tiers(config: &Config) {
+    for (tier, _) in config.shadow_tiers() {
+        tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
     }
 }
 

@@ -20,7 +20,7 @@ use tokio::signal::unix::Signal;
 
 use super::tls::{Front, Speaker};
 use super::watched::{Contents, Settling, Watched};
-use super::{format_of, notify, open_access_log};
+use super::{format_of, notify, open_access_log, warn_of_shadow_tiers};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
@@ -201,6 +201,7 @@ impl Reloader {
             cause = cause.as_str(),
             "configuration applied"
         );
+        warn_of_shadow_tiers(&self.gate.snapshot().config);
     }
 
     /// Leaves everything as it is and says why.

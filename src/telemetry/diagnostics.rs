@@ -61,7 +61,11 @@ fn filter(level: &str) -> EnvFilter {
 }
 
 fn writer(format: Format) -> Writer {
-    let layer = tracing_subscriber::fmt::layer().with_writer(io::stderr);
+    let layer = tracing_subscriber::fmt::layer()
+        // A line that cannot be written (a full disk) is lost. Saying so on standard error would fail too, and that panics
+        // in whichever task had something to log: the store's, for one, would never connect again.
+        .log_internal_errors(false)
+        .with_writer(io::stderr);
     match format {
         Format::Json => Box::new(layer.json().flatten_event(true)),
         Format::Pretty => Box::new(layer),
