@@ -20,7 +20,9 @@ fn after(directory: &tempfile::TempDir, commands: &str) -> PathBuf {
 fn open_files(scene: &mut Scene) -> (String, String) {
     let pid = scene.gateways[0].process().pid();
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
-    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    let line = limits
+        .lines()
+        .find(|line| line.starts_with("Max open files"));
     let mut words = line.unwrap().split_whitespace().skip(3).map(str::to_owned);
     (words.next().unwrap(), words.next().unwrap())
 }
@@ -33,7 +35,10 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
     let mut scene = Scene::builder(small).start().await;
     assert_eq!(open_files(&mut scene), ("2000".into(), "2000".into()));
     let said = scene.gateways[0].output();
-    assert!(said.contains(TOLD) && said.contains("\"wanted\":40256"), "{said}");
+    assert!(
+        said.contains(TOLD) && said.contains("\"wanted\":40256"),
+        "{said}"
+    );
     let mut scene = Scene::builder(after(&directory, "ulimit -H -n 2000; ulimit -S -n 256"))
         .spec(|spec| spec.extra_yaml = "limits: { connections: 872 }".into())
         .start()
