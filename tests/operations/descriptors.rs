@@ -31,7 +31,7 @@ fn open_files(scene: &mut Scene) -> (String, String) {
 async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small_is_told() {
     const TOLD: &str = "limits.connections is more than the process may have";
     let directory = tempfile::tempdir().unwrap();
-    let small = after(&directory, "ulimit -H -n 2000; ulimit -S -n 256");
+    let small = after(&directory, "ulimit -S -n 256; ulimit -H -n 2000");
     let mut scene = Scene::builder(small).start().await;
     assert_eq!(open_files(&mut scene), ("2000".into(), "2000".into()));
     let said = scene.gateways[0].output();
@@ -39,7 +39,7 @@ async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small
         said.contains(TOLD) && said.contains("\"wanted\":40256"),
         "{said}"
     );
-    let mut scene = Scene::builder(after(&directory, "ulimit -H -n 2000; ulimit -S -n 256"))
+    let mut scene = Scene::builder(after(&directory, "ulimit -S -n 256; ulimit -H -n 2000"))
         .spec(|spec| spec.extra_yaml = "limits: { connections: 872 }".into())
         .start()
         .await;
