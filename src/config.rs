@@ -23,12 +23,14 @@ use crate::policy::key_record::TierName;
 
 mod check;
 mod outline;
+mod places;
 mod problem;
 mod scalar;
 mod secret;
 mod sections;
 mod text;
 
+pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
 
@@ -40,6 +42,8 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
     pub hash: String,
+    /// Where each setting stands in the file.
+    pub places: Places,
     /// Where clients and operators connect.
     pub listen: Listen,
     /// Where keys and counts live.
@@ -456,7 +460,8 @@ impl Config {
             env,
             resolve: &resolve,
         };
-        parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new(file_name, problems))
+        parse_in(file_name, text, &surroundings)
+            .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
     /// The tier with this name.
@@ -481,7 +486,11 @@ impl Config {
     }
 }
 
-fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+fn parse_in(
+    file_name: &str,
+    text: &str,
+    surroundings: &check::Surroundings<'_>,
+) -> Result<Config, Vec<Problem>> {
     let start = outline::Position::START;
     let root = outline::Path::default();
     if text.len() > FILE_BYTES_MAX {
@@ -491,7 +500,7 @@ fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config
             Some("at most 1MiB"),
         )]);
     }
-    let outline = outline::Outline::of(text)?;
+    let outline = Arc::new(outline::Outline::of(text)?);
     if outline.is_empty() {
         return Err(vec![start.problem(
             &root,
@@ -509,7 +518,8 @@ fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let config = sections::config(&mut check, section, hash_of(text));
+    let places = Places::new(file_name, outline.clone());
+    let config = sections::config(&mut check, section, hash_of(text), places);
     match config {
         Some(config) if check.problems().is_empty() => Ok(config),
         Some(_) | None => Err(check.into_problems()),

@@ -40,6 +40,12 @@ impl Enforcement {
         }
     }
 
+    /// Whether a request of `cost` units is let in where `used` are counted: what every store decides of a charge, atomically.
+    pub fn has_room(self, used: u64, cost: u64, limit: u64) -> bool {
+        self.bound(limit)
+            .is_none_or(|bound| used.saturating_add(cost) <= bound)
+    }
+
     /// What the quota would have refused of a request that took the count to `used`. An enforced one was not granted.
     pub fn waived_by_quota(self, used: u64, limit: u64) -> Option<Waived> {
         match self {
@@ -61,5 +67,13 @@ mod tests {
         assert_eq!(waived.map(Waived::as_str), Some("daily"));
         assert_eq!(Enforcement::Enforced.bound(5), Some(5));
         assert_eq!(Enforcement::Enforced.waived_by_quota(6, 5), None);
+    }
+
+    #[test]
+    fn a_day_has_room_up_to_its_limit_or_without_end() {
+        for (used, cost, room) in [(0, 5, true), (4, 1, true), (4, 2, false), (5, 1, false)] {
+            assert_eq!(Enforcement::Enforced.has_room(used, cost, 5), room);
+            assert!(Enforcement::Shadow.has_room(used, cost, 5));
+        }
     }
 }
