@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Session;
-use super::output::{RecordFormat, escape, write_json, write_record, write_table};
+use super::output::{RecordFormat, escape, to_the_second, write_json, write_record, write_table};
 use crate::config::{Config, Place};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::Waived;
@@ -250,7 +250,10 @@ impl Explained<'_> {
         };
         let line = format!(
             "{} {} at {}: {}{shadow}. The client is told {status}, with",
-            self.method, self.path, self.at, self.result
+            self.method,
+            self.path,
+            to_the_second(self.at),
+            self.result
         );
         writeln!(out, "\n{}", escape(&line))?;
         let mut fields: Vec<(&str, String)> = Vec::new();
