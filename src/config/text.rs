@@ -241,6 +241,12 @@ sections! {
     TierText {
         daily: Leaf<u64>,
         enforce: Leaf<Enforcement>,
+        burst: Section<BurstText>,
+        concurrent: Leaf<NonZeroU32>,
+    }
+    BurstText {
+        rate: Leaf<NonZeroU32>,
+        burst: Leaf<NonZeroU32>,
     }
     EndpointText {
         path: Leaf<Text>,

@@ -585,11 +585,14 @@ impl Ledgers {
                 ));
             }
         }
-        // A 429 of the limit on reading usage belongs to no endpoint, and is in no ledger.
+        // A 429 of the limit on reading usage belongs to no endpoint, and one of a rate is not the quota's: they are in
+        // no ledger.
+        let rates = ["[\"burst\"]", "[\"concurrent\"]"];
         let refused = |status| {
             entries()
                 .filter(|entry| entry.is_problem && entry.status == Some(status))
                 .filter(|entry| self.endpoint(entry).is_some())
+                .filter(|entry| !rates.iter().any(|rate| entry.answer_text.contains(rate)))
                 .count() as u64
         };
         for (what, counted, seen) in [
