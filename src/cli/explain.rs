@@ -108,6 +108,8 @@ async fn explain(
         record: record.as_ref(),
         terms: tier.map(|tier| Terms {
             daily: tier.daily.get(),
+            burst: tier.burst,
+            concurrent: tier.concurrent,
             enforcement: tier.enforcement,
         }),
         endpoints: &config.endpoints,

@@ -3,6 +3,8 @@
 //! In shadow, steps 6 to 8 of the contract let everything pass and say what they would have refused; steps 1 to 5 refuse
 //! as ever: who is nobody, and what is nothing, has no tier.
 
+use super::rejection::Rejection;
+
 /// What becomes of a request that a limit of its tier would refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
@@ -43,6 +45,22 @@ impl Enforcement {
         match self {
             Enforcement::Enforced => Some(limit),
             Enforcement::Shadow => None,
+        }
+    }
+
+    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    pub fn refuse_or_waive(
+        self,
+        rejection: Rejection,
+        reason: Waived,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        match self {
+            Enforcement::Enforced => Err(rejection),
+            Enforcement::Shadow => {
+                waived.get_or_insert(reason);
+                Ok(())
+            }
         }
     }
 

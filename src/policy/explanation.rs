@@ -5,6 +5,7 @@
 //! that were decisive. Nothing is charged. What only a running gateway knows (its burst and concurrency, its upstream) is
 //! said to be open, never guessed.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use http::Method;
@@ -14,10 +15,13 @@ use serde::Serialize;
 use super::calendar::Day;
 use super::endpoint::{Endpoint, EndpointTable};
 use super::enforcement::{Enforcement, Waived};
-use super::key_record::{KeyRecord, Unusable};
+use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
 use super::rate_limit::Standing;
 use super::rejection::Rejection;
+use super::token_bucket::Rate;
+
+mod words;
 
 /// A request that nobody makes, and all that decides what would become of it.
 #[derive(Debug)]
@@ -45,6 +49,10 @@ pub struct Question<'a> {
 pub struct Terms {
     /// Units a day, without grants.
     pub daily: u64,
+    /// How fast a key may send requests, on each gateway.
+    pub burst: Option<Rate>,
+    /// Requests that a key may have under way, on each gateway.
+    pub concurrent: Option<NonZeroU32>,
     /// Whether its limits refuse.
     pub enforcement: Enforcement,
 }
@@ -228,12 +236,12 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn note<const N: usize>(
+    fn note(
         &mut self,
         check: Check,
         verdict: Verdict,
         reason: impl Into<String>,
-        settings: [String; N],
+        settings: impl Into<Vec<String>>,
     ) {
         self.steps.push(Step {
             check,
@@ -267,12 +275,12 @@ impl<'a> Walk<'a> {
         if let Some(own) = own {
             return self.own_path(own, Some(standing));
         }
-        let (endpoint, waived) = match self.allowed(path, record, terms) {
+        let allowed = self.allowed(path, record, terms);
+        self.rates(record, terms, &allowed);
+        let (endpoint, waived) = match allowed {
             Ok(allowed) => allowed,
             Err((rejection, endpoint)) => return refused(rejection, Some(standing), endpoint),
         };
-        let off = "neither burst nor concurrency is limited";
-        self.note(Check::Rates, Verdict::Passes, off, []);
         self.charged(record, terms, standing, endpoint, waived)
     }
 
@@ -282,12 +290,8 @@ impl<'a> Walk<'a> {
         } else {
             Vec::new()
         };
-        self.steps.push(Step {
-            check: Check::WellFormed,
-            verdict: Verdict::Refuses,
-            reason: rejection.detail(),
-            settings,
-        });
+        let reason = rejection.detail();
+        self.note(Check::WellFormed, Verdict::Refuses, reason, settings);
         refused(rejection.clone(), None, None)
     }
 
@@ -299,7 +303,12 @@ impl<'a> Walk<'a> {
             return Err(Rejection::InvalidApiKey);
         };
         if let Err(why) = record.usable(&record.digest, self.question.now) {
-            self.note(Check::Key, Verdict::Refuses, unusable(record, why), []);
+            self.note(
+                Check::Key,
+                Verdict::Refuses,
+                words::unusable(record, why),
+                [],
+            );
             return Err(Rejection::InvalidApiKey);
         }
         let Some(terms) = self.question.terms else {
@@ -307,7 +316,7 @@ impl<'a> Walk<'a> {
             self.note(Check::Key, Verdict::Refuses, reason, ["tiers".into()]);
             return Err(Rejection::Internal);
         };
-        let reason = usable_until(record, self.question.now);
+        let reason = words::usable_until(record, self.question.now);
         let tier = format!("tiers.{}", record.tier);
         self.note(Check::Key, Verdict::Passes, reason, [tier]);
         Ok((record, terms))
@@ -341,7 +350,7 @@ impl<'a> Walk<'a> {
         let endpoint = match table.located(path) {
             Ok(endpoint) => endpoint.clone(),
             Err(rejection) => {
-                let reason = not_found(table, path);
+                let reason = words::not_found(table, path);
                 self.note(
                     Check::Endpoint,
                     Verdict::Refuses,
@@ -369,26 +378,49 @@ impl<'a> Walk<'a> {
         let names: Vec<&str> = endpoint.tiers.iter().map(|tier| tier.as_str()).collect();
         let (tier, included) = (&record.tier, names.join(", "));
         let tiers = format!("{at}.tiers");
-        match endpoint.admit_tier(tier) {
+        let Err(rejection) = endpoint.admit_tier(tier) else {
+            let reason = format!("{tier} is one of {included}");
+            self.note(Check::Tier, Verdict::Passes, reason, [tiers]);
+            return Ok((endpoint, None));
+        };
+        let reason = format!("{tier} is none of {included}");
+        let mut waived = None;
+        match terms
+            .enforcement
+            .refuse_or_waive(rejection, Waived::Tier, &mut waived)
+        {
             Ok(()) => {
-                let reason = format!("{tier} is one of {included}");
-                self.note(Check::Tier, Verdict::Passes, reason, [tiers]);
-                Ok((endpoint, None))
+                let settings = [tiers, format!("tiers.{tier}.enforce")];
+                self.note(Check::Tier, Verdict::WouldRefuse, reason, settings);
+                Ok((endpoint, waived))
             }
             Err(rejection) => {
-                let reason = format!("{tier} is none of {included}");
-                match terms.enforcement {
-                    Enforcement::Enforced => {
-                        self.note(Check::Tier, Verdict::Refuses, reason, [tiers]);
-                        Err((rejection, Some(endpoint)))
-                    }
-                    Enforcement::Shadow => {
-                        let settings = [tiers, format!("tiers.{tier}.enforce")];
-                        self.note(Check::Tier, Verdict::WouldRefuse, reason, settings);
-                        Ok((endpoint, Some(Waived::Tier)))
-                    }
-                }
+                self.note(Check::Tier, Verdict::Refuses, reason, [tiers]);
+                Err((rejection, Some(endpoint)))
             }
+        }
+    }
+
+    /// Step 7, of which only a gateway knows what is left. What steps 4 to 6 refuse draws from the burst too.
+    fn rates<T, E>(&mut self, record: &KeyRecord, terms: Terms, allowed: &Result<T, E>) {
+        let at = format!("tiers.{}", record.tier);
+        let (mut limits, mut settings) = (Vec::new(), Vec::new());
+        if let Some(rate) = terms.burst {
+            let (a_second, burst) = (rate.tokens_per_second(), rate.burst);
+            limits.push(format!("{a_second} a second and {burst} at once"));
+            settings.push(format!("{at}.burst"));
+        }
+        if let (Some(concurrent), Ok(_)) = (terms.concurrent, allowed) {
+            limits.push(format!("{concurrent} under way"));
+            settings.push(format!("{at}.concurrent"));
+        }
+        if !limits.is_empty() {
+            let of = limits.join(", ");
+            let reason = format!("of a key on each gateway: {of}; what is left only it knows");
+            self.note(Check::Rates, Verdict::Open, reason, settings);
+        } else if allowed.is_ok() {
+            let reason = "neither burst nor concurrency is limited";
+            self.note(Check::Rates, Verdict::Passes, reason, [at]);
         }
     }
 
@@ -481,74 +513,6 @@ fn setting_of(table: &EndpointTable, endpoint: &Arc<Endpoint>) -> String {
         || "endpoints".to_owned(),
         |index| format!("endpoints[{index}]"),
     )
-}
-
-/// Why a record is of no use now, and since when.
-fn unusable(record: &KeyRecord, why: Unusable) -> String {
-    let change = &record.last_change;
-    let said = match &change.reason {
-        Some(reason) => format!(" ({reason})"),
-        None => String::new(),
-    };
-    let last = format!(
-        "last change: {} by {} at {}{said}",
-        change.action.as_str(),
-        change.who,
-        record.updated
-    );
-    match why {
-        Unusable::WrongSecret => format!("not the key's secret; {last}"),
-        Unusable::Suspended => format!("the key is suspended; {last}"),
-        Unusable::Revoked => format!("the key is revoked; {last}"),
-        Unusable::Expired => match record.expires {
-            Some(expires) => format!("the subscription ended at {expires}; {last}"),
-            None => format!("the subscription has ended; {last}"),
-        },
-    }
-}
-
-fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
-    let mut text = format!(
-        "{}, tier {}, of {}",
-        record.state.as_str(),
-        record.tier,
-        record.customer
-    );
-    match record.expires {
-        Some(expires) => text.push_str(&format!(", valid before {expires}")),
-        None => text.push_str(", without end"),
-    }
-    if let Some(previous) = &record.previous {
-        let until = previous.until;
-        let tense = if now < until {
-            "is valid until"
-        } else {
-            "ended at"
-        };
-        text.push_str(&format!(
-            "; the secret before the last rotation {tense} {until}"
-        ));
-    }
-    text
-}
-
-/// Why a path is no endpoint, with the likeliest slip.
-fn not_found(table: &EndpointTable, path: &str) -> String {
-    let trimmed = path.trim_end_matches('/');
-    let like = [
-        trimmed.to_owned(),
-        format!("{path}/"),
-        path.to_ascii_lowercase(),
-        trimmed.to_ascii_lowercase(),
-    ];
-    let near = like.iter().find_map(|path| table.find(path));
-    match near {
-        Some(endpoint) => format!(
-            "no endpoint has this path; case and trailing slash matter: there is {}",
-            endpoint.pattern
-        ),
-        None => "no endpoint has this path".to_owned(),
-    }
 }
 
 #[cfg(test)]

@@ -226,7 +226,7 @@ async fn the_line_of_each_setting_that_decides_is_named() {
             named += 1;
         }
     }
-    assert_eq!(named, 14);
+    assert_eq!(named, 15);
     // For people.
     let words = ["explain", "--key-id", &key.id, "--path", RANKINGS];
     let text = run_beside(&scene.gateways[0], &words).await.done();

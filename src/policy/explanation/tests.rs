@@ -46,6 +46,8 @@ fn explained_of(
         record,
         terms: Some(Terms {
             daily: 10,
+            burst: None,
+            concurrent: None,
             enforcement,
         }),
         endpoints: &table(),
@@ -201,8 +203,49 @@ fn an_unusable_key_is_told_with_its_last_change_and_a_missing_tier_is_our_failur
         };
         assert_eq!(rejection.code(), code);
     }
-    let head = Err(Rejection::BadRequest(Malformed::Head));
-    let malformed = explain(&Question { head, ..question });
+    let malformed = explain(&Question {
+        head: Err(Rejection::BadRequest(Malformed::Head)),
+        ..question
+    });
     let refused = verdicts(&malformed);
     assert_eq!(&refused[..2], ["refuses", "not reached"]);
+}
+
+#[test]
+fn rates_are_open_and_the_burst_is_for_refused_requests_too() {
+    let number = |number| NonZeroU32::new(number).unwrap();
+    let (_, record) = key_of("starter");
+    let calendar = crate::policy::calendar::Calendar::of_zone("UTC").unwrap();
+    for (path, settings) in [
+        (
+            MARKETS,
+            &["tiers.starter.burst", "tiers.starter.concurrent"][..],
+        ),
+        (RANKINGS, &["tiers.starter.burst"]),
+        ("/d/none", &["tiers.starter.burst"]),
+    ] {
+        let explanation = explain(&Question {
+            method: &Method::GET,
+            head: Ok(path),
+            record: Some(&record),
+            terms: Some(Terms {
+                daily: 10,
+                burst: Some(Rate::per_second(number(20), number(40))),
+                concurrent: Some(number(5)),
+                enforcement: Enforcement::Enforced,
+            }),
+            endpoints: &table(),
+            day: calendar.day_at(now()).unwrap(),
+            used: 0,
+            now: now(),
+        });
+        let rates = step(&explanation, Check::Rates);
+        assert_eq!(rates.verdict, Verdict::Open, "{path}");
+        assert_eq!(rates.settings, settings, "{path}");
+        assert!(
+            rates.reason.contains("20 a second and 40 at once"),
+            "{}",
+            rates.reason
+        );
+    }
 }
