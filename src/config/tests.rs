@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
         env: &env,
         resolve: &resolve,
     };
-    parse_in("g.yaml", text, &surroundings)
+    parse_in("g.yaml", text, &surroundings, None)
         .map_err(|problems| ConfigErrors::new("g.yaml", problems))
 }
 
