@@ -229,6 +229,9 @@ pub fn explain(question: &Question<'_>) -> Explanation {
     Explanation { steps, outcome }
 }
 
+/// A refusal of steps 4 to 6, with the endpoint where one was found.
+type Refusal = (Rejection, Option<Arc<Endpoint>>);
+
 /// The way through the steps.
 struct Walk<'a> {
     question: &'a Question<'a>,
@@ -345,7 +348,7 @@ impl<'a> Walk<'a> {
         path: &str,
         record: &KeyRecord,
         terms: Terms,
-    ) -> Result<(Arc<Endpoint>, Option<Waived>), (Rejection, Option<Arc<Endpoint>>)> {
+    ) -> Result<(Arc<Endpoint>, Option<Waived>), Refusal> {
         let table = self.question.endpoints;
         let endpoint = match table.located(path) {
             Ok(endpoint) => endpoint.clone(),
