@@ -27,6 +27,7 @@ mod outline;
 mod places;
 mod problem;
 mod scalar;
+mod schema;
 mod secret;
 mod sections;
 mod succession;
@@ -404,6 +405,11 @@ pub enum AccessLog {
     Off,
     /// A file that is appended to.
     File(PathBuf),
+}
+
+/// The JSON Schema of `gateway.yaml` (2020-12), for editors.
+pub fn schema() -> serde_json::Value {
+    schema::document()
 }
 
 impl Config {
