@@ -17,7 +17,7 @@ use super::text::{
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    Keys, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -33,6 +33,7 @@ const HTTPS_ADDRESS: SocketAddr = loopback(8443);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
 const REALM: &str = "touchline";
+const ZONE: &str = "UTC";
 const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
 const HEADERS_DENIED: [HeaderName; 9] = [
@@ -65,6 +66,7 @@ pub(super) fn config(
     check: &mut Check<'_>,
     root: Section<RootText>,
     hash: String,
+    places: Places,
 ) -> Option<Config> {
     let at = Path::default();
     let text = check.section(&at, root)?;
@@ -90,6 +92,7 @@ pub(super) fn config(
     let logging = logging(check, &at.key("logging"), text.logging);
     Some(Config {
         hash,
+        places,
         listen,
         store,
         calendar: calendar?,
@@ -161,6 +164,7 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
     let address = check.leaf_or(&at.key("address"), &text.address, HTTPS_ADDRESS);
     let certificate_at = at.key("certificate");
     let key_at = at.key("private_key");
+    check.default(&certificate_at, SELF_SIGNED);
     let certificate = check
         .parsed(&certificate_at, &text.certificate, |text| match text {
             "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
@@ -254,6 +258,7 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
     let at = at.key("durability");
     let durability = check.leaf_or(&at, &text.durability, Durability::Interval(SECOND));
     let bounds = MS * 10..=MINUTE;
+    check.bounds(&at, &bounds);
     if let Durability::Interval(interval) = durability
         && !bounds.contains(&interval)
     {
@@ -273,8 +278,10 @@ fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Op
         })
     };
     let given = text.timezone.is_given();
-    let calendar = check.parsed(&at.key("timezone"), &text.timezone, of_zone);
-    if given { calendar } else { of_zone("UTC").ok() }
+    let at = at.key("timezone");
+    check.default(&at, ZONE);
+    let calendar = check.parsed(&at, &text.timezone, of_zone);
+    if given { calendar } else { of_zone(ZONE).ok() }
 }
 
 fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
@@ -296,6 +303,8 @@ fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
             )),
         }
     });
+    check.default(&at.key("prefix"), KeyPrefix::default().as_str());
+    check.default(&at.key("realm"), REALM);
     Keys {
         prefix: prefix.unwrap_or_default(),
         realm: realm.unwrap_or_else(|| REALM.to_owned()),
@@ -312,6 +321,8 @@ fn forward(check: &mut Check<'_>, at: &Path, section: Section<ForwardText>) -> F
             )
         })
     });
+    let names = HEADERS_DENIED.map(|name| name.as_str().to_owned());
+    check.default(&at.key("headers_denied"), names.to_vec());
     Forward {
         headers_denied: denied.unwrap_or_else(|| HEADERS_DENIED.to_vec()),
     }

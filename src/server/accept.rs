@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::proxy::HttpProxy;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -77,6 +78,9 @@ impl Door {
     }
 }
 
+/// What the system may hold unsent for a client before the gateway waits for it, beside what is under way.
+const UNSENT_BYTES_MAX: u32 = 128 * 1024;
+
 /// How long a connection may be.
 struct Times {
     /// Until it takes no further request.
@@ -119,6 +123,8 @@ impl Room {
         };
         // Answers are gathered before they are written, so waiting for more would only delay them.
         let _ = socket.set_nodelay(true);
+        // Without it the system takes megabytes for a client that reads nothing, and what it reads of them is not seen.
+        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
         let Some(transport) = self.shake_hands(socket, limits).await else {
             return;
         };

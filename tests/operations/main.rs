@@ -9,6 +9,7 @@ mod certificates;
 mod check;
 mod descriptors;
 mod drain;
+mod explain;
 mod keys;
 mod lifecycle;
 mod metrics;
