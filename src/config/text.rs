@@ -15,7 +15,7 @@ use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor, value};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_yaml::{Mapping, Value};
 
-use super::scalar::{Bytes, Percent, Text};
+use super::scalar::{Bytes, Percent, Price, Text};
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
 
 macro_rules! unread {
@@ -232,6 +232,8 @@ sections! {
     }
     QuotaText {
         timezone: Leaf<Text>,
+        settle_window: Leaf<Duration>,
+        retention: Leaf<Duration>,
     }
     KeysText {
         prefix: Leaf<Text>,
@@ -239,6 +241,7 @@ sections! {
     }
     TierText {
         daily: Leaf<u64>,
+        price: Leaf<Price>,
     }
     EndpointText {
         path: Leaf<Text>,

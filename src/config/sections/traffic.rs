@@ -12,7 +12,7 @@ use serde_yaml::Value;
 use super::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
-use crate::config::scalar::Text;
+use crate::config::scalar::{Price, Text};
 use crate::config::text::{
     EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
@@ -23,6 +23,8 @@ use crate::policy::own_path::OwnPath;
 
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
+/// A million dollars a month.
+const PRICE_MAX: Price = Price(100_000_000);
 const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RETRIES_MAX: u64 = 3;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
@@ -53,11 +55,17 @@ pub(super) fn tiers(
             "write daily: and the requests a day",
         );
         let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
+        let price_at = at.key("price");
+        let price = text.price.is_given().then(|| {
+            let bounds = Price(0)..=PRICE_MAX;
+            check.bounded(&price_at, &text.price, Price(0), bounds).0
+        });
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
                 name,
                 Tier {
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
+                    price_cents: price,
                 },
             )),
             Err(error) => check.wrong_key(&at, "this is not the name of a tier", error.to_string()),

@@ -123,6 +123,7 @@ impl World {
             },
             start: 0,
             end: 100,
+            settle_window: 0,
         }
     }
 

@@ -143,6 +143,7 @@ impl World {
             },
             start: 0,
             end: 100,
+            settle_window: 0,
         };
         Some((call, sent))
     }
@@ -308,6 +309,7 @@ impl World {
                 },
                 start: 0,
                 end: 100,
+                settle_window: 0,
             });
             self.dead.push(node);
         }

@@ -68,9 +68,9 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
     let endpoint: Arc<str> = "rankings".into();
     granted(store.charge(charge_for(&key, day, 1, 1, "rankings")).await);
     for turn in 0..100 {
-        store.refused(key.record.id, day, &endpoint, Refusal::Tier);
+        store.refused(&key, day, &endpoint, Refusal::Tier);
         if turn % 4 == 0 {
-            store.refused(key.record.id, day, &endpoint, Refusal::DailyQuota);
+            store.refused(&key, day, &endpoint, Refusal::DailyQuota);
         }
     }
     let expected = Totals {
@@ -79,6 +79,7 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
         refunded: 0,
         refused_tier: 100,
         refused_quota: 25,
+        ..Totals::default()
     };
     eventually("the refusals are in the ledger", async || {
         let rows = ledger(&store).await;
@@ -120,7 +121,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
     granted(store.charge(charge(&key, day, 10, 3)).await);
     store.refund(receipt).await;
-    store.refused(key.record.id, day, &"markets".into(), Refusal::DailyQuota);
+    store.refused(&key, day, &"markets".into(), Refusal::DailyQuota);
     store.close(PATIENCE).await;
     drop(store);
 
@@ -132,8 +133,8 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
         requests: 2,
         charged: 7,
         refunded: 4,
-        refused_tier: 0,
         refused_quota: 1,
+        ..Totals::default()
     };
     assert_eq!(
         rows,
@@ -141,7 +142,13 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
             date: day.date,
             key: key.record.id,
             used: 3,
+            unattributed: 0,
+            limit: 10,
+            granted: 0,
+            over: 0,
             endpoints: BTreeMap::from([("markets".into(), totals)]),
+            tiers: BTreeMap::from([("pro".into(), totals)]),
+            adjustments: Vec::new(),
         }]
     );
     assert_eq!(granted(store.charge(charge(&key, day, 10, 1)).await).0, 4);

@@ -11,7 +11,6 @@ use crate::policy::quota::{Share, Terms};
 use crate::store::Charge;
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::link::LinkError;
-use crate::store::redis::names::counts_expire_at;
 use crate::store::redis::script::Arguments;
 
 /// Accounts looked at for one turn of re-reading, for each one that may be re-read.
@@ -236,7 +235,8 @@ impl Accounts {
             .text(packed)
             .number(row.day.start)
             .number(row.day.end)
-            .number(counts_expire_at(row.key, row.day.end));
+            .number(self.names.expires_at(row.key, row.day.end))
+            .number(self.names.keeping().settle_window_seconds());
         let record = self.names.record(row.key);
         let counts = self.names.counts(row.key, row.day.date);
         self.run(&[&record, &counts], &arguments).await?;
