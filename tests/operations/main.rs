@@ -8,6 +8,7 @@ mod certificates;
 mod check;
 mod drain;
 mod keys;
+mod ledger;
 mod lifecycle;
 mod metrics;
 mod redis_outage;

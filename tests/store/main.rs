@@ -12,6 +12,7 @@ mod charge_script;
 mod embedded;
 mod key_replica;
 mod key_replica_gateway;
+mod ledger_in_redis;
 mod outage;
 mod redis_cluster;
 mod redis_nodes;

@@ -36,6 +36,8 @@ pub struct TierSpec {
     pub name: String,
     /// Units a day.
     pub daily: u64,
+    /// US dollars a month.
+    pub price: u64,
 }
 
 /// An endpoint.
@@ -119,17 +121,18 @@ pub struct GatewaySpec {
 impl GatewaySpec {
     /// The shipped tiers and endpoints in front of `upstream`.
     pub fn new(store: StoreSpec, upstream: SocketAddr) -> GatewaySpec {
-        let tier = |name: &str, daily| TierSpec {
+        let tier = |name: &str, daily, price| TierSpec {
             name: name.into(),
             daily,
+            price,
         };
         let all = ["starter", "pro", "enterprise"];
         GatewaySpec {
             store,
             tiers: vec![
-                tier("starter", 1_000),
-                tier("pro", 3_000),
-                tier("enterprise", 10_000),
+                tier("starter", 1_000, 99),
+                tier("pro", 3_000, 299),
+                tier("enterprise", 10_000, 799),
             ],
             endpoints: vec![
                 EndpointSpec::get("/api/v1/data/markets", &all),
@@ -189,7 +192,10 @@ impl GatewaySpec {
         let tiers: String = self
             .tiers
             .iter()
-            .map(|tier| format!("  {}: {{ daily: {} }}\n", tier.name, tier.daily))
+            .map(|tier| {
+                let TierSpec { name, daily, price } = tier;
+                format!("  {name}: {{ daily: {daily}, price: {price} }}\n")
+            })
             .collect();
         let endpoints: String = self
             .endpoints

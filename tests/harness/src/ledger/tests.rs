@@ -109,6 +109,7 @@ fn agreeing() -> Ledgers {
         tiers: vec![TierSpec {
             name: "starter".into(),
             daily: 3,
+            price: 99,
         }],
         endpoints: vec![EndpointSpec::get(PATH, &["starter"])],
     }
