@@ -28,7 +28,7 @@ build-tools:
 	@deploy/install cmake curl
 
 test-tools: build-tools
-	@deploy/install redis-server faketime
+	@deploy/install redis-server faketime prometheus
 
 clean: ## remove what was built and what the demo left
 	cargo clean

@@ -74,7 +74,7 @@ impl Admin {
         let health = self.store.health();
         let draining = (self.view)().draining;
         let serves = health.up || health.without_store == WithoutStore::Serves;
-        let ready = serves && health.keys_loaded && health.keys_usable && !draining;
+        let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         Readiness {
             status: match (ready, health.up) {
                 (true, true) => READY,
@@ -85,9 +85,9 @@ impl Admin {
             store_up: health.up,
             without_store: health.without_store,
             pending_units: health.pending_units,
-            keys_loaded: health.keys_loaded,
-            keys_age_seconds: health.keys_age.as_secs_f64(),
-            keys_usable: health.keys_usable,
+            keys_loaded: health.keys.loaded,
+            keys_age_seconds: health.keys.age.as_secs_f64(),
+            keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
         }
     }

@@ -17,6 +17,7 @@ use crate::config::{Config, ConfigErrors};
 use crate::server;
 use crate::store::{ChangeMark, Role, Store};
 
+mod audit;
 mod check;
 mod keys;
 mod output;
@@ -75,6 +76,11 @@ enum Command {
         after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
     )]
     Usage(usage::UsageArguments),
+    /// Show who changed which key, when, how and why.
+    #[command(
+        after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
+    )]
+    Audit(audit::AuditArguments),
     /// See how the store is doing.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
@@ -118,6 +124,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
+        Command::Audit(arguments) => audit::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }
 }
@@ -288,6 +295,11 @@ mod tests {
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",
             "touchline usage invoice --month 2026-10-01",
+            "touchline audit --from soon",
+            "touchline audit --what theft",
+            "touchline audit --key short",
+            "touchline keys suspend 4fZk09QwXy2B --by",
+            "touchline keys suspend 4fZk09QwXy2B --reason",
             "touchline store",
             "touchline store status --output csv",
         ] {

@@ -9,6 +9,7 @@
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
+//! | [`audit`] | what the audit trail says of a change |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
@@ -20,6 +21,7 @@
 //! | [`request_id`] | which request ids are kept |
 
 pub mod api_key;
+pub mod audit;
 pub mod calendar;
 pub mod endpoint;
 pub mod key_record;

@@ -8,7 +8,8 @@
 //! - the units granted minus those refunded for a key and day never exceed the largest limit a charge was made with;
 //! - a charge is all or nothing, and one whose outcome the caller never learnt is not counted twice;
 //! - a refund is counted at most once, on the day of its charge;
-//! - a charge whose key record is older than the store's is never granted.
+//! - a charge whose key record is older than the store's is never granted;
+//! - a key is changed together with the entry of the change in the audit trail, or neither is.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,6 +21,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::{KeyRecord, TierName};
 
@@ -116,16 +118,23 @@ pub enum Role {
 pub struct Health {
     /// Whether a charge made now is expected to be decided.
     pub up: bool,
-    /// Whether the key table has been loaded whole.
-    pub keys_loaded: bool,
-    /// How long ago the key table was known to be current.
-    pub keys_age: Duration,
-    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
-    pub keys_usable: bool,
+    /// The replica of the key table.
+    pub keys: Freshness,
     /// How charges are decided while [`Health::up`] is false.
     pub without_store: WithoutStore,
     /// Units served without the store that it has not been told of.
     pub pending_units: u64,
+}
+
+/// How far the replica of the key table can be relied on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Freshness {
+    /// Whether it has been loaded whole.
+    pub loaded: bool,
+    /// How long ago it was known to be current; [`Duration::MAX`]: never.
+    pub age: Duration,
+    /// Whether that is recent enough to serve known keys by it; a store that is the authority itself always says yes.
+    pub usable: bool,
 }
 
 /// What a gateway does while its store is away.
@@ -182,14 +191,31 @@ pub enum ChangeError {
     Store(#[from] StoreError),
 }
 
+/// What became of one key of an import.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Imported {
+    /// It was added.
+    Added,
+    /// The key with this id has its secret already: nothing was written.
+    Held(KeyId),
+    /// Another key has its id: nothing was written.
+    IdTaken,
+    /// A command that has not written its key, because it died or is about to, has claimed the secret for this id: nothing was
+    /// written. The key can be added under that id at once, and under another after half a minute.
+    Claimed(KeyId),
+}
+
 /// A store of keys, counts and ledger.
 ///
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The replica of the key table, current within the time that [`Health::keys_age`] tells. Never waits.
+    /// The replica of the key table, current within the time that [`Store::freshness`] tells. Never waits.
     fn keys(&self) -> &KeyTable;
+
+    /// How far that replica can be relied on. Asked for every request: takes no lock.
+    fn freshness(&self) -> Freshness;
 
     /// The store's time as far as it is known without asking: the local clock corrected by what its last reply said.
     fn now(&self) -> Timestamp;
@@ -226,12 +252,28 @@ pub trait Store: Send + Sync + 'static {
     /// The store's time, asked for.
     async fn server_time(&self) -> Result<Timestamp, StoreError>;
 
-    /// Adds a key. The caller's `version`, `created` and `updated` are replaced by the store's time.
+    /// Adds a key. The caller's `version`, `created` and `updated` are replaced by the store's time. In the same atomic step, here
+    /// and in [`Store::update_key`], the audit trail gets the entry that the record's `last_change` makes.
     async fn create_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
 
     /// Replaces the record with this id if its version is still `record.version`; the new version and `updated` are the
     /// store's.
     async fn update_key(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError>;
+
+    /// Adds the keys that nobody has, as [`Store::create_key`] does but with the `created` that they bear; answers what became of
+    /// each, in their order, and the place of the last change. Charges pass between two calls, so a call brings some hundred
+    /// keys at most. Repeating one of which nothing more is known, because its process died or its reply was lost, completes it.
+    /// The embedded store writes all keys of a call or none; Redis, whose keys may lie on several servers, each by itself.
+    ///
+    /// # Errors
+    /// Where the outcome of some of the keys is unknown.
+    async fn import_keys(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError>;
+
+    /// The entries of the audit trail that meet the filter, in the order of the changes, asked for.
+    async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError>;
 
     /// The record of one key, asked for.
     async fn key(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError>;

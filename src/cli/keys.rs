@@ -1,7 +1,7 @@
 //! `touchline keys`: issues, finds, shows and changes keys in the configured store.
 //!
-//! Every change is a compare-and-set on the record, asks before it cuts somebody off, and returns when every live gateway
-//! has applied it. What a change means is decided in [`crate::policy::lifecycle`].
+//! Every change is a compare-and-set on the record, asks before it cuts somebody off, is written with its entry in the audit
+//! trail, and returns when every live gateway has applied it. What a change means is decided in [`crate::policy::lifecycle`].
 
 use std::io::Write;
 
@@ -81,8 +81,7 @@ pub(super) enum KeysCommand {
     SetCustomer(arguments::SetCustomerArguments),
     /// Give a key more units on one day, on top of its tier and of earlier grants for that day.
     ///
-    /// The units and their day are stored; the reason is shown in the result only, until the audit trail that will keep
-    /// it is built. Keep the output if you need the reason later.
+    /// The reason is kept in the audit trail and shown by `touchline keys show`.
     #[command(
         after_help = "Example:\n  touchline keys grant 4fZk09QwXy2B --extra 500 --reason \"Cup final, ticket 4711\"\n  touchline keys grant 4fZk09QwXy2B --extra 500 --day 2026-11-28 --reason \"Load test\""
     )]

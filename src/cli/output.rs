@@ -4,6 +4,7 @@ use std::io::Write;
 
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
+use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
 
@@ -133,6 +134,13 @@ pub(super) fn escape(text: &str) -> String {
 /// As [`escape`], but lines stay lines.
 pub(super) fn escape_lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
+}
+
+/// An instant for people: without fractions of a second.
+pub(super) fn to_the_second(instant: Timestamp) -> String {
+    Timestamp::from_second(instant.as_second())
+        .unwrap_or(instant)
+        .to_string()
 }
 
 /// A customer or label as an argument.

@@ -3,12 +3,15 @@
 use std::io::Write;
 
 use clap::Subcommand;
+use serde::Serialize;
 
 use super::Session;
 use super::output::{RecordFormat, write_json, write_record, write_table};
-use crate::config::Config;
+use crate::config::{Config, StoreConfig};
+use crate::store::redis::journal_facts;
 use crate::store::status::{
-    EmbeddedFacts, FeedFacts, GatewayFacts, RedisFacts, ServerFacts, StoreFacts, StoreStatus,
+    EmbeddedFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts, StoreFacts,
+    StoreStatus,
 };
 
 const GATEWAY_HEADER: [&str; 7] = [
@@ -20,18 +23,29 @@ const GATEWAY_HEADER: [&str; 7] = [
     "keys",
     "keys_age",
 ];
-const GATEWAY_NUMBERS: [&str; 4] = ["heartbeat", "lag", "keys", "keys_age"];
+/// What a gateway on Redis says beside that.
+const CONDITION_HEADER: [&str; 4] = ["clock", "breaker", "pending", "journal"];
+const GATEWAY_NUMBERS: [&str; 6] = ["heartbeat", "lag", "keys", "keys_age", "clock", "pending"];
 
 #[derive(Debug, Subcommand)]
 pub(super) enum StoreCommand {
     /// Show the store, its gateways and its feed; warn of settings that break promises. Fails where the store cannot be
-    /// used, and says why.
+    /// used, says why, and shows what this machine's journal holds.
     #[command(after_help = "Example:\n  touchline store status --output json")]
     Status {
         /// The form of the result.
         #[arg(long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
+}
+
+/// What there is to tell without Redis.
+#[derive(Debug, Serialize)]
+struct WithoutRedis {
+    /// Why Redis cannot be asked.
+    error: String,
+    /// The journal of this machine's gateways.
+    journal: JournalFacts,
 }
 
 /// Runs one of the commands on the configured store.
@@ -41,13 +55,40 @@ pub(super) fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     match command {
-        StoreCommand::Status { output } => Session::run(config, async |session| {
-            let status = session.store.status().await?;
+        StoreCommand::Status { output } => show_status(config, *output, out),
+    }
+}
+
+fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
+    let journal = match &config.store {
+        StoreConfig::Embedded(_) => None,
+        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
+    };
+    let mut told = None;
+    let outcome = Session::run(config, async |session| {
+        told = Some(session.store.status().await?);
+        Ok(())
+    });
+    match (told, outcome, journal) {
+        (Some(status), outcome, _) => {
             match output {
-                RecordFormat::Json => write_json(out, &status),
-                RecordFormat::Table => write_tables(&status, out),
+                RecordFormat::Json => write_json(out, &status)?,
+                RecordFormat::Table => write_tables(&status, out)?,
             }
-        }),
+            outcome
+        }
+        (None, Err(error), Some(journal)) => {
+            let without = WithoutRedis {
+                error: error.to_string(),
+                journal,
+            };
+            match output {
+                RecordFormat::Json => write_json(out, &without)?,
+                RecordFormat::Table => write_record(out, &journal_fields(&without.journal))?,
+            }
+            Err(error)
+        }
+        (None, outcome, _) => outcome,
     }
 }
 
@@ -70,8 +111,18 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         return Ok(());
     }
     writeln!(out)?;
-    let rows: Vec<Vec<String>> = status.gateways.iter().map(gateway_row).collect();
-    write_table(out, &GATEWAY_HEADER, &GATEWAY_NUMBERS, &rows)
+    let mut header = GATEWAY_HEADER.to_vec();
+    let mut rows: Vec<Vec<String>> = status.gateways.iter().map(gateway_row).collect();
+    match &status.store {
+        StoreFacts::Embedded(_) => {}
+        StoreFacts::Redis(_) => {
+            header.extend(CONDITION_HEADER);
+            for (row, gateway) in rows.iter_mut().zip(&status.gateways) {
+                row.extend(condition_row(gateway));
+            }
+        }
+    }
+    write_table(out, &header, &GATEWAY_NUMBERS, &rows)
 }
 
 fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
@@ -102,7 +153,34 @@ fn redis_fields(facts: &RedisFacts) -> Vec<(&'static str, String)> {
     fields.push(("index", index.to_owned()));
     let FeedFacts { length, last } = &facts.feed;
     fields.push(("feed", format!("{length} entries, last {last}")));
+    if let Some(journal) = &facts.journal {
+        fields.extend(journal_fields(journal));
+    }
     fields
+}
+
+fn journal_fields(journal: &JournalFacts) -> Vec<(&'static str, String)> {
+    let JournalFacts {
+        path,
+        bytes,
+        store,
+        pending_units,
+        counts,
+        unsettled_counts,
+        error,
+    } = journal;
+    let held = match error {
+        Some(error) => format!("it cannot be read: {error}"),
+        None => format!(
+            "{pending_units} units pending, {unsettled_counts} of {counts} counts not known to be in Redis, {bytes} bytes"
+        ),
+    };
+    let store = store.as_deref().unwrap_or("nobody yet");
+    vec![
+        ("journal here", path.display().to_string()),
+        ("journal of", store.to_owned()),
+        ("journal holds", held),
+    ]
 }
 
 fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
@@ -146,10 +224,12 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
+const UNTOLD: &str = "?";
+
 fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
     let seconds =
-        |age: Option<f64>| age.map_or_else(|| "?".to_owned(), |age| format!("{age:.1} s"));
-    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| "?".to_owned());
+        |age: Option<f64>| age.map_or_else(|| UNTOLD.to_owned(), |age| format!("{age:.1} s"));
+    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNTOLD.to_owned());
     vec![
         gateway.name.clone(),
         told(&gateway.version),
@@ -158,5 +238,26 @@ fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
         seconds(gateway.lag_seconds),
         told(&gateway.keys.map(|keys| keys.to_string())),
         seconds(gateway.keys_age_seconds),
+    ]
+}
+
+fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
+    let told = |text: Option<String>| text.unwrap_or_else(|| UNTOLD.to_owned());
+    let clock = gateway.clock_difference_seconds;
+    let breaker = gateway.breaker.as_ref();
+    let service = gateway.service.as_ref();
+    [
+        told(clock.map(|seconds| format!("{seconds:+.1} s"))),
+        told(
+            breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds)),
+        ),
+        told(service.map(|service| service.pending_units.to_string())),
+        told(service.map(|service| {
+            let state = match service.journal_error {
+                None => "",
+                Some(_) => ", failed",
+            };
+            format!("{}{state}", service.journal.display())
+        })),
     ]
 }

@@ -105,6 +105,111 @@ pub struct PreviousDigest {
     pub until: Timestamp,
 }
 
+/// What was done to a key, in the audit trail's word for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Action {
+    /// Issued here.
+    Issue,
+    /// Brought in with the secret that it had elsewhere.
+    Import,
+    /// Given another secret.
+    Rotate,
+    /// Given back the secret before a rotation whose new key nobody had seen.
+    UndoRotate,
+    /// Suspended.
+    Suspend,
+    /// Ended a suspension.
+    Resume,
+    /// Revoked.
+    Revoke,
+    /// Put into another tier.
+    SetTier,
+    /// Given another end of its subscription.
+    SetExpiry,
+    /// Given another label, or none.
+    SetLabel,
+    /// Given to another customer.
+    SetCustomer,
+    /// Given more units on a day.
+    Grant,
+    /// Whatever it was, it was done before changes were recorded.
+    Unrecorded,
+}
+
+impl Action {
+    /// All of them, in the order of a key's life.
+    pub const ALL: [Action; 13] = [
+        Action::Issue,
+        Action::Import,
+        Action::Rotate,
+        Action::UndoRotate,
+        Action::Suspend,
+        Action::Resume,
+        Action::Revoke,
+        Action::SetTier,
+        Action::SetExpiry,
+        Action::SetLabel,
+        Action::SetCustomer,
+        Action::Grant,
+        Action::Unrecorded,
+    ];
+
+    /// The word used in arguments, JSON and tables.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Action::Issue => "issue",
+            Action::Import => "import",
+            Action::Rotate => "rotate",
+            Action::UndoRotate => "undo-rotate",
+            Action::Suspend => "suspend",
+            Action::Resume => "resume",
+            Action::Revoke => "revoke",
+            Action::SetTier => "set-tier",
+            Action::SetExpiry => "set-expiry",
+            Action::SetLabel => "set-label",
+            Action::SetCustomer => "set-customer",
+            Action::Grant => "grant",
+            Action::Unrecorded => "unrecorded",
+        }
+    }
+}
+
+/// Public facts of a record by their names, such as `tier`; `None` where a record has none, such as a key without a label.
+pub type Facts = BTreeMap<String, Option<String>>;
+
+/// The change that made a record what it is. It travels in the record, so that no change is stored without it; the audit trail's
+/// entry is made of the two ([`super::audit::Entry::of`]).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastChange {
+    /// What was done.
+    pub action: Action,
+    /// Who did it: a name that they gave, or the operating system's user and host.
+    pub who: String,
+    /// Why, where they said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The changed facts as they were before.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub before: Facts,
+}
+
+impl LastChange {
+    /// The first change of a key.
+    pub fn first(action: Action, who: impl Into<String>) -> Box<LastChange> {
+        Box::new(LastChange {
+            action,
+            who: who.into(),
+            reason: None,
+            before: Facts::new(),
+        })
+    }
+
+    fn unrecorded() -> Box<LastChange> {
+        LastChange::first(Action::Unrecorded, "unknown")
+    }
+}
+
 /// Everything known of one key, as stored and replicated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRecord {
@@ -136,6 +241,9 @@ pub struct KeyRecord {
     pub updated: Timestamp,
     /// Microseconds of the store's time at the last change, at least one more than at the change before.
     pub version: u64,
+    /// The change that this record is the outcome of.
+    #[serde(default = "LastChange::unrecorded")]
+    pub last_change: Box<LastChange>,
 }
 
 /// Why a known key may not be used. Clients are never told which.
@@ -203,6 +311,7 @@ pub(crate) mod tests {
             created: now,
             updated: now,
             version: 1,
+            last_change: LastChange::first(Action::Issue, "tester@here"),
         };
         (key, record)
     }
@@ -265,6 +374,29 @@ pub(crate) mod tests {
         record.grants.insert(day, 500);
         assert_eq!(record.limit_on(day, 3_000), 3_500);
         assert_eq!(record.limit_on(day.tomorrow().unwrap(), 3_000), 3_000);
+    }
+
+    #[test]
+    fn a_record_from_before_changes_were_recorded_can_be_read() {
+        let (_, record) = key_of("pro");
+        let mut json = serde_json::to_value(&record).unwrap();
+        json.as_object_mut().unwrap().remove("last_change");
+        let read: KeyRecord = serde_json::from_value(json).unwrap();
+        assert_eq!(read.last_change.action, Action::Unrecorded);
+        assert_eq!(
+            KeyRecord {
+                last_change: record.last_change.clone(),
+                ..read
+            },
+            record
+        );
+    }
+
+    #[test]
+    fn an_action_has_one_word_everywhere() {
+        for action in Action::ALL {
+            assert_eq!(serde_json::to_value(action).unwrap(), action.as_str());
+        }
     }
 
     #[test]

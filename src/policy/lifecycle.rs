@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 
 use super::api_key::KeyDigest;
-use super::key_record::{KeyRecord, KeyState, PreviousDigest, TierName};
+use super::key_record::{Action, KeyRecord, KeyState, PreviousDigest, TierName};
 
 /// The most extra units of a key on one day. Far below 2^53: Redis counts in doubles.
 pub const GRANT_UNITS_MAX: u64 = 1_000_000_000_000;
@@ -65,6 +65,21 @@ pub enum ChangeRefused {
 }
 
 impl Change {
+    /// The audit trail's word for it.
+    pub fn action(&self) -> Action {
+        match self {
+            Change::Rotate { .. } => Action::Rotate,
+            Change::Suspend => Action::Suspend,
+            Change::Resume => Action::Resume,
+            Change::Revoke => Action::Revoke,
+            Change::SetTier(_) => Action::SetTier,
+            Change::SetExpiry(_) => Action::SetExpiry,
+            Change::SetLabel(_) => Action::SetLabel,
+            Change::SetCustomer(_) => Action::SetCustomer,
+            Change::Grant { .. } => Action::Grant,
+        }
+    }
+
     /// The record after the change at `now`; `None` if it is so already.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
+use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
@@ -42,6 +43,7 @@ const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 pub struct Permit {
     key: Arc<KeyEntry>,
     endpoint: Arc<Endpoint>,
+    upstream: Arc<Upstream>,
     standing: Standing,
     receipt: Receipt,
 }
@@ -55,6 +57,11 @@ impl Permit {
     /// The endpoint that was found.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
+    }
+
+    /// Where the request goes: found before it was charged.
+    pub fn upstream(&self) -> &Arc<Upstream> {
+        &self.upstream
     }
 
     /// Where the key stands with this request counted.
@@ -178,8 +185,8 @@ impl Admission<'_> {
     /// is not in the replica is unknown while the replica is current, and known keys are served by it while it may be
     /// used.
     fn authenticate(&self, now: Timestamp) -> Result<Caller, Refusal> {
-        let health = self.gate.store.health();
-        if !health.keys_usable {
+        let keys = self.gate.store.freshness();
+        if !keys.usable {
             return Err(Refusal::internal(
                 "the replica of the key table is not loaded or older than store.redis.max_staleness",
             ));
@@ -189,7 +196,7 @@ impl Admission<'_> {
                 Caller::new(self.gate, self.snapshot, entry, now)
             }
             Some(_) => Err(Refusal::of(Rejection::InvalidApiKey)),
-            None if health.keys_loaded && health.keys_age <= KEYS_AGE_MAX => {
+            None if keys.loaded && keys.age <= KEYS_AGE_MAX => {
                 Err(Refusal::of(Rejection::InvalidApiKey))
             }
             None => Err(Refusal::internal(
@@ -289,6 +296,11 @@ impl Admission<'_> {
 
     /// Step 8: one atomic charge.
     async fn charge(&mut self, caller: Caller, endpoint: Arc<Endpoint>) -> Result<Permit, Halt> {
+        let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
+            let cause = format!("there is no upstream {}", endpoint.upstream);
+            let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
+            return Err(refusal.into());
+        };
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.standing.day,
@@ -304,6 +316,7 @@ impl Admission<'_> {
                 standing: caller.standing_with(Some(used)),
                 key: caller.key,
                 endpoint,
+                upstream,
                 receipt,
             }),
             Ok(Decision::Exhausted { used }) => {

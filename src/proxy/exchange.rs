@@ -233,9 +233,10 @@ impl Served {
 impl Forwarding {
     /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
     /// connection has refused bytes so far.
-    pub fn begin(permit: Permit, upstream: Arc<Upstream>, client_blocked: Duration) -> Forwarding {
+    pub fn begin(permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
+        let upstream = permit.upstream().clone();
         let standing = permit.standing();
         let receipt = permit.into_receipt();
         Forwarding {

@@ -202,11 +202,8 @@ impl ProxyHttp for Edge {
                     .quota_units
                     .with_label_values(&[tier, "charged"])
                     .inc_by(charged);
-                let upstream = snapshot.upstream(&permit.endpoint().upstream).cloned();
-                let upstream = upstream
-                    .ok_or_else(|| Error::explain(ErrorType::InternalError, "no such upstream"))?;
                 exchange.stage =
-                    Stage::Forwarding(Forwarding::begin(permit, upstream, client_blocked(session)));
+                    Stage::Forwarding(Forwarding::begin(permit, client_blocked(session)));
                 if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
                     // Should the client be gone, reading its body will tell.
                     let _ = session.as_downstream_mut().write_continue_response().await;

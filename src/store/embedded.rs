@@ -10,7 +10,7 @@
 //! | `inbox` | what waits for the writer thread, and its bounds |
 //! | `writer` | the thread that commits in groups and answers after the commit |
 //! | `group` | what is decided and written in one transaction |
-//! | `keys` | changing the key table and catching up with it |
+//! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `usage` | reading and proving the ledger |
 //! | `retention` | dropping days that were kept long enough |
@@ -57,11 +57,12 @@ use self::learnt::Learnt;
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, Keeping, KeyEntry, KeyTable,
-    NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, Keeping,
+    KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 
@@ -69,6 +70,8 @@ use crate::policy::key_record::KeyRecord;
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// The pause before each batch of an import, some tries of whoever waits for the database's lock.
+const IMPORT_PAUSE: Duration = Duration::from_millis(2);
 /// How often the gateways' progress is read while somebody waits for it.
 const PROGRESS_POLL: Duration = Duration::from_millis(5);
 
@@ -227,6 +230,11 @@ fn load(
     Ok(())
 }
 
+/// A place in the order of changes, for callers.
+fn mark(place: i64) -> ChangeMark {
+    ChangeMark(u128::from(group::unsigned(place)))
+}
+
 fn leave(connection: &Connection, gateway: Option<&NodeName>) {
     let left = match gateway {
         Some(name) => feed::leave(connection, name),
@@ -357,9 +365,7 @@ impl EmbeddedStore {
             })
             .await?;
         match changed {
-            Changed::Made(record, place) => {
-                Ok((*record, ChangeMark(u128::from(group::unsigned(place)))))
-            }
+            Changed::Made(record, place) => Ok((*record, mark(place))),
             Changed::Unknown => Err(ChangeError::UnknownKey(id)),
             Changed::Conflict => Err(ChangeError::Conflict(id)),
             Changed::Taken => Err(ChangeError::Exists(id)),
@@ -378,6 +384,14 @@ impl Drop for EmbeddedStore {
 impl Store for EmbeddedStore {
     fn keys(&self) -> &KeyTable {
         self.desk.keys.table()
+    }
+
+    fn freshness(&self) -> Freshness {
+        Freshness {
+            loaded: true,
+            age: self.polled.age(),
+            usable: true,
+        }
     }
 
     fn now(&self) -> Timestamp {
@@ -426,9 +440,7 @@ impl Store for EmbeddedStore {
     fn health(&self) -> Health {
         Health {
             up: self.desk.up.load(Ordering::Relaxed),
-            keys_loaded: true,
-            keys_age: self.polled.age(),
-            keys_usable: true,
+            keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,
         }
@@ -463,8 +475,52 @@ impl Store for EmbeddedStore {
             .await
     }
 
+    async fn import_keys(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        // The lock is nobody's meanwhile: gateways that wait for it, in other processes, try it several times.
+        tokio::time::sleep(IMPORT_PAUSE).await;
+        let imported = self
+            .on_writer(move |connection, desk| keys::import(connection, records, desk.clock.now()));
+        let (outcomes, last) = imported.await?;
+        Ok((outcomes, last.map(mark)))
+    }
+
+    async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
+        let (mut entries, mut reached) = (Vec::new(), 0);
+        loop {
+            let (after, key) = (reached, wanted.key);
+            let page = self
+                .on_reader(move |connection| keys::trail(connection, after, key))
+                .await?;
+            let Some((last, _)) = page.last() else {
+                return Ok(entries);
+            };
+            reached = *last;
+            let page = page.into_iter().map(|(_, entry)| entry);
+            entries.extend(page.filter(|entry| wanted.holds(entry)));
+        }
+    }
+
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
-        self.on_reader(|connection| keys::all(connection)).await
+        let (mut found, mut reached) = (Vec::new(), 0);
+        loop {
+            let after = reached;
+            let page = self
+                .on_reader(move |connection| keys::page(connection, after))
+                .await?;
+            let Some((last, _, _)) = page.last() else {
+                break;
+            };
+            reached = *last;
+            found.extend(page);
+        }
+        // A key that was changed meanwhile came again, at its new place.
+        found.sort_by_key(|(place, _, record)| (record.id, std::cmp::Reverse(*place)));
+        found.dedup_by_key(|(_, _, record)| record.id);
+        found.sort_by_key(|(_, born, record)| (record.created, *born));
+        Ok(found.into_iter().map(|(_, _, record)| record).collect())
     }
 
     async fn await_applied(

@@ -15,8 +15,10 @@
 //! | `journal` | what this node has counted, on its own disk |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
+//! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
+//! | `current` | how current that replica is |
 //! | `replica` | the same as it is saved on this machine |
 //! | `home` | which store a file on this machine is of |
 //! | `heartbeat` | which gateways live, and how far each has followed |
@@ -26,7 +28,7 @@
 //! Invariant: whatever becomes of a call, the next one says everything that the lost one said (see
 //! [`crate::policy::quota`]); and nothing is served without Redis that is not on disk first.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,22 +41,25 @@ use tokio::time::{Instant, timeout};
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
-use crate::store::status::{Replicas, StoreStatus};
+use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Health, KeyEntry, KeyTable, NodeName,
-    Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyEntry,
+    KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 
 mod breaker;
 mod charging;
 mod cluster;
+mod current;
 mod feed;
 mod guard;
 mod heartbeat;
 mod home;
+mod import;
 mod index;
 mod journal;
 mod ledger;
@@ -71,10 +76,12 @@ mod slots;
 mod status;
 mod time;
 mod topology;
+mod trail;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
 use guard::Guard;
+use heartbeat::Condition;
 use home::Home;
 use ledger::Ledger;
 use link::{Connection, Link};
@@ -130,6 +137,14 @@ struct Parts {
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
     max_staleness: Duration,
+    /// The configured journal, a command's too.
+    journal: Option<PathBuf>,
+}
+
+/// What the journal at `path` says, read without Redis and without changing it; `None` where there is no such file. Blocks
+/// while the file is read.
+pub fn journal_facts(path: &Path) -> Option<JournalFacts> {
+    journal::facts(path)
 }
 
 /// Opens the store for a process whose quota days lie in `zone`.
@@ -149,6 +164,10 @@ pub async fn open(
     let topology = Topology::of(&settings)?;
     let key_prefix = settings.key_prefix.clone();
     let names = Names::new(&key_prefix, settings.keeping);
+    let journal = settings
+        .outage
+        .as_ref()
+        .map(|outage| outage.journal.clone());
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
@@ -204,6 +223,7 @@ pub async fn open(
                 node,
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
+                condition: condition(&guard, outage.clone(), clock.clone()),
             };
             let home = topology.home(&key_prefix);
             Some(follower(setting, settings.replica, home).await?)
@@ -217,6 +237,7 @@ pub async fn open(
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
         feed,
         max_staleness: settings.max_staleness,
+        journal,
         keys,
         clock,
         local_clock,
@@ -238,6 +259,20 @@ pub async fn open(
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
     }
     Ok(Arc::new(store))
+}
+
+/// How a gateway stands to Redis, whenever it is asked.
+fn condition(
+    guard: &Arc<Guard>,
+    outage: Option<Arc<Outage>>,
+    clock: Arc<StoreClock>,
+) -> Box<dyn Fn() -> Condition + Send + Sync> {
+    let guard = guard.clone();
+    Box::new(move || Condition {
+        breaker: Some(guard.facts()),
+        service: outage.as_ref().map(|outage| outage.facts()),
+        clock_difference_seconds: Some(clock.difference().as_secs_f64()),
+    })
 }
 
 /// A gateway's feed, which begins with what was saved on this machine.
@@ -432,6 +467,18 @@ impl Parts {
 }
 
 impl RedisStore {
+    /// Walks over every name in Redis once: takes in keys that nobody told, and writes back what Redis lacks or holds older.
+    /// A gateway does so each ten minutes by itself; a command, which has no replica, never.
+    ///
+    /// # Errors
+    /// Those of Redis; what was mended by then stays mended.
+    pub async fn repair(&self) -> Result<(), StoreError> {
+        match &self.parts.feed {
+            Some(feed) => feed.repair_once().await,
+            None => Ok(()),
+        }
+    }
+
     fn away(&self) -> StoreError {
         match self.parts.guard.require() {
             Ok(()) => StoreError::Unavailable("Redis was away a moment ago".into()),
@@ -450,6 +497,17 @@ impl Drop for RedisStore {
 impl Store for RedisStore {
     fn keys(&self) -> &KeyTable {
         &self.parts.keys
+    }
+
+    fn freshness(&self) -> Freshness {
+        let feed = self.parts.feed.as_ref();
+        let loaded = feed.is_some_and(Feed::is_loaded);
+        let age = feed.map_or(Duration::MAX, Feed::age);
+        Freshness {
+            loaded,
+            age,
+            usable: loaded && age <= self.parts.max_staleness,
+        }
     }
 
     fn now(&self) -> Timestamp {
@@ -511,15 +569,10 @@ impl Store for RedisStore {
     }
 
     fn health(&self) -> Health {
-        let feed = self.parts.feed.as_ref();
-        let keys_loaded = feed.is_some_and(Feed::is_loaded);
-        let keys_age = feed.map_or(Duration::MAX, Feed::age);
         let outage = self.parts.outage.as_ref();
         Health {
             up: self.parts.guard.is_closed() && self.parts.link.is_whole(),
-            keys_loaded,
-            keys_age,
-            keys_usable: keys_loaded && keys_age <= self.parts.max_staleness,
+            keys: self.freshness(),
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
         }
@@ -567,6 +620,17 @@ impl Store for RedisStore {
         self.parts.records.get(id).await
     }
 
+    async fn import_keys(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        self.parts.records.import(records).await
+    }
+
+    async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
+        self.parts.records.trail(&wanted).await
+    }
+
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError> {
         self.parts.records.all().await
     }
@@ -590,7 +654,13 @@ impl Store for RedisStore {
         let halfway = parts.local_clock.now().duration_since(asked) / 2;
         let difference = theirs.duration_since(asked) - halfway;
         let (link, names) = (&parts.command_link, &parts.names);
-        status::status(link, names, difference.as_secs_f64()).await
+        let journal = match parts.journal.clone() {
+            Some(path) => tokio::task::spawn_blocking(move || journal_facts(&path))
+                .await
+                .unwrap_or_default(),
+            None => None,
+        };
+        status::status(link, names, difference.as_secs_f64(), journal).await
     }
 
     async fn usage(

@@ -1,8 +1,9 @@
 //! What a store says of itself, for operators: facts that can be written as JSON, and warnings where they break promises.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Everything `touchline store status` tells.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -61,6 +62,75 @@ pub struct RedisFacts {
     pub index_complete: bool,
     /// The changes of keys.
     pub feed: FeedFacts,
+    /// The journal of this machine's gateways; `None` where the configured file does not exist.
+    pub journal: Option<JournalFacts>,
+}
+
+/// The journal's file on this machine, read without Redis and without changing it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct JournalFacts {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size with its log.
+    pub bytes: u64,
+    /// The store that it is of.
+    pub store: Option<String>,
+    /// Units served without Redis that it may not know.
+    pub pending_units: u64,
+    /// Counts of a key's day by a process, of which so many are not known to be in Redis as they are here.
+    pub counts: u64,
+    /// See above.
+    pub unsettled_counts: u64,
+    /// Why it cannot be read; the numbers are 0 then.
+    pub error: Option<String>,
+}
+
+/// Whether a gateway asks Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BreakerState {
+    /// It does.
+    Closed,
+    /// It does not.
+    Open,
+    /// It does not, and is finding out whether it could.
+    HalfOpen,
+}
+
+impl fmt::Display for BreakerState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            BreakerState::Closed => "closed",
+            BreakerState::Open => "open",
+            BreakerState::HalfOpen => "half-open",
+        })
+    }
+}
+
+/// A gateway's breaker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct BreakerFacts {
+    /// Its state.
+    pub state: BreakerState,
+    /// How long it has been closed, or not closed.
+    pub since_seconds: f64,
+    /// What the last charge that Redis did not decide failed with.
+    pub last_failure: Option<String>,
+    /// How long ago that was.
+    pub last_failure_age_seconds: Option<f64>,
+}
+
+/// A gateway's service without Redis.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServiceFacts {
+    /// `bounded`, `deny` or `open`.
+    pub outage: String,
+    /// Its journal, on its own machine.
+    pub journal: PathBuf,
+    /// Why that cannot be written, where it cannot.
+    pub journal_error: Option<String>,
+    /// Units served without Redis that it may not know.
+    pub pending_units: u64,
 }
 
 /// One server process.
@@ -118,6 +188,12 @@ pub struct GatewayFacts {
     pub keys: Option<u64>,
     /// How long ago its table was known to be current, when it last said so.
     pub keys_age_seconds: Option<f64>,
+    /// Whether it asks Redis; `None` where it does not say.
+    pub breaker: Option<BreakerFacts>,
+    /// What it does without; `None` where it does not say.
+    pub service: Option<ServiceFacts>,
+    /// The store's clock minus its own; `None` where it does not say.
+    pub clock_difference_seconds: Option<f64>,
 }
 
 /// How far a change has come beyond the server that took it.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::redis::{RedisStore, Settings, open};
 use touchline::store::{NodeName, Role, Store};
 
@@ -118,7 +118,7 @@ async fn opened(settings: &Settings, how: &str) -> Arc<RedisStore> {
     let role = Role::Gateway(NodeName("bench".into()));
     let store = open(settings.clone(), role, "UTC", Clock::system());
     let store = store.await.unwrap();
-    wait_until(|| store.keys().len() == KEYS && store.health().keys_loaded).await;
+    wait_until(|| store.keys().len() == KEYS && store.health().keys.loaded).await;
     println!("  {how}: {:?}", started.elapsed());
     store
 }
@@ -176,6 +176,7 @@ fn record(number: usize) -> KeyRecord {
         created: jiff::Timestamp::now(),
         updated: jiff::Timestamp::now(),
         version: 1,
+        last_change: LastChange::first(Action::Issue, "tester@here"),
     }
 }
 

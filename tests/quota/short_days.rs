@@ -16,7 +16,7 @@ use touchline::clock::Clock;
 use touchline::config::Config;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rejection::Rejection;
 use touchline::proxy::admission::{Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
@@ -71,6 +71,7 @@ async fn issue(store: &Arc<dyn Store>) -> ApiKey {
         created: now,
         updated: now,
         version: 0,
+        last_change: LastChange::first(Action::Issue, "tester@here"),
     };
     let (_, mark) = store.create_key(record).await.unwrap();
     assert_eq!(
@@ -138,7 +139,7 @@ async fn days_cross_real_midnights(store: &str) {
         gate(store, &calendar, "two").await,
     ];
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !gates.iter().all(|gate| gate.store.health().keys_loaded) {
+    while !gates.iter().all(|gate| gate.store.health().keys.loaded) {
         assert!(Instant::now() < deadline, "the stores come up");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use touchline::clock::Clock;
+use touchline::policy::audit::Entry;
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Durability, EmbeddedStore, Settings, open};
@@ -17,7 +18,7 @@ use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, Store
 
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
-    issue, ledger, new_record, today,
+    issue, ledger, new_record, today, trail,
 };
 
 /// A database file in a directory of its own.
@@ -237,6 +238,32 @@ async fn a_damaged_database_is_refused() {
     std::fs::write(&path, bytes).unwrap();
     let message = refused_at_open(&path).await;
     assert!(message.contains("damaged"), "{message}");
+}
+
+#[tokio::test]
+async fn a_database_from_before_the_audit_trail_is_brought_up_to_date() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("touchline.db");
+    let store: Arc<dyn Store> = open_file(&path).await.unwrap();
+    let key = issue(&store).await;
+    store.close(PATIENCE).await;
+    drop(store);
+    let older = Connection::open(&path).unwrap();
+    older
+        .execute_batch(
+            "DROP TABLE audit; PRAGMA user_version = 1;
+             UPDATE keys SET record = json_remove(record, '$.last_change')",
+        )
+        .unwrap();
+    drop(older);
+    let store: Arc<dyn Store> = open_file(&path).await.unwrap();
+    let before = store.key(key.record.id).await.unwrap().unwrap();
+    assert_eq!(before.digest, key.record.digest);
+    assert_eq!(trail(&store).await, []);
+    let (after, _) = store.update_key(before).await.unwrap();
+    assert_eq!(trail(&store).await, [Entry::of(&after)]);
+    let again: Arc<dyn Store> = open_file(&path).await.unwrap();
+    assert_eq!(trail(&again).await.len(), 1);
 }
 
 #[tokio::test]

@@ -346,8 +346,8 @@ async fn a_gateway_that_starts_without_redis_serves_known_keys_from_its_saved_re
     let (mut site, key) = left_alone().await;
     let gateway = site.gateway_at(HOUR).await;
     let health = gateway.health();
-    assert!(!health.up && health.keys_loaded && health.keys_usable);
-    assert!(health.keys_age > KEYS_AGE_MAX, "an unknown key is no 401");
+    assert!(!health.up && health.keys.loaded && health.keys.usable);
+    assert!(health.keys.age > KEYS_AGE_MAX, "an unknown key is no 401");
     assert_eq!(gateway.keys().find(&key.record.digest).unwrap(), key);
 
     // It comes back empty.
@@ -355,7 +355,7 @@ async fn a_gateway_that_starts_without_redis_serves_known_keys_from_its_saved_re
     is_stored(&site, &key.record).await;
     eventually("the replica is current", async || {
         let health = gateway.health();
-        (health.up && health.keys_age <= KEYS_AGE_MAX).then_some(())
+        (health.up && health.keys.age <= KEYS_AGE_MAX).then_some(())
     })
     .await;
 }
@@ -366,8 +366,8 @@ async fn a_gateway_that_starts_without_redis_and_without_a_replica_is_not_ready(
     std::fs::remove_file(site.replica()).unwrap();
     let gateway = site.gateway().await;
     let health = gateway.health();
-    assert!(!health.keys_loaded && !health.keys_usable);
-    assert_eq!(health.keys_age, Duration::MAX);
+    assert!(!health.keys.loaded && !health.keys.usable);
+    assert_eq!(health.keys.age, Duration::MAX);
     assert!(gateway.keys().find(&key.record.digest).is_none());
 }
 
@@ -378,13 +378,13 @@ async fn a_saved_replica_is_used_up_to_max_staleness_and_not_beyond() {
     for (later, usable) in [(24 * HOUR - minute, true), (24 * HOUR + minute, false)] {
         let gateway = site.gateway_at(later).await;
         let health = gateway.health();
-        assert!(health.keys_loaded);
-        assert_eq!(health.keys_usable, usable, "{later:?}");
+        assert!(health.keys.loaded);
+        assert_eq!(health.keys.usable, usable, "{later:?}");
     }
     let stale = site.gateway_at(48 * HOUR).await;
     site.server.restart().await;
     eventually("Redis makes it usable again", async || {
-        stale.health().keys_usable.then_some(())
+        stale.health().keys.usable.then_some(())
     })
     .await;
 }
@@ -397,15 +397,15 @@ async fn a_replica_becomes_too_old_while_the_gateway_runs() {
         ..site.settings()
     };
     let gateway = site.try_open(settings, Clock::system()).await.unwrap();
-    assert!(gateway.health().keys_usable);
+    assert!(gateway.health().keys.usable);
     site.server.kill();
     eventually("the replica is too old", async || {
-        (!gateway.health().keys_usable).then_some(())
+        (!gateway.health().keys.usable).then_some(())
     })
     .await;
     site.server.restart().await;
     eventually("the replica is current", async || {
-        gateway.health().keys_usable.then_some(())
+        gateway.health().keys.usable.then_some(())
     })
     .await;
 }
@@ -416,7 +416,7 @@ async fn a_replica_saved_in_the_future_is_not_believed() {
     let clock = Clock::from_fn(|| jiff::Timestamp::now() - HOUR);
     let gateway = site.try_open(site.settings(), clock).await.unwrap();
     let health = gateway.health();
-    assert!(health.keys_loaded && !health.keys_usable);
+    assert!(health.keys.loaded && !health.keys.usable);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -427,12 +427,12 @@ async fn a_damaged_replica_is_set_aside() {
     }
     std::fs::write(site.replica(), vec![7; 8_192]).unwrap();
     let gateway = site.gateway().await;
-    assert!(!gateway.health().keys_loaded);
+    assert!(!gateway.health().keys.loaded);
     assert!(site.replica().with_extension("damaged").exists());
     drop(gateway);
     site.server.restart().await;
     let gateway = site.gateway().await;
-    assert!(gateway.health().keys_loaded);
+    assert!(gateway.health().keys.loaded);
     assert!(gateway.keys().get(key.record.id).is_none());
 }
 
@@ -562,4 +562,45 @@ async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_the_running_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_restarted_with_older_data_is_brought_up_to_date_by_a_gateway_that_starts() {
     older_data_are_brought_up_to_date(true).await;
+}
+
+/// What a command that died half-way or a failover leaves, and no feed tells of.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_periodic_walk_finds_what_no_feed_told_and_writes_back_what_redis_lost() {
+    let site = Site::new().await;
+    let command = site.command().await;
+    let (lost, outdated) = (issue(&command).await, issue(&command).await);
+    let gateway = site.gateway().await;
+    let revoked = revoked(&command, &outdated).await;
+    has_record(&gateway, &lost.record).await;
+    has_record(&gateway, &revoked).await;
+    let name = |id: KeyId| format!("touchline:k:{{{id}}}");
+    let put = async |record: &KeyRecord| {
+        let (version, packed) = (
+            record.version.to_string(),
+            serde_json::to_string(record).unwrap(),
+        );
+        let name = name(record.id);
+        site.tell(&["HSET", &name, "ver", &version, "rec", &packed])
+            .await;
+    };
+    let untold = KeyRecord {
+        version: 7,
+        ..new_record("pro")
+    };
+    put(&untold).await;
+    put(&outdated.record).await;
+    site.tell(&["DEL", &name(lost.record.id)]).await;
+    site.tell(&["DEL", &format!("touchline:d:{}", lost.record.digest)])
+        .await;
+    site.tell(&["DEL", "touchline:zone"]).await;
+
+    gateway.repair().await.unwrap();
+    assert_eq!(gateway.keys().get(untold.id).unwrap().record, untold);
+    for record in [&lost.record, &revoked, &untold] {
+        is_stored(&site, record).await;
+    }
+    assert!(site.has("touchline:zone").await);
+    let found = command.all_keys().await.unwrap();
+    assert_eq!(found.len(), 3, "all are in the index");
 }

@@ -8,6 +8,8 @@
 #[macro_use]
 mod suite;
 
+use harness::{redis_nodes, tcp_proxy};
+
 mod charge_script;
 mod embedded;
 mod key_replica;
@@ -15,11 +17,10 @@ mod key_replica_gateway;
 mod ledger_in_redis;
 mod outage;
 mod redis_cluster;
-mod redis_nodes;
 mod redis_sentinel;
 mod redis_server;
 mod redis_store;
 mod redis_tls;
 mod status;
-mod tcp_proxy;
 mod topologies;
+mod trail;

@@ -1,6 +1,7 @@
 //! The Redis store: the shared suite, and what happens to it when Redis fails.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -262,7 +263,7 @@ async fn a_gateway_opens_without_redis_and_recovers_by_itself() {
     server.kill();
     let store: Arc<dyn Store> = gateway_at(server.url()).await;
     let health = store.health();
-    assert!(!health.up && !health.keys_loaded);
+    assert!(!health.up && !health.keys.loaded);
     let key = KeyEntry::new(new_record("pro"));
     let asked = Instant::now();
     let failed = store.charge(charge(&key, today(), 10, 1)).await;
@@ -276,7 +277,7 @@ async fn a_gateway_opens_without_redis_and_recovers_by_itself() {
     server.restart().await;
     eventually("the store is up with its keys", async || {
         let health = store.health();
-        (health.up && health.keys_loaded).then_some(())
+        (health.up && health.keys.loaded).then_some(())
     })
     .await;
     let key = eventually("a key can be issued", async || {
@@ -444,4 +445,37 @@ async fn two_gateways_on_a_network_that_loses_replies_stay_exact() {
         store.close(PATIENCE).await;
     }
     assert_eq!(counted(&server, key.record.id).await, kept);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_in_the_middle_of_a_charge_does_not_block_its_key() {
+    let server = RedisServer::start().await;
+    let panics = Arc::new(AtomicBool::new(false));
+    let clock = {
+        let panics = panics.clone();
+        Clock::from_fn(move || {
+            assert!(!panics.swap(false, Ordering::SeqCst), "wanted");
+            jiff::Timestamp::now()
+        })
+    };
+    // A command's handle: nothing but charges reads its clock meanwhile.
+    let store = open(settings(server.url()), Role::Command, ZONE, clock);
+    let store: Arc<dyn Store> = store.await.unwrap();
+    let (key, day) = (issue(&store).await, today());
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+    panics.store(true, Ordering::SeqCst);
+    let asked = Instant::now();
+    let broken_off = store.charge(charge(&key, day, 10, 1)).await;
+    assert!(
+        matches!(broken_off, Err(StoreError::Unavailable(_))),
+        "{broken_off:?}"
+    );
+    assert!(!panics.load(Ordering::SeqCst), "it was the charge");
+    assert!(
+        asked.elapsed() < Duration::from_secs(5),
+        "nobody waits for it"
+    );
+    assert_eq!(granted(store.charge(charge(&key, day, 10, 1)).await).0, 2);
+    store.close(PATIENCE).await;
+    eventually_used(&store, &key, day, 2).await;
 }

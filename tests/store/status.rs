@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use harness::{Scene, Store as SceneStore, eventually};
+use harness::{Protocol, Scene, Store as SceneStore, eventually};
 use serde_json::Value;
 
 use crate::redis_server::RedisServer;
 
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(20);
+const MARKETS: &str = "/api/v1/data/markets";
 
 async fn status(scene: &Scene) -> Value {
     let text = scene.cli(&["store", "status", "--output", "json"]).await;
@@ -149,4 +150,96 @@ async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
         "{said}"
     );
     replica.resume();
+}
+
+#[tokio::test]
+async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .gateways(2)
+        .start()
+        .await;
+    scene.issue("pro").await;
+    // A journal that cannot be written.
+    let journal = scene.directory().join("gateway-1/var/journal.db");
+    scene.gateways[1].kill9();
+    for suffix in ["", "-wal", "-shm"] {
+        let _ = std::fs::remove_file(format!("{}{suffix}", journal.display()));
+    }
+    std::fs::create_dir(&journal).unwrap();
+    scene.gateways[1].restart().await;
+    let told = eventually("both gateways tell", PATIENCE, async || {
+        let told = status(&scene).await;
+        let gateways = told["gateways"].as_array()?;
+        let failed = gateways
+            .iter()
+            .filter(|one| one["service"]["journal_error"].is_string());
+        let sound = gateways
+            .iter()
+            .filter(|one| one["service"]["journal_error"].is_null());
+        // The one that was killed is forgotten after some seconds.
+        (failed.count() == 1 && sound.count() == 1).then_some(told)
+    })
+    .await;
+    for gateway in told["gateways"].as_array().unwrap() {
+        assert_eq!(gateway["breaker"]["state"], "closed", "{told}");
+        assert!(gateway["breaker"]["since_seconds"].as_f64().unwrap() >= 0.0);
+        assert_eq!(gateway["service"]["outage"], "bounded");
+        assert_eq!(gateway["service"]["journal"], "var/journal.db");
+        assert_eq!(gateway["service"]["pending_units"], 0);
+        let difference = gateway["clock_difference_seconds"].as_f64().unwrap();
+        assert!(difference.abs() < 1.0, "{told}");
+    }
+    assert!(warns_of(&told, "cannot write its journal"), "{told}");
+    let table = scene.cli(&["store", "status"]).await;
+    for part in ["BREAKER", "closed for", "PENDING", "CLOCK", "failed"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
+}
+
+#[tokio::test]
+async fn the_status_without_redis_tells_what_this_machines_journal_holds() {
+    let directory = tempfile::tempdir().unwrap();
+    let journal = directory.path().join("journal.db");
+    let extra = format!("timeout: 300ms, journal: \"{}\"", journal.display());
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(SceneStore::Redis)
+        .durable_redis()
+        .spec(|spec| spec.redis_extra = extra)
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let told = status(&scene).await;
+    assert_eq!(told["store"]["journal"]["path"], journal.to_str().unwrap());
+    scene.redis.as_mut().unwrap().kill9();
+    for _ in 0..3 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    for (killed, arguments) in [(false, "json"), (true, "json"), (true, "table")] {
+        if killed {
+            scene.gateways[0].kill9();
+        }
+        let asked = ["store", "status", "--output", arguments];
+        let output = scene.gateways[0].cli(&asked).await;
+        assert_eq!(output.status.code(), Some(1));
+        let port = scene.redis.as_ref().unwrap().port().to_string();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains(&port), "{said}");
+        let shown = String::from_utf8(output.stdout).unwrap();
+        match arguments {
+            "json" => {
+                let told: Value = serde_json::from_str(&shown).unwrap();
+                assert_eq!(told["journal"]["pending_units"], 3, "{told}");
+                let store = told["journal"]["store"].as_str().unwrap();
+                assert!(store.contains(&port), "{told}");
+                assert!(told["error"].as_str().unwrap().contains(&port));
+            }
+            _ => assert!(shown.contains("3 units pending"), "{shown}"),
+        }
+    }
+    scene.gateways[0].restart().await;
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 4).await;
 }

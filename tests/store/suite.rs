@@ -16,18 +16,22 @@ use jiff::civil::Date;
 use tokio::time::Instant;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
-use touchline::policy::key_record::{KeyRecord, KeyState};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::{
     Charge, DayUsage, Decision, Keeping, KeyEntry, NodeName, Receipt, Role, Store, StoreError,
 };
 
+mod audit;
 mod charging;
 mod days;
+mod import;
 mod keys;
 mod ledger;
 
+pub use self::audit::*;
 pub use self::charging::*;
 pub use self::days::*;
+pub use self::import::*;
 pub use self::keys::*;
 pub use self::ledger::*;
 
@@ -86,6 +90,16 @@ macro_rules! store_suite {
             an_applied_change_awaits_nobody,
             a_gateway_that_does_not_apply_a_change_is_named,
             a_gateway_that_said_goodbye_is_not_awaited,
+            every_change_has_its_entry_in_the_order_of_the_changes,
+            a_change_that_was_not_made_leaves_no_entry,
+            entries_are_told_by_key_time_name_and_kind,
+            the_trail_outlives_the_processes_that_wrote_it,
+            an_entry_holds_no_digest,
+            imported_keys_are_as_they_were_brought_and_have_their_entries,
+            importing_again_adds_nothing,
+            a_secret_or_an_id_that_is_in_use_is_left_out_of_an_import,
+            an_imported_key_reaches_a_gateway_and_is_charged,
+            charges_pass_between_the_batches_of_an_import,
             the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint,
             refused_requests_are_counted_by_their_reason,
             every_unit_is_told_by_the_tier_that_the_key_had,
@@ -151,6 +165,7 @@ pub fn new_record(tier: &str) -> KeyRecord {
         created: Timestamp::UNIX_EPOCH,
         updated: Timestamp::UNIX_EPOCH,
         version: 0,
+        last_change: LastChange::first(Action::Issue, "tester@here"),
     }
 }
 

@@ -8,10 +8,55 @@ use jiff::civil::Date;
 
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::Author;
 
 /// The longest overlap: a secret that may have leaked is not left valid for longer by a slip.
 const OVERLAP_MAX: Duration = Duration::from_secs(90 * 86_400);
 const OVERLAP_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
+
+/// Who makes a change, for the audit trail.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct By {
+    /// Who makes the change, for the audit trail; the user and host of this process if left out.
+    #[arg(long, env = "TOUCHLINE_ACTOR", value_parser = parse_name, value_name = "NAME")]
+    by: Option<String>,
+}
+
+impl By {
+    /// The author that the trail shows.
+    pub(super) fn author(&self, reason: Option<&str>) -> Author {
+        Author {
+            who: self.by.clone().unwrap_or_else(user_and_host),
+            reason: reason.map(ToOwned::to_owned),
+        }
+    }
+}
+
+/// Who makes a change and why, for the audit trail.
+#[derive(Debug, Args)]
+pub(in crate::cli) struct Signature {
+    #[command(flatten)]
+    by: By,
+    /// Why, for the audit trail.
+    #[arg(long, value_parser = parse_name, value_name = "TEXT")]
+    reason: Option<String>,
+}
+
+impl Signature {
+    /// The author that the trail shows.
+    pub(super) fn author(&self) -> Author {
+        self.by.author(self.reason.as_deref())
+    }
+}
+
+/// Whom the operating system takes this process for.
+fn user_and_host() -> String {
+    let part = |told: Result<String, whoami::Error>| {
+        let told = told.ok().and_then(|name| parse_name(&name).ok());
+        told.unwrap_or_else(|| "unknown".to_owned())
+    };
+    format!("{}@{}", part(whoami::username()), part(whoami::hostname()))
+}
 
 /// A change that always cuts somebody off.
 #[derive(Debug, Args)]
@@ -21,6 +66,8 @@ pub(in crate::cli) struct CutArguments {
     /// Do not ask; needed where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -31,6 +78,8 @@ pub(in crate::cli) struct CutArguments {
 pub(in crate::cli) struct PlainArguments {
     /// The public id of the key.
     pub(super) id: KeyId,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -46,6 +95,8 @@ pub(in crate::cli) struct RotateArguments {
     /// Do not ask before a valid secret ends at once; needed for that where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -60,6 +111,8 @@ pub(in crate::cli) struct SetTierArguments {
     /// Do not ask before units or endpoints are lost; needed for that where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -75,6 +128,8 @@ pub(in crate::cli) struct SetExpiryArguments {
     /// Do not ask before the subscription ends at once; needed for that where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -90,6 +145,8 @@ pub(in crate::cli) struct SetLabelArguments {
     /// Remove the label.
     #[arg(long)]
     pub(super) none: bool,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -102,6 +159,8 @@ pub(in crate::cli) struct SetCustomerArguments {
     /// Who pays.
     #[arg(value_parser = parse_name)]
     pub(super) text: String,
+    #[command(flatten)]
+    pub(super) signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
@@ -117,9 +176,11 @@ pub(in crate::cli) struct GrantArguments {
     /// The quota day; today unless said.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     pub(super) day: Option<Date>,
-    /// Why; shown in the result, not stored yet.
-    #[arg(long, value_parser = parse_name)]
+    /// Why; kept in the audit trail and shown by `keys show`.
+    #[arg(long, value_parser = parse_name, value_name = "TEXT")]
     pub(super) reason: String,
+    #[command(flatten)]
+    pub(super) by: By,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,

@@ -9,6 +9,7 @@ use super::{Session, UsageError, existing};
 use crate::cli::output::escape;
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::{self, Author};
 use crate::policy::key_record::{KeyRecord, TierName};
 use crate::policy::lifecycle::{self, Change, Loss, Offer};
 use crate::store::{ChangeError, ChangeMark, StoreError};
@@ -52,7 +53,7 @@ impl Outcome {
 }
 
 /// Makes the change that `wish` tells for the store's time, anew on what is stored whenever somebody else was quicker; so it is
-/// made once. `verb` begins the question, such as `Suspend`.
+/// made once. `verb` begins the question, such as `Suspend`; `author` goes into the audit trail.
 ///
 /// # Errors
 /// [`UsageError`] if somebody would be cut off, nobody agreed and there is no terminal to ask on. Nothing is changed then, nor
@@ -62,6 +63,7 @@ pub(super) async fn make(
     id: KeyId,
     verb: &str,
     consent: Consent,
+    author: &Author,
     wish: impl Fn(Timestamp) -> anyhow::Result<Change>,
 ) -> anyhow::Result<Outcome> {
     let mut agreed: Option<Vec<Loss>> = None;
@@ -87,6 +89,7 @@ pub(super) async fn make(
             agreed = Some(losses);
             continue;
         }
+        let after = audit::signed(&before, after, change.action(), author);
         match session.store.update_key(after).await {
             Ok(made) => {
                 return Ok(Outcome {

@@ -5,13 +5,14 @@ use std::io::Write;
 use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
-use super::view::{DetailView, KeyView, LIST_HEADER, ShownView, TodayView};
+use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
 use super::{Session, existing};
 use crate::cli::output::{
     RecordFormat, RowsFormat, write_csv, write_json, write_record, write_table,
 };
 use crate::policy::api_key::KeyId;
-use crate::policy::key_record::{KeyRecord, TierName};
+use crate::policy::audit::Wanted;
+use crate::policy::key_record::{Action, KeyRecord, TierName};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ListArguments {
@@ -134,7 +135,14 @@ pub(super) async fn show(
         .config
         .tier(&record.tier)
         .map(|tier| record.limit_on(day.date, tier.daily.get()));
+    let grants = Wanted {
+        key: Some(id),
+        what: Some(Action::Grant),
+        ..Wanted::default()
+    };
+    let grants = session.store.audit(grants).await?;
     let view = ShownView {
+        granted: grants.iter().filter_map(GrantedView::of).collect(),
         detail: DetailView::of(&record, now),
         today: TodayView {
             date: day.date,
@@ -146,7 +154,7 @@ pub(super) async fn show(
     match output {
         RecordFormat::Json => write_json(out, &view),
         RecordFormat::Table => {
-            let mut fields = view.detail.fields(&session.config.calendar);
+            let mut fields = view.detail.fields(&session.config.calendar, &view.granted);
             let limit = limit.map_or_else(
                 || "a limit unknown: the tier is not configured".to_owned(),
                 |limit| limit.to_string(),

@@ -8,14 +8,17 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::arguments::RotateArguments;
+use super::arguments::{RotateArguments, Signature};
 use super::change::{Consent, make};
-use super::view::{ChangedView, DetailView, IssuedView, KeyView, to_the_second};
+use super::view::{ChangedView, DetailView, IssuedView, KeyView};
 use super::{Session, note};
-use crate::cli::output::{RecordFormat, parse_date, parse_name, write_json, write_record};
+use crate::cli::output::{
+    RecordFormat, parse_date, parse_name, to_the_second, write_json, write_record,
+};
 use crate::policy::api_key::{ApiKey, os_entropy};
+use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+use crate::policy::key_record::{Action, KeyRecord, KeyState, LastChange, TierName};
 use crate::policy::lifecycle::Change;
 
 #[derive(Debug, Args)]
@@ -32,6 +35,8 @@ pub(in crate::cli) struct IssueArguments {
     /// The last day of the subscription, in the quota's time zone.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     expires: Option<Date>,
+    #[command(flatten)]
+    signature: Signature,
     /// The form of the result.
     #[arg(long, value_enum, default_value = "table")]
     output: RecordFormat,
@@ -62,6 +67,7 @@ pub(super) async fn issue(
         .map(|last_day| end_of_subscription(&session.config.calendar, last_day, now))
         .transpose()?;
     let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
+    let author = arguments.signature.author();
     let record = KeyRecord {
         id: key.id(),
         customer: arguments.customer.clone(),
@@ -75,6 +81,10 @@ pub(super) async fn issue(
         created: now,
         updated: now,
         version: 0,
+        last_change: Box::new(LastChange {
+            reason: author.reason,
+            ..*LastChange::first(Action::Issue, author.who)
+        }),
     };
     let (record, mark) = session.store.create_key(record).await?;
     let view = KeyView::of(&record, now);
@@ -113,7 +123,8 @@ pub(super) async fn rotate(
     let id = order.id;
     let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
     let consent = Consent::of(order.yes);
-    let outcome = make(session, id, "Rotate", consent, |_| {
+    let author = order.signature.author();
+    let outcome = make(session, id, "Rotate", consent, &author, |_| {
         Ok(Change::Rotate {
             digest: key.digest(),
             overlap: order.overlap,
@@ -136,14 +147,14 @@ pub(super) async fn rotate(
             },
         ),
         RecordFormat::Table => {
-            let mut fields = detail.fields(&session.config.calendar);
+            let mut fields = detail.fields(&session.config.calendar, &[]);
             fields.insert(1, ("key", key.reveal().to_owned()));
             write_record(out, &fields)
         }
     };
     if let Err(error) = shown {
         // Not the error itself: a closed pipe is no success here.
-        return Err(unshown(session, &outcome.before, record, &error).await);
+        return Err(unshown(session, &outcome.before, record, &author, &error).await);
     }
     if order.output == RecordFormat::Table {
         note("Keep the key safe: it is not stored and cannot be shown again.");
@@ -161,6 +172,7 @@ async fn unshown(
     session: &Session,
     before: &KeyRecord,
     after: &KeyRecord,
+    author: &Author,
     error: &anyhow::Error,
 ) -> anyhow::Error {
     let id = after.id;
@@ -172,6 +184,11 @@ async fn unshown(
         version: after.version,
         ..before.clone()
     };
+    let unseen = Author {
+        who: author.who.clone(),
+        reason: Some("its new key could not be shown".to_owned()),
+    };
+    let restored = audit::signed(after, restored, Action::UndoRotate, &unseen);
     match session.store.update_key(restored).await {
         Ok(_) => anyhow!("{said}: the rotation was taken back, the old key stays valid"),
         Err(undo) => anyhow!(

@@ -27,7 +27,8 @@ pub(super) async fn suspend(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let consent = Consent::of(order.yes);
-    let outcome = make(session, order.id, "Suspend", consent, |_| {
+    let author = order.signature.author();
+    let outcome = make(session, order.id, "Suspend", consent, &author, |_| {
         Ok(Change::Suspend)
     })
     .await?;
@@ -41,7 +42,8 @@ pub(super) async fn resume(
     order: &PlainArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let outcome = make(session, order.id, "Resume", Consent::Ask, |_| {
+    let author = order.signature.author();
+    let outcome = make(session, order.id, "Resume", Consent::Ask, &author, |_| {
         Ok(Change::Resume)
     })
     .await?;
@@ -63,7 +65,11 @@ pub(super) async fn revoke(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let consent = Consent::of(order.yes);
-    let outcome = make(session, order.id, "Revoke", consent, |_| Ok(Change::Revoke)).await?;
+    let author = order.signature.author();
+    let outcome = make(session, order.id, "Revoke", consent, &author, |_| {
+        Ok(Change::Revoke)
+    })
+    .await?;
     let id = order.id;
     let sentence = told(&outcome, &format!("{id} is revoked"));
     finish(session, &outcome, order.output, None, &sentence, out).await
@@ -76,9 +82,15 @@ pub(super) async fn set_tier(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let consent = Consent::of(order.yes);
-    let outcome = make(session, order.id, "Change the tier of", consent, |_| {
-        Ok(Change::SetTier(tier.clone()))
-    })
+    let author = order.signature.author();
+    let outcome = make(
+        session,
+        order.id,
+        "Change the tier of",
+        consent,
+        &author,
+        |_| Ok(Change::SetTier(tier.clone())),
+    )
     .await?;
     let id = order.id;
     let sentence = match &outcome.made {
@@ -99,11 +111,13 @@ pub(super) async fn set_expiry(
         LastDay::On(date) => Some(Timestamp::from_second(calendar.day_of(date)?.end)?),
     };
     let consent = Consent::of(order.yes);
+    let author = order.signature.author();
     let outcome = make(
         session,
         order.id,
         "End the subscription of",
         consent,
+        &author,
         |_| Ok(Change::SetExpiry(expires)),
     )
     .await?;
@@ -125,7 +139,8 @@ pub(super) async fn set_label(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let label = &order.text;
-    let outcome = make(session, order.id, "Label", Consent::Ask, |_| {
+    let author = order.signature.author();
+    let outcome = make(session, order.id, "Label", Consent::Ask, &author, |_| {
         Ok(Change::SetLabel(label.clone()))
     })
     .await?;
@@ -143,7 +158,8 @@ pub(super) async fn set_customer(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let customer = &order.text;
-    let outcome = make(session, order.id, "Reassign", Consent::Ask, |_| {
+    let author = order.signature.author();
+    let outcome = make(session, order.id, "Reassign", Consent::Ask, &author, |_| {
         Ok(Change::SetCustomer(customer.clone()))
     })
     .await?;
@@ -160,7 +176,8 @@ pub(super) async fn grant(
     let calendar = &session.config.calendar;
     // The day of this command, also where it is tried again beyond midnight: the grant is shown with it.
     let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
-    let outcome = make(session, order.id, "Grant to", Consent::Ask, |_| {
+    let author = order.by.author(Some(&order.reason));
+    let outcome = make(session, order.id, "Grant to", Consent::Ask, &author, |_| {
         Ok(Change::Grant {
             date,
             units: order.extra,

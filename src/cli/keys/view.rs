@@ -6,7 +6,9 @@ use jiff::civil::Date;
 use jiff::{Timestamp, ToSpan};
 use serde::Serialize;
 
+use crate::cli::output::to_the_second;
 use crate::policy::api_key::KeyId;
+use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 
@@ -52,7 +54,32 @@ pub(super) struct DetailView<'a> {
 pub(super) struct ShownView<'a> {
     #[serde(flatten)]
     pub(super) detail: DetailView<'a>,
+    /// Every grant with its reason, in the order they were made.
+    pub(super) granted: Vec<GrantedView<'a>>,
     pub(super) today: TodayView,
+}
+
+/// A grant as the audit trail tells it.
+#[derive(Serialize)]
+pub(super) struct GrantedView<'a> {
+    date: Date,
+    extra: u64,
+    reason: Option<&'a str>,
+    who: &'a str,
+    at: Timestamp,
+}
+
+impl<'a> GrantedView<'a> {
+    pub(super) fn of(entry: &'a Entry) -> Option<GrantedView<'a>> {
+        let (date, extra) = entry.granted()?;
+        Some(GrantedView {
+            date,
+            extra,
+            reason: entry.reason.as_deref(),
+            who: &entry.who,
+            at: entry.at,
+        })
+    }
 }
 
 /// The outcome of a change; `key` only where there is a new one, `grant` only where units were granted.
@@ -146,13 +173,27 @@ impl<'a> DetailView<'a> {
         }
     }
 
-    pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
+    /// For people; a day's grants with the reasons of those that are in `granted`.
+    pub(super) fn fields(
+        &self,
+        calendar: &Calendar,
+        granted: &[GrantedView<'_>],
+    ) -> Vec<(&'static str, String)> {
         let mut fields = self.record.fields(calendar);
         if let Some(until) = self.previous_until {
             fields.push(("old key until", to_the_second(until)));
         }
         for (date, units) in self.grants {
-            fields.push(("grant", format!("{units} on {date}")));
+            let of_day = granted.iter().filter(|granted| granted.date == *date);
+            let reasons: Vec<&str> = of_day.filter_map(|granted| granted.reason).collect();
+            let told = format!("{units} on {date}");
+            fields.push((
+                "grant",
+                match reasons.is_empty() {
+                    true => told,
+                    false => format!("{told} ({})", reasons.join("; ")),
+                },
+            ));
         }
         fields
     }
@@ -174,12 +215,6 @@ pub(super) fn last_day(calendar: &Calendar, expires: Timestamp) -> String {
         || to_the_second(expires),
         |day| format!("after {}", day.date),
     )
-}
-
-pub(super) fn to_the_second(instant: Timestamp) -> String {
-    Timestamp::from_second(instant.as_second())
-        .unwrap_or(instant)
-        .to_string()
 }
 
 #[cfg(test)]

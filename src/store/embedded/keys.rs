@@ -10,17 +10,24 @@ use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, Trans
 
 use super::group::signed;
 use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::KeyTable;
+use crate::store::{Imported, KeyTable};
 
 /// The place of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
-const ALL: &str = "SELECT record FROM keys ORDER BY born";
+const PAGE: &str =
+    "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
+const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
+const TRAIL_OF_KEY: &str =
+    "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
+/// Records or entries read at once, so that reading 100,000 holds nobody up.
+const PAGE_RECORDS: i64 = 5_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
-const ADD: &str =
-    "INSERT INTO keys (id, version, born, change, record) VALUES (?1, ?2, ?3, ?3, ?4)";
-const REPLACE: &str = "UPDATE keys SET version = ?2, change = ?3, record = ?4 WHERE id = ?1";
+const PUT: &str = "INSERT INTO keys (id, version, born, change, record) VALUES (?1, ?2, ?3, ?3, ?4)
+    ON CONFLICT (id) DO UPDATE SET version = ?2, change = ?3, record = ?4";
+const TELL: &str = "INSERT INTO audit (place, key, entry) VALUES (?1, ?2, ?3)";
 const HOLDER: &str = "SELECT id FROM digests WHERE digest = ?1";
 const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
@@ -92,21 +99,8 @@ pub(super) fn create(
     record.created = now;
     record.updated = now;
     record.version = micros(now).max(1);
-    if !hold_digests(&transaction, &record)? {
-        return Ok(Changed::Taken);
-    }
-    let change = next_place(&transaction)?;
-    transaction.execute(
-        ADD,
-        (
-            record.id.as_str(),
-            signed(record.version),
-            change,
-            packed(&record)?,
-        ),
-    )?;
-    transaction.commit()?;
-    Ok(Changed::Made(Box::new(record), change))
+    let put = Put::prepare(&transaction)?.put(&record, None)?;
+    made(transaction, record, put)
 }
 
 /// Replaces a key's record if its version is still the one that the caller read.
@@ -125,29 +119,122 @@ pub(super) fn update(
     record.created = old.created;
     record.updated = now;
     record.version = micros(now).max(old.version.saturating_add(1));
-    let previous = old.previous.as_ref().map(|previous| previous.digest);
-    transaction.execute(
-        DROP_DIGESTS,
-        (
-            old.digest.as_bytes(),
-            previous.as_ref().map(KeyDigest::as_bytes),
-        ),
-    )?;
-    if !hold_digests(&transaction, &record)? {
+    let put = Put::prepare(&transaction)?.put(&record, Some(&old))?;
+    made(transaction, record, put)
+}
+
+/// Commits what was put; nothing where a digest is in use.
+fn made(
+    transaction: Transaction<'_>,
+    record: KeyRecord,
+    place: Option<i64>,
+) -> rusqlite::Result<Changed> {
+    let Some(place) = place else {
         return Ok(Changed::Taken);
-    }
-    let change = next_place(&transaction)?;
-    transaction.execute(
-        REPLACE,
-        (
-            record.id.as_str(),
-            signed(record.version),
-            change,
-            packed(&record)?,
-        ),
-    )?;
+    };
     transaction.commit()?;
-    Ok(Changed::Made(Box::new(record), change))
+    Ok(Changed::Made(Box::new(record), place))
+}
+
+/// Adds, in one transaction, those keys whose ids and digests nobody has; answers what became of each and the place of the last.
+pub(super) fn import(
+    connection: &Connection,
+    records: Vec<KeyRecord>,
+    now: Timestamp,
+) -> rusqlite::Result<(Vec<Imported>, Option<i64>)> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    let (mut outcomes, mut last) = (Vec::with_capacity(records.len()), None);
+    let mut put = Put::prepare(&transaction)?;
+    for mut record in records {
+        record.updated = now;
+        record.version = micros(now).max(1);
+        let outcome = match put.holder_of_any(&record)? {
+            Some(holder) => Imported::Held(holder),
+            None if one(&transaction, record.id)?.is_some() => Imported::IdTaken,
+            None => {
+                last = put.put(&record, None)?.or(last);
+                Imported::Added
+            }
+        };
+        outcomes.push(outcome);
+    }
+    drop(put);
+    transaction.commit()?;
+    Ok((outcomes, last))
+}
+
+/// The statements that write a record.
+struct Put<'c> {
+    place: Statement<'c>,
+    holder: Statement<'c>,
+    add_digest: Statement<'c>,
+    drop_digests: Statement<'c>,
+    put: Statement<'c>,
+    tell: Statement<'c>,
+}
+
+impl<'c> Put<'c> {
+    fn prepare(connection: &'c Connection) -> rusqlite::Result<Put<'c>> {
+        Ok(Put {
+            place: connection.prepare(MARK)?,
+            holder: connection.prepare(HOLDER)?,
+            add_digest: connection.prepare(ADD_DIGEST)?,
+            drop_digests: connection.prepare(DROP_DIGESTS)?,
+            put: connection.prepare(PUT)?,
+            tell: connection.prepare(TELL)?,
+        })
+    }
+
+    /// Writes a record, its digests instead of the old one's, and its entry in the audit trail; answers the place of the change,
+    /// or `None` if another key holds one of the digests. Then nothing may be committed.
+    fn put(
+        &mut self,
+        record: &KeyRecord,
+        old: Option<&KeyRecord>,
+    ) -> rusqlite::Result<Option<i64>> {
+        if let Some(old) = old {
+            let previous = old.previous.as_ref().map(|previous| previous.digest);
+            let previous = previous.as_ref().map(KeyDigest::as_bytes);
+            self.drop_digests
+                .execute((old.digest.as_bytes(), previous))?;
+        }
+        let id = record.id.as_str();
+        for digest in digests(record) {
+            self.add_digest.execute((digest.as_bytes(), id))?;
+            if self.holder(&digest)? != Some(record.id) {
+                return Ok(None);
+            }
+        }
+        let last: i64 = self.place.query_row([], |row| row.get(0))?;
+        let place = last.saturating_add(1);
+        self.put
+            .execute((id, signed(record.version), place, packed(record)?))?;
+        self.tell
+            .execute((place, id, packed(&Entry::of(record))?))?;
+        Ok(Some(place))
+    }
+
+    fn holder_of_any(&mut self, record: &KeyRecord) -> rusqlite::Result<Option<KeyId>> {
+        for digest in digests(record) {
+            if let Some(holder) = self.holder(&digest)? {
+                return Ok(Some(holder));
+            }
+        }
+        Ok(None)
+    }
+
+    fn holder(&mut self, digest: &KeyDigest) -> rusqlite::Result<Option<KeyId>> {
+        let found = self.holder.query_row([digest.as_bytes()], |row| {
+            let id: String = row.get(0)?;
+            id.parse().map_err(unreadable)
+        });
+        found.optional()
+    }
+}
+
+fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> {
+    let previous = record.previous.as_ref().map(|previous| previous.digest);
+    std::iter::once(record.digest).chain(previous)
 }
 
 /// The record of one key.
@@ -155,38 +242,53 @@ pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option
     connection.query_row(ONE, [id.as_str()], read).optional()
 }
 
-/// All records in the order of their creation.
-pub(super) fn all(connection: &Connection) -> rusqlite::Result<Vec<KeyRecord>> {
-    connection.prepare(ALL)?.query_map([], read)?.collect()
+/// Some records after a place in the order of changes, each with its own place and that of its creation.
+pub(super) fn page(
+    connection: &Connection,
+    after: i64,
+) -> rusqlite::Result<Vec<(i64, i64, KeyRecord)>> {
+    connection
+        .prepare(PAGE)?
+        .query_map((after, PAGE_RECORDS), |row| {
+            Ok((row.get(1)?, row.get(2)?, read(row)?))
+        })?
+        .collect()
 }
 
-/// Enters the digests of a record under its id; says no if another key holds one of them.
-fn hold_digests(connection: &Connection, record: &KeyRecord) -> rusqlite::Result<bool> {
-    let previous = record.previous.as_ref().map(|previous| previous.digest);
-    for digest in std::iter::once(record.digest).chain(previous) {
-        connection.execute(ADD_DIGEST, (digest.as_bytes(), record.id.as_str()))?;
-        let holder: String = connection.query_row(HOLDER, [digest.as_bytes()], |row| row.get(0))?;
-        if holder != record.id.as_str() {
-            return Ok(false);
-        }
+/// Some entries of the audit trail after a place, of one key if asked, each with its own place.
+pub(super) fn trail(
+    connection: &Connection,
+    after: i64,
+    key: Option<KeyId>,
+) -> rusqlite::Result<Vec<(i64, Entry)>> {
+    let entry = |row: &Row<'_>| Ok((row.get(0)?, unpacked(row, 1)?));
+    match key {
+        None => connection
+            .prepare(TRAIL)?
+            .query_map((after, PAGE_RECORDS), entry)?
+            .collect(),
+        Some(key) => connection
+            .prepare(TRAIL_OF_KEY)?
+            .query_map((after, PAGE_RECORDS, key.as_str()), entry)?
+            .collect(),
     }
-    Ok(true)
-}
-
-fn next_place(connection: &Connection) -> rusqlite::Result<i64> {
-    let last: i64 = connection.query_row(MARK, [], |row| row.get(0))?;
-    Ok(last.saturating_add(1))
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<KeyRecord> {
-    let text: String = row.get(0)?;
-    serde_json::from_str(&text).map_err(|error| {
-        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
-    })
+    unpacked(row, 0)
 }
 
-fn packed(record: &KeyRecord) -> rusqlite::Result<String> {
-    serde_json::to_string(record)
+fn unpacked<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
+    let text: String = row.get(column)?;
+    serde_json::from_str(&text).map_err(unreadable)
+}
+
+fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
+}
+
+fn packed(value: &impl serde::Serialize) -> rusqlite::Result<String> {
+    serde_json::to_string(value)
         .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Every table is `WITHOUT ROWID`, so that a row is found by its name in one search. Dates are text (`2026-11-21`),
 //! so that operators can read the file with the `sqlite3` shell. A file of another program, of another zone or of a
-//! newer version is refused and left as it is.
+//! newer version is refused and left as it is; one of an older version is brought up to date in one transaction.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -16,7 +16,7 @@ use super::Durability;
 use crate::store::StoreError;
 
 /// What `PRAGMA user_version` says of a file that this code understands.
-const SCHEMA_VERSION: i64 = 1;
+const SCHEMA_VERSION: i64 = 2;
 /// What `PRAGMA application_id` says of our files: "TCLN".
 const APPLICATION_ID: i64 = 0x54_43_4C_4E;
 /// How long a connection waits for a lock that another process holds, before it says that the store is unavailable.
@@ -115,6 +115,18 @@ const ADDITIONS: [(&str, &str); 7] = [
         ) STRICT, WITHOUT ROWID;",
     ),
 ];
+
+/// What brings a file of an earlier version one version further: the first from 1 to 2.
+const UPGRADES: [&str; 1] = [AUDIT];
+
+/// place: that of the change in the order of all changes; entry: the JSON form of what `policy::audit` tells of it.
+const AUDIT: &str = "
+    CREATE TABLE audit (
+        place INTEGER PRIMARY KEY,
+        key TEXT NOT NULL,
+        entry TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX audit_by_key ON audit (key, place);";
 
 const ZONE_OF_FILE: &str = "SELECT value FROM meta WHERE name = 'zone'";
 const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)";
@@ -227,6 +239,9 @@ pub(super) fn prepare(
     let tables = number("SELECT count(*) FROM sqlite_schema").map_err(told)?;
     if tables == 0 {
         transaction.execute_batch(TABLES).map_err(told)?;
+        for upgrade in UPGRADES {
+            transaction.execute_batch(upgrade).map_err(told)?;
+        }
         transaction.execute(REMEMBER_ZONE, [zone]).map_err(told)?;
         transaction
             .execute_batch(&format!(
@@ -243,7 +258,7 @@ pub(super) fn prepare(
         )));
     }
     let version = number("PRAGMA user_version").map_err(told)?;
-    if version != SCHEMA_VERSION {
+    if !(1..=SCHEMA_VERSION).contains(&version) {
         return Err(StoreError::Failed(format!(
             "{} has schema {version} and this touchline knows schema {SCHEMA_VERSION}; run the version that wrote it \
              or a later one",
@@ -259,6 +274,15 @@ pub(super) fn prepare(
              start a new database for {zone}",
             path.display()
         )));
+    }
+    let missing = usize::try_from(version - 1).unwrap_or(0);
+    for upgrade in UPGRADES.iter().skip(missing) {
+        transaction.execute_batch(upgrade).map_err(told)?;
+    }
+    if version < SCHEMA_VERSION {
+        transaction
+            .execute_batch(&format!("PRAGMA user_version = {SCHEMA_VERSION};"))
+            .map_err(told)?;
     }
     add_what_is_missing(&transaction).map_err(told)?;
     transaction.commit().map_err(told)

@@ -32,6 +32,9 @@ pub(super) fn read(
             applied: Some(live.applied.to_string()),
             keys: None,
             keys_age_seconds: None,
+            breaker: None,
+            service: None,
+            clock_difference_seconds: None,
         });
     Ok(StoreStatus {
         store: StoreFacts::Embedded(EmbeddedFacts {

@@ -6,6 +6,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::store::status::BreakerState;
+
 /// Lost calls in a row that open it.
 const LOST_MAX: u32 = 2;
 /// Calls in a window before their failures count, and how long a window is.
@@ -70,6 +72,15 @@ impl Breaker {
     /// Whether requests may ask Redis.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
+    }
+
+    /// Which of its states it is in.
+    pub fn state(&self) -> BreakerState {
+        match self.state {
+            State::Closed => BreakerState::Closed,
+            State::Open { probing: true, .. } => BreakerState::HalfOpen,
+            State::Open { probing: false, .. } => BreakerState::Open,
+        }
     }
 
     /// Notes a call's end. What comes late, while it is open, says nothing new.

@@ -26,8 +26,10 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
+mod carrier;
 mod offline;
 
+use carrier::Carrier;
 pub use offline::{Bound, Offer, Rule, Wanted};
 
 /// Accounts are found through this many locks.
@@ -307,65 +309,8 @@ impl Accounts {
         slot: &Arc<Slot>,
         first: Call<Context>,
     ) -> impl Future<Output = ()> + Send + use<> {
-        let (accounts, slot) = (self.clone(), slot.clone());
-        accounts.carrying.fetch_add(1, Ordering::SeqCst);
-        async move {
-            accounts.carry_all(&slot, first).await;
-            accounts.carrying.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    async fn carry_all(self: &Arc<Self>, slot: &Arc<Slot>, first: Call<Context>) {
-        let mut next = Some(first);
-        while let Some(call) = next {
-            let outcome = self.call(slot, &call).await;
-            let now = std::time::Instant::now();
-            let failed = outcome.is_err();
-            let answers: Vec<(Waiter, Answer)> = match outcome {
-                Ok(reply) => {
-                    let verdicts = {
-                        let mut state = slot.state.lock();
-                        state.account.leave_out(is_waiting);
-                        let verdicts = state.account.settle(call.number, &reply, now);
-                        self.recount(&mut state);
-                        verdicts
-                    };
-                    let costs = verdicts.into_iter();
-                    costs
-                        .map(|(waiter, cost, verdict)| (waiter, self.answer(slot, cost, verdict)))
-                        .collect()
-                }
-                Err(error) => {
-                    let waiters = {
-                        let account = &mut slot.state.lock().account;
-                        let mut waiters = account.abandon(call.number, now);
-                        // While the breaker is open nobody waits for Redis.
-                        if self.guard.require().is_err() {
-                            waiters.extend(account.dismiss());
-                        }
-                        waiters
-                    };
-                    let failure = |waiter| (waiter, Answer::Failed(error.clone().into()));
-                    waiters.into_iter().map(failure).collect()
-                }
-            };
-            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
-            for (waiter, answer) in answers {
-                let _ = waiter.send(answer);
-            }
-            self.list_to_note(slot);
-            let mut state = slot.state.lock();
-            next = if failed && !state.account.has_waiters() {
-                None
-            } else {
-                state.account.begin(is_waiting)
-            };
-            let due = next.is_none() && !state.account.is_idle();
-            drop(state);
-            if due {
-                self.list(slot);
-            }
-        }
+        let carrier = Carrier::of(self.clone(), slot.clone(), first.number);
+        async move { carrier.carry_all(first).await }
     }
 
     fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {

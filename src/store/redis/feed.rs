@@ -19,7 +19,8 @@ use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
-use super::heartbeat::{self, Heartbeat};
+use super::current::Current;
+use super::heartbeat::{self, Condition, Heartbeat};
 use super::index::{self, IndexState, Pages};
 use super::link::{Link, jittered, run_id_in};
 use super::names::Names;
@@ -59,6 +60,8 @@ pub struct Setting {
     pub zone: String,
     /// The wall clock, for what is saved.
     pub clock: Clock,
+    /// How the gateway stands to Redis, for its heartbeat.
+    pub condition: Box<dyn Fn() -> Condition + Send + Sync>,
 }
 
 /// The follower of the feed.
@@ -68,8 +71,8 @@ pub struct Feed {
     applied: watch::Sender<Option<u128>>,
     /// Whose changes these places count.
     origin: Mutex<Origin>,
-    /// When the table was current: then, and how long before `then`.
-    current: Mutex<Option<(Instant, Duration)>>,
+    /// Whether it was loaded, and when it was current.
+    current: Current,
     /// Whether Redis itself was heard of since the start.
     has_followed: watch::Sender<bool>,
     advanced: Notify,
@@ -102,7 +105,7 @@ impl Feed {
             setting,
             applied: watch::Sender::new(None),
             origin: Mutex::default(),
-            current: Mutex::new(None),
+            current: Current::never(),
             has_followed: watch::Sender::new(false),
             advanced: Notify::new(),
             store_lost: Notify::new(),
@@ -129,13 +132,13 @@ impl Feed {
             "keys loaded from the saved replica"
         );
         *self.origin.lock() = at.origin;
-        *self.current.lock() = Some((Instant::now(), age));
-        self.applied.send_replace(Some(at.place));
+        self.current.was_current(age);
+        self.advance(at.place);
     }
 
     /// Whether the table was loaded whole, from Redis or from the saved replica.
     pub fn is_loaded(&self) -> bool {
-        self.applied.borrow().is_some()
+        self.current.is_loaded()
     }
 
     /// Waits until the table was as current as Redis.
@@ -145,19 +148,17 @@ impl Feed {
 
     /// How long ago the table was known to be current.
     pub fn age(&self) -> Duration {
-        let current = *self.current.lock();
-        current.map_or(Duration::MAX, |(then, before)| {
-            then.elapsed().saturating_add(before)
-        })
+        self.current.age()
     }
 
     fn is_current_now(&self) {
-        *self.current.lock() = Some((Instant::now(), Duration::ZERO));
+        self.current.was_current(Duration::ZERO);
         self.has_followed.send_replace(true);
     }
 
     fn advance(&self, place: u128) {
         self.applied.send_replace(Some(place));
+        self.current.loaded();
         self.advanced.notify_one();
     }
 
@@ -317,6 +318,7 @@ impl Feed {
                     .filter(|_| age < Duration::MAX),
                 keys: self.setting.keys.len(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
+                condition: (self.setting.condition)(),
             };
             // Without a connection nobody hears us; the next beat tries again.
             let _ = heartbeat::say(link, names, node, &heartbeat).await;

@@ -13,6 +13,7 @@ use super::link::{Link, LinkError};
 use super::names::Names;
 use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
+use crate::store::status::{BreakerFacts, BreakerState};
 
 /// How long the probe's entry lives in Redis.
 const PROBE_LIVES: Duration = Duration::from_secs(5);
@@ -34,6 +35,10 @@ pub struct Guard {
     closed: AtomicBool,
     /// When it opened, while it is open.
     opened: Mutex<Option<Instant>>,
+    /// When it last turned, or was made.
+    turned: Mutex<Instant>,
+    /// The last call that failed.
+    last_failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl Guard {
@@ -45,6 +50,8 @@ impl Guard {
             breaker: Mutex::new(Breaker::new(Instant::now())),
             closed: AtomicBool::new(true),
             opened: Mutex::new(None),
+            turned: Mutex::new(Instant::now()),
+            last_failure: Mutex::new(None),
         }
     }
 
@@ -61,6 +68,23 @@ impl Guard {
     /// Since when it is open, as far as that was noticed.
     pub fn opened(&self) -> Option<Instant> {
         *self.opened.lock()
+    }
+
+    /// How it stands, for operators.
+    pub fn facts(&self) -> BreakerFacts {
+        // Without a connection it opens with the next look.
+        let state = match (self.breaker.lock().state(), self.link.is_up()) {
+            (BreakerState::Closed, false) => BreakerState::Open,
+            (state, _) => state,
+        };
+        let last_failure = self.last_failure.lock().clone();
+        let (at, last_failure) = last_failure.unzip();
+        BreakerFacts {
+            state,
+            since_seconds: self.turned.lock().elapsed().as_secs_f64(),
+            last_failure,
+            last_failure_age_seconds: at.map(|at| at.elapsed().as_secs_f64()),
+        }
     }
 
     /// Fails at once while it is open.
@@ -82,6 +106,10 @@ impl Guard {
     /// Notes a call's end. Of a cluster nothing is noted: each master's line is dropped by its own timeouts and then fails
     /// at once, and the other masters' keys are to go on; it opens when there is no line at all.
     pub fn record<T>(&self, result: &Result<T, LinkError>) {
+        if let Err(error) = result {
+            *self.last_failure.lock() =
+                Some((Instant::now(), StoreError::from(error.clone()).to_string()));
+        }
         if self.link.is_cluster() {
             return;
         }
@@ -117,10 +145,12 @@ impl Guard {
         match (*opened, self.closed.load(Ordering::Acquire)) {
             (None, false) => {
                 *opened = Some(now);
+                *self.turned.lock() = now;
                 Some(Turn::Opened)
             }
             (Some(since), true) => {
                 *opened = None;
+                *self.turned.lock() = Instant::now();
                 Some(Turn::Closed(since.elapsed()))
             }
             (None, true) | (Some(_), false) => None,

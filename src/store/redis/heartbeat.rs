@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::link::Link;
 use super::names::Names;
 use super::records::{parse_place, unreadable};
+use crate::store::status::{BreakerFacts, ServiceFacts};
 use crate::store::{ChangeMark, NodeName, StoreError};
 
 /// How often a gateway says that it lives, and how long that holds.
@@ -34,6 +35,23 @@ pub struct Heartbeat {
     /// The version of the program.
     #[serde(default)]
     pub version: String,
+    /// How it stands to Redis.
+    #[serde(default, flatten)]
+    pub condition: Condition,
+}
+
+/// How a gateway stands to Redis, as it says itself; `None` of one that says nothing of it.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Condition {
+    /// Whether it asks Redis.
+    #[serde(default)]
+    pub breaker: Option<BreakerFacts>,
+    /// What it does without.
+    #[serde(default)]
+    pub service: Option<ServiceFacts>,
+    /// Redis's clock minus its own.
+    #[serde(default)]
+    pub clock_difference_seconds: Option<f64>,
 }
 
 /// A live gateway.

@@ -13,9 +13,9 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
+use arc_swap::ArcSwapOption;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
@@ -26,6 +26,7 @@ mod file;
 mod rows;
 
 use file::Unusable;
+pub use file::facts;
 pub use rows::{CountRow, SheetRow, Written};
 
 /// Errands that may wait; above, the journal has failed for whoever comes.
@@ -82,8 +83,11 @@ pub struct Journal {
     errands: SyncSender<Errand>,
     /// All producers of this process begin with this.
     process: String,
-    failed: Arc<AtomicBool>,
+    trouble: Arc<Trouble>,
 }
+
+/// Why the last thing could not be written; none where it was.
+type Trouble = ArcSwapOption<String>;
 
 impl Journal {
     /// A journal at `path` for the store that `home` names. Where it cannot be opened its thread tries again and again;
@@ -93,7 +97,7 @@ impl Journal {
     /// [`StoreError::Failed`] where the file is another store's or another program's, with what to do.
     pub async fn start(path: PathBuf, home: Home, process: &str) -> Result<Journal, StoreError> {
         let (errands, taken) = sync_channel(WAITING_MAX);
-        let failed = Arc::new(AtomicBool::new(false));
+        let trouble = Arc::new(Trouble::empty());
         let opened = {
             let (path, home) = (path.clone(), home.clone());
             tokio::task::spawn_blocking(move || file::open(&path, &home)).await
@@ -108,7 +112,7 @@ impl Journal {
             path,
             home,
             connection,
-            failed: failed.clone(),
+            trouble: trouble.clone(),
         };
         std::thread::Builder::new()
             .name("journal".into())
@@ -117,19 +121,25 @@ impl Journal {
         Ok(Journal {
             errands,
             process: process.to_owned(),
-            failed,
+            trouble,
         })
     }
 
     /// Whether the last thing could not be written.
     pub fn has_failed(&self) -> bool {
-        self.failed.load(Ordering::Acquire)
+        self.trouble.load().is_some()
+    }
+
+    /// Why it could not.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.load().as_deref().cloned()
     }
 
     fn send(&self, errand: Errand) {
         // The sender in an errand that is not taken is dropped, which tells whoever waits.
         if self.errands.try_send(errand).is_err() {
-            self.failed.store(true, Ordering::Release);
+            let why = "more waits to be written than the journal takes";
+            self.trouble.store(Some(Arc::new(why.to_owned())));
         }
     }
 
@@ -248,7 +258,7 @@ struct Desk {
     path: PathBuf,
     home: Home,
     connection: Option<Connection>,
-    failed: Arc<AtomicBool>,
+    trouble: Arc<Trouble>,
 }
 
 impl Desk {
@@ -257,8 +267,9 @@ impl Desk {
             let mut group = vec![first];
             group.extend(taken.try_iter().take(GROUP_MAX - 1));
             let outcome = self.write(&mut group);
-            let failed = outcome.is_err();
-            if self.failed.swap(failed, Ordering::AcqRel) != failed {
+            let trouble = outcome.as_ref().err().map(StoreError::to_string);
+            let failed = trouble.is_some();
+            if self.trouble.swap(trouble.map(Arc::new)).is_some() != failed {
                 match &outcome {
                     Ok(_) => {
                         tracing::info!(path = %self.path.display(), "the journal is written again")

@@ -3,6 +3,7 @@
 //! | Name | Type | Holds |
 //! |---|---|---|
 //! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth) |
+//! | `<prefix>:a:{<id>}` | hash | the audit trail of a key: version of the record that a change made -> entry |
 //! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept as long as the ledger, by which they are proved |
 //! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept for `quota.retention` |
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
@@ -59,6 +60,11 @@ impl Names {
     /// The record of a key.
     pub fn record(&self, id: KeyId) -> String {
         format!("{}:k:{{{id}}}", self.prefix)
+    }
+
+    /// The audit trail of a key.
+    pub fn trail(&self, id: KeyId) -> String {
+        format!("{}:a:{{{id}}}", self.prefix)
     }
 
     /// A pattern that all records match.

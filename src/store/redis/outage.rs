@@ -10,6 +10,7 @@
 //! remainder of the share.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::Share;
+use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, WithoutStore};
 
 /// The longest that a request waits for the disk.
@@ -54,6 +56,16 @@ pub enum OutagePolicy {
     Deny,
     /// Serve everything.
     Open,
+}
+
+impl fmt::Display for OutagePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OutagePolicy::Bounded => "bounded",
+            OutagePolicy::Deny => "deny",
+            OutagePolicy::Open => "open",
+        })
+    }
 }
 
 /// The configuration of service without Redis.
@@ -280,6 +292,16 @@ impl Outage {
                 WithoutStore::JournalFailed
             }
             OutagePolicy::Bounded | OutagePolicy::Open => WithoutStore::Serves,
+        }
+    }
+
+    /// The same for operators.
+    pub fn facts(&self) -> ServiceFacts {
+        ServiceFacts {
+            outage: self.settings.policy.to_string(),
+            journal: self.settings.journal.clone(),
+            journal_error: self.journal.trouble(),
+            pending_units: self.pending_units(),
         }
     }
 

@@ -1,9 +1,10 @@
 //! The key table in Redis: reading, creating and changing records.
 //!
 //! A change is four steps, each atomic in its own slot: claim the digests, enter a new id in the index, compare-and-set
-//! the record, tell the feed. Invariants: a record is in the index (an id there without a record harms nobody); a record is replaced only by one with a higher version; a digest belongs to one key. A claim without a
-//! record (a command that died between the steps) expires by itself. A record that the feed was not told of is found by
-//! the charge script at once and by every gateway's next full scan.
+//! the record with its entry in the audit trail, tell the feed. Invariants: a record is in the index (an id there without a
+//! record harms nobody); a record is replaced only by one with a higher version; a digest belongs to one key. A claim
+//! without a record (a command that died between the steps) expires by itself. A record that the feed was not told of is
+//! found by the charge script at once and by every gateway's next full scan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,21 +13,24 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use redis::{FromRedisValue, Pipeline, Value};
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
+use super::import;
 use super::index::{self, Pages};
 use super::link::{Link, LinkError, Master};
 use super::names::Names;
 use super::script::{Arguments, RECORD};
 use super::status::Info;
+use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::status::Replicas;
-use crate::store::{ChangeError, ChangeMark, KeyEntry, StoreError};
+use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
 /// How long a digest stays claimed for a record that is not written.
-const CLAIM_LASTS: Duration = Duration::from_secs(30);
+pub const CLAIM_LASTS: Duration = Duration::from_secs(30);
 /// About how many changes the feed keeps.
 const FEED_MAX: u64 = 1_000_000;
 /// Records written back in one round trip.
@@ -143,10 +147,10 @@ impl Records {
         let record = KeyRecord {
             created: now,
             updated: now,
-            version: u64::try_from(now.as_microsecond()).unwrap_or(1).max(1),
+            version: version_at(now),
             ..record
         };
-        self.write(record, 0, &[]).await
+        self.write(record, None).await
     }
 
     /// Replaces a record of the version that `record` bears.
@@ -157,24 +161,48 @@ impl Records {
             return Err(ChangeError::Conflict(id));
         }
         let now = self.server_time().await?;
-        let micros = u64::try_from(now.as_microsecond()).unwrap_or(0);
         let record = KeyRecord {
             created: old.created,
             updated: now.max(old.updated),
-            version: micros.max(old.version + 1),
+            version: version_at(now).max(old.version + 1),
             ..record
         };
-        self.write(record, old.version, &digests(&old)).await
+        self.write(record, Some(&old)).await
+    }
+
+    /// Brings in keys; see [`super::import`].
+    pub async fn import(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        let now = self.server_time().await?;
+        self.written_on.store(self.link.made(), Ordering::Release);
+        let stamped = records.into_iter().map(|record| KeyRecord {
+            updated: now,
+            version: version_at(now),
+            ..record
+        });
+        import::import(&self.link, &self.names, stamped.collect()).await
+    }
+
+    /// The audit trail; see [`super::trail`].
+    pub async fn trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
+        let records = match wanted.key {
+            Some(id) => self.get(id).await?.into_iter().collect(),
+            None => self.all().await?,
+        };
+        trail::read(&self.link, &self.names, &records, wanted).await
     }
 
     async fn write(
         &self,
         record: KeyRecord,
-        expected: u64,
-        held: &[KeyDigest],
+        old: Option<&KeyRecord>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         self.written_on.store(self.link.made(), Ordering::Release);
         let id = record.id;
+        let expected = old.map_or(0, |old| old.version);
+        let held = old.map(digests).unwrap_or_default();
         let wanted = digests(&record);
         let mut claimed = Vec::new();
         for digest in wanted.iter().filter(|digest| !held.contains(digest)) {
@@ -185,12 +213,12 @@ impl Records {
                 return Err(ChangeError::Exists(id));
             }
         }
-        if expected == 0 {
+        if old.is_none() {
             let entered = index::enter(&self.link, &self.names, &[id]).await;
             entered.map_err(StoreError::from)?;
         }
         let entry = KeyEntry::new(record);
-        let written = self.compare_and_set(&entry, expected).await?;
+        let written = self.compare_and_set(&entry, old).await?;
         if written != 1 {
             self.release(&claimed).await?;
             return Err(match (written, expected) {
@@ -233,15 +261,17 @@ impl Records {
         Ok(())
     }
 
-    async fn compare_and_set(&self, entry: &KeyEntry, expected: u64) -> Result<i64, StoreError> {
-        let name = self.names.record(entry.record.id);
-        let arguments = Arguments::new()
-            .count(expected)
-            .count(entry.record.version)
-            .text(&*entry.packed);
+    async fn compare_and_set(
+        &self,
+        entry: &KeyEntry,
+        old: Option<&KeyRecord>,
+    ) -> Result<i64, StoreError> {
+        let keys = put_keys(&self.names, entry.record.id);
+        let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
+        let arguments = put_arguments(entry, expected, old);
         let deadline = Instant::now() + self.timeout;
         let value = RECORD
-            .run(&self.link, &[&name], &arguments, deadline)
+            .run(&self.link, &[&keys.0, &keys.1], &arguments, deadline)
             .await?;
         i64::from_redis_value(value).map_err(unreadable)
     }
@@ -261,25 +291,61 @@ impl Records {
         for digest in dropped {
             pipeline.cmd("DEL").arg(self.names.digest(digest));
         }
-        pipeline
-            .cmd("XADD")
-            .arg(self.names.feed())
-            .arg("MAXLEN")
-            .arg("~")
-            .arg(FEED_MAX)
-            .arg("*")
-            .arg("rec")
-            .arg(&*entry.packed);
+        feed_entry(&mut pipeline, &self.names, entry);
         let value = self.link.ask(&pipeline).await?;
         let replies = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
-        let place = replies.last().and_then(|last| {
-            let text = String::from_redis_value_ref(last).ok()?;
-            parse_place(&text)
-        });
-        place.map(ChangeMark).ok_or_else(|| {
-            StoreError::Failed("Redis answered no stream id for an entry of the feed".into())
-        })
+        place_told(replies.last())
     }
+}
+
+/// Tells the feed of a change.
+pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
+    pipeline
+        .cmd("XADD")
+        .arg(names.feed())
+        .arg("MAXLEN")
+        .arg("~")
+        .arg(FEED_MAX)
+        .arg("*")
+        .arg("rec")
+        .arg(&*entry.packed);
+}
+
+/// The place in the feed that the reply to [`feed_entry`] tells.
+pub fn place_told(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
+    let place = reply.and_then(|reply| {
+        let text = String::from_redis_value_ref(reply).ok()?;
+        parse_place(&text)
+    });
+    place.map(ChangeMark).ok_or_else(|| {
+        StoreError::Failed("Redis answered no stream id for an entry of the feed".into())
+    })
+}
+
+/// The names that `record.lua` works on.
+fn put_keys(names: &Names, id: KeyId) -> (String, String) {
+    (names.record(id), names.trail(id))
+}
+
+/// The arguments of `record.lua`.
+fn put_arguments(entry: &KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Arguments {
+    let told = |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
+    Arguments::new()
+        .number(expected)
+        .count(entry.record.version)
+        .text(&*entry.packed)
+        .text(told(&entry.record))
+        .text(old.map(told).unwrap_or_default())
+}
+
+/// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`).
+pub fn put(names: &Names, entry: &KeyEntry, expected: i64) -> Cmd {
+    let keys = put_keys(names, entry.record.id);
+    RECORD.by_text(&[&keys.0, &keys.1], &put_arguments(entry, expected, None))
+}
+
+fn version_at(now: Timestamp) -> u64 {
+    u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
 }
 
 /// Writes records that the store lacks or holds older, revoked ones too, with their digests and ids.
@@ -289,12 +355,7 @@ pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Resu
         index::enter(link, names, &ids).await?;
         let mut pipeline = Pipeline::new();
         for entry in batch {
-            let name = names.record(entry.record.id);
-            let arguments = Arguments::new()
-                .number(-1)
-                .count(entry.record.version)
-                .text(&*entry.packed);
-            pipeline.add_command(RECORD.by_text(&[&name], &arguments));
+            pipeline.add_command(put(names, entry, -1));
             hold_digests(&mut pipeline, names, &entry.record);
         }
         link.ask(&pipeline).await?;
@@ -352,7 +413,8 @@ pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
         .map_err(|error| StoreError::Failed(format!("Redis tells an impossible time: {error}")))
 }
 
-fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
+/// The digests that a record holds.
+pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
     let mut digests = vec![record.digest];
     if let Some(previous) = &record.previous
         && previous.digest != record.digest

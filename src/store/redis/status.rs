@@ -13,7 +13,8 @@ use super::names::Names;
 use super::records::{parse_place, unreadable};
 use crate::store::StoreError;
 use crate::store::status::{
-    FeedFacts, GatewayFacts, RedisFacts, ServerFacts, StoreFacts, StoreStatus,
+    BreakerState, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts, ServiceFacts,
+    StoreFacts, StoreStatus,
 };
 
 /// How long a master may take to tell of itself.
@@ -54,6 +55,7 @@ pub async fn status(
     link: &Link,
     names: &Names,
     clock_difference_seconds: f64,
+    journal: Option<JournalFacts>,
 ) -> Result<StoreStatus, StoreError> {
     let masters = link.masters();
     let mut servers = Vec::with_capacity(masters.len());
@@ -95,6 +97,7 @@ pub async fn status(
             incarnation: index.incarnation,
             index_complete: index.is_complete,
             feed,
+            journal,
         }),
         gateways,
         keys: index::count(link, names).await?,
@@ -184,6 +187,9 @@ fn gateway(node: &LiveNode, feed: &FeedFacts) -> GatewayFacts {
         lag_seconds: said.map(|said| lag_seconds(&said.applied, &feed.last)),
         keys: said.and_then(|said| u64::try_from(said.keys).ok()),
         keys_age_seconds: said.and_then(|said| Some(milliseconds(said.keys_age_ms?))),
+        breaker: said.and_then(|said| said.condition.breaker.clone()),
+        service: said.and_then(|said| said.condition.service.clone()),
+        clock_difference_seconds: said.and_then(|said| said.condition.clock_difference_seconds),
     }
 }
 
@@ -249,6 +255,41 @@ fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64
                 gateway.name
             ));
         }
+        warnings.extend(condition_warnings(gateway));
+    }
+    warnings
+}
+
+/// What a gateway says of itself that somebody should look at.
+fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let name = &gateway.name;
+    if let Some(breaker) = &gateway.breaker
+        && breaker.state != BreakerState::Closed
+    {
+        let why = breaker.last_failure.as_deref().unwrap_or("no connection");
+        warnings.push(format!(
+            "the gateway {name} has been deciding without Redis for {:.1} s: {why}",
+            breaker.since_seconds
+        ));
+    }
+    if let Some(ServiceFacts {
+        journal,
+        journal_error: Some(error),
+        ..
+    }) = &gateway.service
+    {
+        warnings.push(format!(
+            "the gateway {name} cannot write its journal {}, so it would serve nothing without Redis: {error}",
+            journal.display()
+        ));
+    }
+    if let Some(seconds) = gateway.clock_difference_seconds
+        && seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS
+    {
+        warnings.push(format!(
+            "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it goes by Redis's; see that both follow NTP"
+        ));
     }
     warnings
 }

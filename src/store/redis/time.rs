@@ -28,9 +28,13 @@ impl StoreClock {
 
     /// The store's time.
     pub fn now(&self) -> Timestamp {
-        let offset = SignedDuration::from_micros(self.offset_micros.load(Ordering::Relaxed));
         let local = self.clock.now();
-        local.checked_add(offset).unwrap_or(local)
+        local.checked_add(self.difference()).unwrap_or(local)
+    }
+
+    /// The store's clock minus the local one, as far as it is known.
+    pub fn difference(&self) -> SignedDuration {
+        SignedDuration::from_micros(self.offset_micros.load(Ordering::Relaxed))
     }
 
     /// Learns from a reply that says in which second (Unix) it was made; `asked` is what this clock read before.

@@ -27,6 +27,37 @@ pub enum StoreSpec {
         /// The first part of every key.
         key_prefix: String,
     },
+    /// The master that sentinels name.
+    Sentinel {
+        /// The sentinels.
+        sentinels: Vec<String>,
+        /// What they call it.
+        master: String,
+    },
+    /// A Redis cluster.
+    Cluster {
+        /// Some of its nodes.
+        nodes: Vec<String>,
+    },
+}
+
+impl StoreSpec {
+    fn yaml(&self, redis_extra: &str) -> String {
+        let redis = match self {
+            StoreSpec::Embedded(path) => {
+                return format!("  embedded: {{ path: \"{}\" }}", path.display());
+            }
+            StoreSpec::Redis { url, key_prefix } => {
+                format!("url: \"{url}\", key_prefix: \"{key_prefix}\"")
+            }
+            StoreSpec::Sentinel { sentinels, master } => {
+                format!("sentinels: {sentinels:?}, master: {master}")
+            }
+            StoreSpec::Cluster { nodes } => format!("cluster: {nodes:?}"),
+        };
+        let comma = if redis_extra.is_empty() { "" } else { ", " };
+        format!("  redis: {{ {redis}{comma}{redis_extra} }}")
+    }
 }
 
 /// A tier.
@@ -173,22 +204,7 @@ impl GatewaySpec {
 
     /// The text of the file.
     pub fn yaml(&self, access_log: &Path) -> String {
-        let store = match &self.store {
-            StoreSpec::Embedded(path) => {
-                format!("  embedded: {{ path: \"{}\" }}", path.display())
-            }
-            StoreSpec::Redis { url, key_prefix } => {
-                let comma = if self.redis_extra.is_empty() {
-                    ""
-                } else {
-                    ", "
-                };
-                format!(
-                    "  redis: {{ url: \"{url}\", key_prefix: \"{key_prefix}\"{comma}{} }}",
-                    self.redis_extra
-                )
-            }
-        };
+        let store = self.store.yaml(&self.redis_extra);
         let tiers: String = self
             .tiers
             .iter()
@@ -407,7 +423,9 @@ async fn spawn(
     config: &Path,
     clock: Option<&Faketime>,
 ) -> (Process, Listening) {
-    let mut command = Command::new(binary);
+    // A file size limit, which a test may set for a full disk, is to be an error and not the process's end.
+    let mut command = Command::new("env");
+    command.arg("--ignore-signal=XFSZ").arg(binary);
     command.args(["serve", "--config"]).arg(config);
     command.current_dir(directory);
     if let Some(clock) = clock {

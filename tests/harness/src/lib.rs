@@ -8,11 +8,14 @@
 
 pub mod client;
 pub mod faketime;
+pub mod faults;
 pub mod gateway;
 pub mod ledger;
 pub mod process;
 pub mod redis;
+pub mod redis_nodes;
 pub mod scene;
+pub mod tcp_proxy;
 pub mod upstream;
 
 use std::time::{Duration, Instant};
@@ -23,6 +26,7 @@ pub use gateway::{AccessLogSpec, Gateway, GatewaySpec, StoreSpec};
 pub use ledger::{Allowances, Ledgers};
 pub use redis::RedisServer;
 pub use scene::{IssuedKey, Scene, SceneBuilder, Store};
+pub use tcp_proxy::{TcpProxy, Wire};
 pub use upstream::{Behaviour, RecordingUpstream};
 
 /// Pause between two looks at something that is about to become true.

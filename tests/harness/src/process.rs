@@ -85,6 +85,27 @@ impl Process {
         None
     }
 
+    /// No write of this process to a file succeeds from now on, as on a full disk; it must ignore `SIGXFSZ`.
+    pub fn fill_disk(&self) {
+        self.limit_files("0");
+    }
+
+    /// Writes succeed again.
+    pub fn free_disk(&self) {
+        self.limit_files("unlimited");
+    }
+
+    fn limit_files(&self, bytes: &str) {
+        let done = Command::new("prlimit")
+            .args(["--pid", &self.pid().to_string()])
+            .arg(format!("--fsize={bytes}:"))
+            .status();
+        assert!(
+            done.is_ok_and(|status| status.success()),
+            "prlimit: apt-get install util-linux"
+        );
+    }
+
     fn signal(&self, signal: Signal) {
         if let Ok(pid) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(pid), signal);

@@ -135,7 +135,8 @@ fn spawn(directory: &Path, port: u16, appendonly: bool, clock: Option<&Faketime>
         .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
         .args(["--save", "", "--maxmemory-policy", "noeviction", "--dir"])
         .arg(directory)
-        .args(["--appendonly", if appendonly { "yes" } else { "no" }]);
+        .args(["--appendonly", if appendonly { "yes" } else { "no" }])
+        .args(["--appendfsync", "always"]);
     if let Some(clock) = clock {
         clock.wrap(&mut command);
     }

@@ -236,6 +236,11 @@ impl RecordingUpstream {
         lock(&self.shared.recorded).clone()
     }
 
+    /// All requests so far, and forgets them.
+    pub fn take(&self) -> Vec<Recorded> {
+        std::mem::take(&mut *lock(&self.shared.recorded))
+    }
+
     /// The requests with that id.
     pub fn recorded_as(&self, id: &str) -> Vec<Recorded> {
         let recorded = lock(&self.shared.recorded);

@@ -219,7 +219,7 @@ pub async fn a_gateway_that_does_not_apply_a_change_is_named(fixture: &dyn Fixtu
         lagging.is_empty().then_some(())
     })
     .await;
-    assert!(follows.health().keys_loaded);
+    assert!(follows.health().keys.loaded);
 }
 
 pub async fn a_gateway_that_said_goodbye_is_not_awaited(fixture: &dyn Fixture) {

@@ -328,7 +328,7 @@ pub async fn an_open_store_is_healthy(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     eventually("the store is healthy", async || {
         let health = store.health();
-        (health.up && health.keys_loaded && health.keys_age < Duration::from_secs(5)).then_some(())
+        (health.up && health.keys.loaded && health.keys.age < Duration::from_secs(5)).then_some(())
     })
     .await;
     let (told, asked) = (store.now(), store.server_time().await.unwrap());

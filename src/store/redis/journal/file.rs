@@ -3,11 +3,12 @@
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::super::home::Home;
 use super::rows;
 use crate::store::StoreError;
+use crate::store::status::JournalFacts;
 
 /// How long another process may hold the file.
 const LOCK_WAIT_MAX: Duration = Duration::from_millis(250);
@@ -77,6 +78,40 @@ fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(H
     }
     transaction.commit()?;
     Ok(None)
+}
+
+/// What the file says, without changing it; `None` where there is none.
+pub fn facts(path: &Path) -> Option<JournalFacts> {
+    if !path.exists() {
+        return None;
+    }
+    let sizes = ["", "-wal"].map(|suffix| {
+        let mut name = path.as_os_str().to_owned();
+        name.push(suffix);
+        std::fs::metadata(name).map_or(0, |file| file.len())
+    });
+    let mut facts = JournalFacts {
+        path: path.to_owned(),
+        bytes: sizes.iter().sum(),
+        store: None,
+        pending_units: 0,
+        counts: 0,
+        unsettled_counts: 0,
+        error: None,
+    };
+    if let Err(error) = read_facts(path, &mut facts) {
+        facts.error = Some(error.to_string());
+    }
+    Some(facts)
+}
+
+fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
+    let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
+    connection.busy_timeout(LOCK_WAIT_MAX)?;
+    facts.store = Home::of(&connection)?.map(|home| home.to_string());
+    facts.pending_units = rows::untold_by_others(&connection, "")?;
+    (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
+    Ok(())
 }
 
 /// An SQLite error with the file it is of.

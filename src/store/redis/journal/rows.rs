@@ -170,6 +170,12 @@ pub fn untold_by_others(connection: &Connection, own: &str) -> rusqlite::Result<
     connection.query_row(sql, [own], |row| Ok(units(row.get(0)?)))
 }
 
+/// How many counts there are, and how many of them Redis is not known to hold.
+pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
+    let sql = "SELECT count(*), coalesce(sum(1 - settled), 0) FROM counts";
+    connection.query_row(sql, [], |row| Ok((units(row.get(0)?), units(row.get(1)?))))
+}
+
 /// Counts of producers whose names do not match `own`, in order, after `last`.
 pub fn counts_of_others(
     connection: &Connection,

@@ -185,11 +185,9 @@ pub fn words(text: &str) -> Vec<String> {
 }
 
 fn random_port() -> u16 {
-    let mut random = [0; 2];
-    touchline::policy::api_key::os_entropy(&mut random);
     // Below the range from which the kernel takes the ports of outgoing connections; even, so that a cluster's bus has the
     // next one.
-    15_000 + u16::from_ne_bytes(random) % 7_500 * 2
+    15_000 + fastrand::u16(..7_500) * 2
 }
 
 fn assert_installed() {
@@ -199,9 +197,7 @@ fn assert_installed() {
 
 /// A prefix that no other test has.
 pub fn own_prefix() -> String {
-    let mut random = [0; 8];
-    touchline::policy::api_key::os_entropy(&mut random);
-    format!("t{:016x}", u64::from_ne_bytes(random))
+    format!("t{:016x}", fastrand::u64(..))
 }
 
 /// A master, a replica and three sentinels.
@@ -276,6 +272,19 @@ impl SentinelSet {
             .into_iter()
             .chain(self.sentinels.iter().map(|(port, ..)| *port));
         ports.map(|port| format!("127.0.0.1:{port}")).collect()
+    }
+
+    /// The places of the master that the sentinels name, and of the other server.
+    pub async fn roles(&self) -> (usize, usize) {
+        let mut connection = connect(self.sentinels[0].0).await.unwrap();
+        let (_, port): (String, u16) = redis::cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg("mymaster")
+            .query_async(&mut connection)
+            .await
+            .unwrap();
+        let place = usize::from(self.servers[0].port != port);
+        (place, 1 - place)
     }
 
     /// Has a sentinel start a failover although the master is well.
@@ -394,6 +403,18 @@ impl ClusterSet {
         panic!("nobody has slot {slot}");
     }
 
+    /// The places of the nodes that are masters.
+    pub async fn masters(&self) -> Vec<usize> {
+        let mut masters = Vec::new();
+        for (place, node) in self.nodes.iter().enumerate() {
+            let info: String = node.ask("INFO replication").await;
+            if info.contains("role:master") {
+                masters.push(place);
+            }
+        }
+        masters
+    }
+
     /// Moves the slot of a key with all its keys from one master to another, key by key.
     pub async fn move_slot(&self, key: &str, from: usize, to: usize) {
         let (source, target) = (&self.nodes[from], &self.nodes[to]);
@@ -415,7 +436,9 @@ impl ClusterSet {
                 .ask(&format!("MIGRATE 127.0.0.1 {} {name} 0 5000", target.port))
                 .await;
         }
-        for node in [target, source].into_iter().chain(&self.nodes[..MASTERS]) {
+        let masters = self.masters().await;
+        let others = masters.iter().map(|place| &self.nodes[*place]);
+        for node in [target, source].into_iter().chain(others) {
             let () = node
                 .ask(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"))
                 .await;

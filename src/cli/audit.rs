@@ -1,0 +1,214 @@
+//! `touchline audit`: who changed which key, when, how and why.
+
+use std::io::Write;
+
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+use super::output::{
+    RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
+};
+use super::{Session, UsageError};
+use crate::config::Config;
+use crate::policy::api_key::KeyId;
+use crate::policy::audit::{Entry, Wanted};
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::{Action, Facts};
+
+const CSV_HEADER: [&str; 7] = ["at", "key", "who", "what", "before", "after", "reason"];
+const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"];
+
+#[derive(Debug, Args)]
+pub(super) struct AuditArguments {
+    /// Only changes of this key.
+    #[arg(long, value_name = "ID")]
+    key: Option<KeyId>,
+    /// The first day, in the quota's time zone.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    from: Option<Date>,
+    /// The last day, in the quota's time zone.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    to: Option<Date>,
+    /// Only changes by this name, written as it is shown.
+    #[arg(long, value_parser = parse_name, value_name = "NAME")]
+    who: Option<String>,
+    /// Only changes of this kind.
+    #[arg(long, value_parser = action_parser(), value_name = "CHANGE")]
+    what: Option<Action>,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RowsFormat,
+}
+
+fn action_parser() -> impl TypedValueParser<Value = Action> {
+    PossibleValuesParser::new(Action::ALL.map(Action::as_str)).try_map(|text| {
+        let mut all = Action::ALL.into_iter();
+        all.find(|action| action.as_str() == text)
+            .ok_or("there is no such change")
+    })
+}
+
+impl AuditArguments {
+    fn wanted(&self, calendar: &Calendar) -> anyhow::Result<Wanted> {
+        if let (Some(from), Some(to)) = (self.from, self.to)
+            && from > to
+        {
+            return Err(UsageError(format!("--from {from} is after --to {to}")).into());
+        }
+        let from = self.from.map(|from| calendar.day_of(from)).transpose()?;
+        let to = self.to.map(|to| calendar.day_of(to)).transpose()?;
+        let instant = |seconds: Option<i64>| seconds.map(Timestamp::from_second).transpose();
+        Ok(Wanted {
+            key: self.key,
+            from: instant(from.map(|day| day.start))?,
+            until: instant(to.map(|day| day.end))?,
+            who: self.who.clone(),
+            what: self.what,
+        })
+    }
+}
+
+/// Shows the trail in the form asked for.
+pub(super) fn run(
+    arguments: &AuditArguments,
+    config: Config,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let wanted = arguments.wanted(&config.calendar)?;
+    Session::run(config, async |session| {
+        let entries = session.store.audit(wanted).await?;
+        write(&entries, arguments.output, out)
+    })
+}
+
+fn write(entries: &[Entry], output: RowsFormat, out: &mut dyn Write) -> anyhow::Result<()> {
+    match output {
+        RowsFormat::Json => write_json(out, &entries),
+        RowsFormat::Csv => {
+            let rows: Result<Vec<_>, _> = entries.iter().map(csv_row).collect();
+            write_csv(out, &CSV_HEADER, &rows?)
+        }
+        RowsFormat::Table => {
+            let rows: Vec<_> = entries.iter().map(table_row).collect();
+            write_table(out, &TABLE_HEADER, &[], &rows)
+        }
+    }
+}
+
+fn csv_row(entry: &Entry) -> serde_json::Result<Vec<String>> {
+    Ok(vec![
+        entry.at.to_string(),
+        entry.key.to_string(),
+        entry.who.clone(),
+        entry.what.as_str().to_owned(),
+        serde_json::to_string(&entry.before)?,
+        serde_json::to_string(&entry.after)?,
+        entry.reason.clone().unwrap_or_default(),
+    ])
+}
+
+fn table_row(entry: &Entry) -> Vec<String> {
+    vec![
+        to_the_second(entry.at),
+        entry.key.to_string(),
+        entry.who.clone(),
+        entry.what.as_str().to_owned(),
+        change(&entry.before, &entry.after),
+        entry.reason.clone().unwrap_or_default(),
+    ]
+}
+
+/// The changed facts for people; of a new key those that it has.
+fn change(before: &Facts, after: &Facts) -> String {
+    let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+    let told = after.iter().filter_map(|(name, new)| {
+        let old = before.get(name);
+        let name = name.replace('_', " ").replace("grants.", "grants of ");
+        match (old, new) {
+            (Some(old), _) => Some(format!("{name}: {} → {}", shown(old), shown(new))),
+            (None, Some(new)) => Some(format!("{name}: {new}")),
+            (None, None) => None,
+        }
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::audit::{Author, signed};
+    use crate::policy::key_record::tests::key_of;
+
+    fn trail() -> Vec<Entry> {
+        let (_, issued) = key_of("pro");
+        let mut labelled = issued.clone();
+        labelled.label = Some("a, \"b\"".into());
+        let author = Author {
+            who: "ops\u{1b}[31m".into(),
+            reason: Some("typo".into()),
+        };
+        let labelled = signed(&issued, labelled, Action::SetLabel, &author);
+        [issued, labelled].iter().map(Entry::of).collect()
+    }
+
+    fn written(entries: &[Entry], output: RowsFormat) -> String {
+        let mut out = Vec::new();
+        write(entries, output, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_table_tells_each_change_on_one_line() {
+        let entries = trail();
+        let id = entries[0].key;
+        assert_eq!(
+            written(&entries, RowsFormat::Table),
+            format!(
+                "AT                    KEY           WHO            WHAT       CHANGE                                    REASON\n\
+                 1970-01-01T00:00:00Z  {id}  tester@here    issue      customer: Acme, state: active, tier: pro\n\
+                 1970-01-01T00:00:00Z  {id}  ops\\u{{1b}}[31m  set-label  label: none → a, \"b\"                      typo\n"
+            )
+        );
+    }
+
+    #[test]
+    fn programs_get_the_facts_as_json() {
+        let entries = trail();
+        let json: serde_json::Value =
+            serde_json::from_str(&written(&entries, RowsFormat::Json)).unwrap();
+        assert_eq!(json[1]["what"], "set-label");
+        assert_eq!(json[1]["who"], "ops\u{1b}[31m");
+        assert_eq!(json[1]["before"], serde_json::json!({"label": null}));
+        assert_eq!(json[1]["after"], serde_json::json!({"label": "a, \"b\""}));
+        let text = written(&entries, RowsFormat::Csv);
+        let mut csv = csv::Reader::from_reader(text.as_bytes());
+        assert_eq!(csv.headers().unwrap(), CSV_HEADER.as_slice());
+        let rows: Vec<csv::StringRecord> = csv.records().map(Result::unwrap).collect();
+        assert_eq!(rows.len(), 2);
+        let after: serde_json::Value = serde_json::from_str(&rows[1][5]).unwrap();
+        assert_eq!(after, json[1]["after"]);
+        assert_eq!(&rows[1][6], "typo");
+    }
+
+    #[test]
+    fn days_are_those_of_the_quota_zone() {
+        let calendar = Calendar::of_zone("America/New_York").unwrap();
+        let day: Date = "2026-11-21".parse().unwrap();
+        let mut asked = AuditArguments {
+            key: None,
+            from: Some(day),
+            to: Some(day),
+            who: None,
+            what: None,
+            output: RowsFormat::Table,
+        };
+        let wanted = asked.wanted(&calendar).unwrap();
+        let at = |text: &str| Some(text.parse::<Timestamp>().unwrap());
+        assert_eq!(wanted.from, at("2026-11-21T05:00:00Z"));
+        assert_eq!(wanted.until, at("2026-11-22T05:00:00Z"));
+        asked.from = Some(day.tomorrow().unwrap());
+        assert!(asked.wanted(&calendar).unwrap_err().is::<UsageError>());
+    }
+}

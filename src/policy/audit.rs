@@ -1,0 +1,338 @@
+//! The audit trail: what is told of each change of a key. Entries are made here; stores keep them with the change itself.
+//!
+//! Invariants: an entry is a function of the record that the change made, so whoever has the record has the entry; no entry
+//! tells anything of a secret, its digest included.
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
+
+use super::api_key::KeyId;
+use super::key_record::{Action, Facts, KeyRecord, LastChange};
+
+/// Begins the name of the fact that tells a day's grants.
+const GRANTS: &str = "grants.";
+
+/// Who makes a change, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Author {
+    /// The name that the trail shows.
+    pub who: String,
+    /// Why, if they say so.
+    pub reason: Option<String>,
+}
+
+/// One change of a key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When, by the store's clock.
+    pub at: Timestamp,
+    /// The key.
+    pub key: KeyId,
+    /// The version of the record that the change made: no two changes of a key have the same.
+    pub version: u64,
+    /// Who.
+    pub who: String,
+    /// What.
+    pub what: Action,
+    /// The changed facts before; empty for a new key.
+    pub before: Facts,
+    /// The same facts after; all there are for a new key.
+    pub after: Facts,
+    /// Why, where somebody said so.
+    pub reason: Option<String>,
+}
+
+impl Entry {
+    /// The entry of the change that made a record.
+    pub fn of(record: &KeyRecord) -> Entry {
+        let LastChange {
+            action,
+            who,
+            reason,
+            before,
+        } = &*record.last_change;
+        let mut after = facts(record);
+        match action {
+            Action::Issue | Action::Import | Action::Unrecorded => {}
+            Action::Rotate
+            | Action::UndoRotate
+            | Action::Suspend
+            | Action::Resume
+            | Action::Revoke
+            | Action::SetTier
+            | Action::SetExpiry
+            | Action::SetLabel
+            | Action::SetCustomer
+            | Action::Grant => after.retain(|name, _| before.contains_key(name)),
+        }
+        for name in before.keys() {
+            after.entry(name.clone()).or_insert(None);
+        }
+        Entry {
+            at: record.updated,
+            key: record.id,
+            version: record.version,
+            who: who.clone(),
+            what: *action,
+            before: before.clone(),
+            after,
+            reason: reason.clone(),
+        }
+    }
+
+    /// The day and the units of a grant.
+    pub fn granted(&self) -> Option<(Date, u64)> {
+        if self.what != Action::Grant {
+            return None;
+        }
+        let (name, after) = self.after.first_key_value()?;
+        let units = |facts: Option<&Option<String>>| facts?.as_ref()?.parse::<u64>().ok();
+        let before = units(self.before.get(name)).unwrap_or(0);
+        let date = name.strip_prefix(GRANTS)?.parse().ok()?;
+        Some((date, units(Some(after))?.checked_sub(before)?))
+    }
+
+    /// Where an entry stands in the trail.
+    pub fn place(&self) -> (Timestamp, u64, KeyId) {
+        (self.at, self.version, self.key)
+    }
+}
+
+/// Which entries of the trail somebody wants: those that meet all of it. The default is all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of this key.
+    pub key: Option<KeyId>,
+    /// Made at this instant or later.
+    pub from: Option<Timestamp>,
+    /// Made before this instant.
+    pub until: Option<Timestamp>,
+    /// Made by this name.
+    pub who: Option<String>,
+    /// Of this kind.
+    pub what: Option<Action>,
+}
+
+impl Wanted {
+    /// Whether an entry meets it.
+    pub fn holds(&self, entry: &Entry) -> bool {
+        self.key.is_none_or(|key| key == entry.key)
+            && self.from.is_none_or(|from| from <= entry.at)
+            && self.until.is_none_or(|until| entry.at < until)
+            && self.who.as_ref().is_none_or(|who| *who == entry.who)
+            && self.what.is_none_or(|what| what == entry.what)
+    }
+}
+
+/// `after` as the outcome of a change of `before` by `author`.
+pub fn signed(
+    before: &KeyRecord,
+    mut after: KeyRecord,
+    action: Action,
+    author: &Author,
+) -> KeyRecord {
+    let (mut old, mut new) = (facts(before), facts(&after));
+    for name in new.keys() {
+        old.entry(name.clone()).or_insert(None);
+    }
+    for name in old.keys() {
+        new.entry(name.clone()).or_insert(None);
+    }
+    old.retain(|name, value| new.get(name) != Some(value));
+    after.last_change = Box::new(LastChange {
+        action,
+        who: author.who.clone(),
+        reason: author.reason.clone(),
+        before: old,
+    });
+    after
+}
+
+/// What the trail may tell of a record. What it has none of is `None`; a day without grants is left out.
+fn facts(record: &KeyRecord) -> Facts {
+    let instant = |instant: Option<Timestamp>| instant.map(|instant| instant.to_string());
+    let previous_until = record.previous.as_ref().map(|previous| previous.until);
+    let named = [
+        ("customer", Some(record.customer.clone())),
+        ("label", record.label.clone()),
+        ("tier", Some(record.tier.to_string())),
+        ("state", Some(record.state.as_str().to_owned())),
+        ("expires", instant(record.expires)),
+        ("previous_until", instant(previous_until)),
+    ];
+    let grants = record
+        .grants
+        .iter()
+        .map(|(date, units)| (format!("{GRANTS}{date}"), Some(units.to_string())));
+    named
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .chain(grants)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::api_key::KeyDigest;
+    use crate::policy::key_record::tests::key_of;
+    use crate::policy::key_record::{KeyState, PreviousDigest};
+
+    fn author(reason: Option<&str>) -> Author {
+        Author {
+            who: "ops@desk".into(),
+            reason: reason.map(Into::into),
+        }
+    }
+
+    fn told(facts: &Facts) -> Vec<(&str, Option<&str>)> {
+        facts
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect()
+    }
+
+    fn changed(action: Action, change: impl Fn(&mut KeyRecord)) -> Entry {
+        let (_, before) = key_of("pro");
+        let mut after = before.clone();
+        change(&mut after);
+        Entry::of(&signed(&before, after, action, &author(Some("why"))))
+    }
+
+    #[test]
+    fn an_entry_tells_the_changed_facts_before_and_after_and_no_others() {
+        let entry = changed(Action::SetTier, |record| {
+            record.tier = "starter".parse().unwrap();
+        });
+        assert_eq!(told(&entry.before), [("tier", Some("pro"))]);
+        assert_eq!(told(&entry.after), [("tier", Some("starter"))]);
+        assert_eq!((&*entry.who, entry.what), ("ops@desk", Action::SetTier));
+        assert_eq!(entry.reason.as_deref(), Some("why"));
+
+        let entry = changed(Action::SetLabel, |record| record.label = Some("x".into()));
+        assert_eq!(told(&entry.before), [("label", None)]);
+        assert_eq!(told(&entry.after), [("label", Some("x"))]);
+
+        let day = "2026-11-21".parse().unwrap();
+        let entry = changed(Action::Grant, |record| {
+            record.grants.insert(day, 500);
+        });
+        assert_eq!(told(&entry.before), [("grants.2026-11-21", None)]);
+        assert_eq!(told(&entry.after), [("grants.2026-11-21", Some("500"))]);
+        assert_eq!(entry.granted(), Some((day, 500)));
+        let (_, mut before) = key_of("pro");
+        before.grants.insert(day, 500);
+        let mut after = before.clone();
+        after.grants.insert(day, 700);
+        let more = Entry::of(&signed(&before, after, Action::Grant, &author(None)));
+        assert_eq!(more.granted(), Some((day, 200)));
+
+        let entry = changed(Action::Revoke, |record| record.state = KeyState::Revoked);
+        assert_eq!(told(&entry.before), [("state", Some("active"))]);
+        assert_eq!(told(&entry.after), [("state", Some("revoked"))]);
+        assert_eq!(entry.granted(), None);
+    }
+
+    #[test]
+    fn what_a_record_no_longer_has_is_told_as_nothing() {
+        let (_, mut before) = key_of("pro");
+        let day = "2026-11-21".parse().unwrap();
+        before.label = Some("x".into());
+        before.grants.insert(day, 5);
+        let (_, mut after) = key_of("pro");
+        after.id = before.id;
+        let entry = Entry::of(&signed(&before, after, Action::SetLabel, &author(None)));
+        assert_eq!(
+            told(&entry.before),
+            [("grants.2026-11-21", Some("5")), ("label", Some("x"))]
+        );
+        assert_eq!(
+            told(&entry.after),
+            [("grants.2026-11-21", None), ("label", None)]
+        );
+    }
+
+    #[test]
+    fn a_new_key_is_told_whole_and_without_a_digest() {
+        let (key, mut record) = key_of("pro");
+        record.previous = Some(PreviousDigest {
+            digest: KeyDigest::of(b"old"),
+            until: "2027-01-01T00:00:00Z".parse().unwrap(),
+        });
+        let entry = Entry::of(&record);
+        assert_eq!(entry.before, Facts::new());
+        assert_eq!(
+            told(&entry.after),
+            [
+                ("customer", Some("Acme")),
+                ("expires", None),
+                ("label", None),
+                ("previous_until", Some("2027-01-01T00:00:00Z")),
+                ("state", Some("active")),
+                ("tier", Some("pro")),
+            ]
+        );
+        let text = serde_json::to_string(&entry).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry);
+        for secret in [key.digest(), KeyDigest::of(b"old")] {
+            assert!(!text.contains(&secret.to_string()));
+        }
+    }
+
+    #[test]
+    fn an_entry_is_wanted_if_it_meets_every_part_of_the_filter() {
+        let (_, record) = key_of("pro");
+        let entry = Entry::of(&record);
+        let (stranger, _) = key_of("pro");
+        let next = entry.at + jiff::SignedDuration::from_nanos(1);
+        let all = Wanted::default();
+        let at = |from, until| Wanted {
+            from,
+            until,
+            ..Wanted::default()
+        };
+        let of = |key| Wanted {
+            key: Some(key),
+            ..Wanted::default()
+        };
+        let by = |who: &str| Wanted {
+            who: Some(who.into()),
+            ..Wanted::default()
+        };
+        let what = |what| Wanted {
+            what: Some(what),
+            ..Wanted::default()
+        };
+        for (wanted, holds) in [
+            (all, true),
+            (of(record.id), true),
+            (of(stranger.id()), false),
+            (at(Some(entry.at), Some(next)), true),
+            (at(Some(next), None), false),
+            (at(None, Some(entry.at)), false),
+            (by("tester@here"), true),
+            (by("tester"), false),
+            (what(Action::Issue), true),
+            (what(Action::Grant), false),
+            (
+                Wanted {
+                    what: Some(Action::Grant),
+                    ..by("tester@here")
+                },
+                false,
+            ),
+        ] {
+            assert_eq!(wanted.holds(&entry), holds, "{wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_rotation_is_told_although_no_fact_of_it_may_be() {
+        let entry = changed(Action::Rotate, |record| {
+            record.digest = KeyDigest::of(b"new");
+        });
+        assert_eq!((entry.before, entry.after), (Facts::new(), Facts::new()));
+        assert_eq!(entry.what, Action::Rotate);
+    }
+}

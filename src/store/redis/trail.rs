@@ -1,0 +1,51 @@
+//! Reading the audit trail.
+//!
+//! The entry of a record's last change can be made of the record itself, so it is there even where Redis has lost its trail and
+//! the record was written back by a gateway.
+
+use std::collections::BTreeMap;
+
+use redis::{FromRedisValue, Pipeline};
+
+use super::link::Link;
+use super::names::Names;
+use super::records::unreadable;
+use crate::policy::audit::{Entry, Wanted};
+use crate::policy::key_record::KeyRecord;
+use crate::store::StoreError;
+
+/// Trails read in one round trip.
+const BATCH: usize = 500;
+
+/// The wanted entries of these keys, in the order of time.
+pub async fn read(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+    wanted: &Wanted,
+) -> Result<Vec<Entry>, StoreError> {
+    let mut entries = Vec::new();
+    for batch in records.chunks(BATCH) {
+        let mut pipeline = Pipeline::new();
+        for record in batch {
+            pipeline.cmd("HVALS").arg(names.trail(record.id));
+        }
+        let value = link.ask(&pipeline).await?;
+        let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
+        for (record, packed) in batch.iter().zip(trails) {
+            let mut trail = BTreeMap::new();
+            for packed in packed {
+                let entry: Entry = serde_json::from_str(&packed).map_err(|error| {
+                    StoreError::Failed(format!("an entry of the audit trail: {error}"))
+                })?;
+                trail.insert(entry.version, entry);
+            }
+            trail
+                .entry(record.version)
+                .or_insert_with(|| Entry::of(record));
+            entries.extend(trail.into_values().filter(|entry| wanted.holds(entry)));
+        }
+    }
+    entries.sort_by_key(Entry::place);
+    Ok(entries)
+}

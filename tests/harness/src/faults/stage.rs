@@ -1,0 +1,326 @@
+//! What schedules of faults are played on: Redis of one topology, three gateways with directories of their own, where
+//! there is one server a proxy before each of them, and an upstream that records what it served.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tempfile::TempDir;
+
+use super::oracle::Logged;
+use super::schedule::{GATEWAYS, Topology};
+use super::swarm::{Addresses, id_of, lock};
+use crate::client::{Call, Client, Protocol};
+use crate::ledger::{UsageRow, date_of, read_usage};
+use crate::redis_nodes::{ClusterSet, SentinelSet};
+use crate::upstream::Behaviour;
+use crate::{
+    Faketime, Gateway, GatewaySpec, IssuedKey, RecordingUpstream, RedisServer, StoreSpec, TcpProxy,
+    eventually,
+};
+
+/// One call in so many is failed by the upstream, hence refunded.
+const FAILED_ONE_IN: u64 = 40;
+/// How long anything may take until it is as it should be.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Days around today that are asked of the store.
+const USAGE_DAYS: u64 = 2;
+
+/// The clocks of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Clocks {
+    /// The machine's.
+    Real,
+    /// One that tests set, for all processes.
+    Shared,
+    /// One that tests set, for the first gateway alone.
+    Apart,
+}
+
+/// A stage to be.
+#[derive(Debug, Clone)]
+pub struct StageSpec {
+    /// The binary under test.
+    pub binary: PathBuf,
+    /// What the store is.
+    pub topology: Topology,
+    /// Units a day of keys that are to be used up.
+    pub scarce: u64,
+    /// `store.redis.timeout`.
+    pub timeout: Duration,
+    /// The clocks.
+    pub clocks: Clocks,
+}
+
+impl StageSpec {
+    /// Units a day of a tier, as all gateways have them.
+    pub fn limit(&self, tier: &str) -> u64 {
+        match tier {
+            "starter" => self.scarce,
+            "pro" => self.scarce * 2,
+            _ => 1_000_000_000,
+        }
+    }
+}
+
+/// The store of a stage.
+pub enum Servers {
+    /// One server.
+    Single(RedisServer),
+    /// A master, a replica, sentinels.
+    Sentinel(SentinelSet),
+    /// A cluster.
+    Cluster(ClusterSet),
+}
+
+/// Everything, standing.
+pub struct Stage {
+    /// What it was made from.
+    pub spec: StageSpec,
+    /// The store.
+    pub servers: Servers,
+    /// A proxy before the store for each gateway, where there is one server.
+    pub proxies: Vec<TcpProxy>,
+    /// The gateways.
+    pub gateways: Vec<Gateway>,
+    /// Where they listen.
+    pub addresses: Addresses,
+    /// The upstream behind them.
+    pub upstream: RecordingUpstream,
+    /// The clock that tests set, if there is one.
+    pub clock: Option<Faketime>,
+    /// How far each access log was read.
+    logs_read: Vec<u64>,
+    // Dropped last: the processes above write to it.
+    directory: TempDir,
+}
+
+/// Whether the upstream fails a call.
+pub fn is_failed(id: u64) -> bool {
+    id.is_multiple_of(FAILED_ONE_IN)
+}
+
+impl Stage {
+    /// Starts everything.
+    pub async fn start(spec: StageSpec) -> Stage {
+        let directory = TempDir::new().expect("a temporary directory");
+        let clock = (spec.clocks != Clocks::Real).then(|| Faketime::new(directory.path()));
+        let shared = clock.clone().filter(|_| spec.clocks == Clocks::Shared);
+        let servers = start_servers(spec.topology, directory.path(), shared).await;
+        let mut proxies = Vec::new();
+        if let Servers::Single(server) = &servers {
+            for _ in 0..GATEWAYS {
+                proxies.push(TcpProxy::before(server.port()).await);
+            }
+        }
+        let upstream = RecordingUpstream::start().await;
+        upstream.behave(|request| match id_of(&request.id) {
+            Some(id) if is_failed(id) => Behaviour::Status(503),
+            Some(_) | None => Behaviour::Echo,
+        });
+        let mut gateways = Vec::new();
+        for number in 0..GATEWAYS {
+            let mut gateway =
+                GatewaySpec::new(store(&servers, proxies.get(number)), upstream.address());
+            let faked = spec.clocks == Clocks::Shared || number == 0;
+            gateway.clock = clock.clone().filter(|_| faked);
+            gateway.redis_extra = format!(
+                "timeout: {}ms, min_nodes: {GATEWAYS}",
+                spec.timeout.as_millis()
+            );
+            for tier in &mut gateway.tiers {
+                tier.daily = spec.limit(&tier.name);
+            }
+            let name = format!("gateway-{number}");
+            let own = directory.path().join(&name);
+            std::fs::create_dir(&own).expect("the gateway's directory");
+            gateways.push(Gateway::start(&spec.binary, &own, &name, &gateway).await);
+        }
+        Stage {
+            addresses: Arc::new(gateways.iter().map(|one| Mutex::new(one.http)).collect()),
+            logs_read: vec![0; GATEWAYS],
+            spec,
+            servers,
+            proxies,
+            gateways,
+            upstream,
+            clock,
+            directory,
+        }
+    }
+
+    /// The one server.
+    ///
+    /// # Panics
+    /// In another topology.
+    pub fn single(&mut self) -> &mut RedisServer {
+        match &mut self.servers {
+            Servers::Single(server) => server,
+            Servers::Sentinel(_) | Servers::Cluster(_) => {
+                panic!("a fault of one server, of which there are several")
+            }
+        }
+    }
+
+    /// Issues a key and waits until all gateways know it.
+    pub async fn issue(&self, tier: &str) -> IssuedKey {
+        let arguments = [
+            "keys",
+            "issue",
+            "--tier",
+            tier,
+            "--customer",
+            "Acme",
+            "--output",
+            "json",
+        ];
+        let key = eventually("a key is issued", PATIENCE, async || {
+            // It says 1 where a gateway that was killed a moment ago has not applied it.
+            let output = self.gateways[0].cli(&arguments).await;
+            let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+            let member = |name: &str| Some(value.get(name)?.as_str()?.to_owned());
+            Some(IssuedKey {
+                id: member("id")?,
+                key: member("key")?,
+                tier: tier.to_owned(),
+            })
+        })
+        .await;
+        for number in 0..GATEWAYS {
+            eventually("every gateway knows the key", PATIENCE, async || {
+                let call = Call::get("/api/v1/usage").key(&key);
+                let answer = self.call(self.gateways[number].http, call).await?;
+                (answer.status != 401).then_some(())
+            })
+            .await;
+        }
+        key
+    }
+
+    async fn call(&self, address: std::net::SocketAddr, call: Call) -> Option<crate::Answer> {
+        let client = Client::new(Protocol::Http1, address, Arc::default());
+        client.try_call(call).await.ok()
+    }
+
+    /// Waits until every gateway says that it is ready and has nothing left to tell; how long that took.
+    pub async fn whole(&self) -> Duration {
+        let began = std::time::Instant::now();
+        for number in 0..GATEWAYS {
+            eventually(
+                "a gateway is ready and has told all",
+                PATIENCE,
+                async || {
+                    let admin = self.gateways[number].admin;
+                    let ready = self.call(admin, Call::get("/readyz")).await?;
+                    let metrics = self.call(admin, Call::get("/metrics")).await?;
+                    let text = String::from_utf8_lossy(&metrics.body).into_owned();
+                    let told = text
+                        .lines()
+                        .any(|line| line == "touchline_journal_pending_units 0");
+                    (ready.json().get("status")?.as_str()? == "ready" && told).then_some(())
+                },
+            )
+            .await;
+        }
+        began.elapsed()
+    }
+
+    /// Starts a gateway again that was killed.
+    pub async fn restart_gateway(&mut self, number: usize) {
+        self.gateways[number].restart().await;
+        *lock(&self.addresses[number]) = self.gateways[number].http;
+    }
+
+    /// What the store counts, by key id and date.
+    pub async fn counts(&self) -> BTreeMap<(String, String), u64> {
+        let rows: Vec<UsageRow> = eventually("the usage is told", PATIENCE, async || {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
+            let (from, to) = (
+                date_of(now - USAGE_DAYS * 86_400),
+                date_of(now + USAGE_DAYS * 86_400),
+            );
+            let arguments = ["usage", "--from", &from, "--to", &to, "--output", "json"];
+            let output = self.gateways[0].cli(&arguments).await;
+            read_usage(&String::from_utf8_lossy(&output.stdout)).ok()
+        })
+        .await;
+        let counts = rows.into_iter().map(|row| ((row.key, row.date), row.used));
+        counts.collect()
+    }
+
+    /// What the access logs say since they were last read.
+    pub fn read_logs(&mut self) -> Vec<Logged> {
+        let mut lines = Vec::new();
+        for (gateway, read) in self.gateways.iter().zip(&mut self.logs_read) {
+            let mut bytes = Vec::new();
+            if let Ok(mut file) = std::fs::File::open(&gateway.access_log) {
+                let _ = file.seek(SeekFrom::Start(*read));
+                let _ = file.read_to_end(&mut bytes);
+            }
+            // The last line may still be on its way.
+            let whole = bytes
+                .iter()
+                .rposition(|byte| *byte == b'\n')
+                .map_or(0, |end| end + 1);
+            *read += whole as u64;
+            let text = String::from_utf8_lossy(bytes.get(..whole).unwrap_or_default());
+            lines.extend(text.lines().filter_map(read_logged));
+        }
+        lines
+    }
+
+    /// All that the gateways said, for a failing schedule's message.
+    pub fn outputs(&self) -> String {
+        self.gateways.iter().map(Gateway::output).collect()
+    }
+
+    /// Where everything lies.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// How a gateway finds the store: through its proxy, where it has one.
+fn store(servers: &Servers, proxy: Option<&TcpProxy>) -> StoreSpec {
+    match servers {
+        Servers::Single(server) => StoreSpec::Redis {
+            url: proxy.map_or_else(|| server.url(), TcpProxy::url),
+            key_prefix: "touchline".into(),
+        },
+        Servers::Sentinel(set) => StoreSpec::Sentinel {
+            sentinels: set.addresses(),
+            master: "mymaster".into(),
+        },
+        Servers::Cluster(set) => StoreSpec::Cluster {
+            nodes: set.addresses(),
+        },
+    }
+}
+
+async fn start_servers(topology: Topology, directory: &Path, clock: Option<Faketime>) -> Servers {
+    match topology {
+        Topology::Forgetful => Servers::Single(RedisServer::start(directory, false, clock).await),
+        Topology::Durable => Servers::Single(RedisServer::start(directory, true, clock).await),
+        Topology::Sentinel => Servers::Sentinel(SentinelSet::start().await),
+        Topology::Cluster => Servers::Cluster(ClusterSet::start(1).await),
+    }
+}
+
+/// A line of a call of the swarm; a killed process may have left half a line.
+fn read_logged(line: &str) -> Option<Logged> {
+    let value: serde_json::Value = serde_json::from_str(line).ok()?;
+    let refunded = value.get("refunded")?.as_bool()?;
+    let wait = value.get("store_ms")?.as_f64()?;
+    Some(Logged {
+        id: id_of(value.get("request_id")?.as_str()?)?,
+        status: u16::try_from(value.get("status")?.as_u64()?).ok()?,
+        units: if refunded {
+            0
+        } else {
+            value.get("units")?.as_u64()?
+        },
+        store_wait: Duration::from_secs_f64(wait / 1e3),
+    })
+}
