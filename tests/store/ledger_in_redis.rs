@@ -108,7 +108,7 @@ async fn a_count_or_an_entry_that_was_changed_by_hand_is_found_with_its_key_and_
     let more = value.replacen("2 6 4", "2 7 4", 1);
     let given_back = value.replacen("2 6 4", "2 6 7", 1);
     let set = |value: &str| {
-        let command = vec![
+        let command = [
             "HSET".to_owned(),
             entries.clone(),
             entry.clone(),

@@ -101,6 +101,9 @@ pub(super) enum Ruling {
     OtherCalendar(Day),
 }
 
+/// The place of a row: its key, day, tier and endpoint.
+type LedgerPlace = (KeyId, Date, TierName, Arc<str>);
+
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
     statements: &'g mut Statements<'c>,
@@ -108,7 +111,7 @@ pub(super) struct Group<'g, 'c> {
     keeping: Keeping,
     now: Timestamp,
     counts: HashMap<(KeyId, Day), u64>,
-    ledger: HashMap<(KeyId, Date, TierName, Arc<str>), (Totals, Ceiling)>,
+    ledger: HashMap<LedgerPlace, (Totals, Ceiling)>,
     /// Units given back of closed days.
     late: HashMap<(KeyId, Date), u64>,
 }
