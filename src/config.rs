@@ -313,6 +313,27 @@ pub struct Limits {
     pub target_bytes: usize,
     /// A request body.
     pub body_bytes: u64,
+    /// How long a client may take for the head of a request, from its first byte; for the first one from the
+    /// connection's start.
+    pub request_head: Duration,
+    /// How long a client may take for the TLS handshake.
+    pub tls_handshake: Duration,
+    /// Connections in all.
+    pub connections: usize,
+    /// Connections of one client address (of IPv6 a /64); loopback addresses are exempt.
+    pub connections_per_address: usize,
+    /// Requests on one connection, at least 1.
+    pub requests_per_connection: u64,
+    /// After this time a connection takes no further request.
+    pub connection_age: Duration,
+    /// Bytes a second that a client must read of an answer that waits for it.
+    pub response_rate: u64,
+    /// Streams that an HTTP/2 client may have open.
+    pub h2_streams: u32,
+    /// Streams a second that an HTTP/2 client may reset.
+    pub h2_resets: u32,
+    /// HTTP/2 frames a second of each kind that costs the client nothing.
+    pub h2_control_frames: u32,
     /// How long a connection may be idle between requests.
     pub keepalive_idle: Duration,
     /// How long a client may take to send a request.

@@ -5,8 +5,8 @@
 //!
 //! # The life of a request
 //!
-//! A connection is accepted and decrypted by pingora, which reads the request's head and calls the hooks of
-//! [`proxy::Edge`]. The first, `request_filter`, begins an [`proxy::exchange::Exchange`] and asks
+//! A connection is accepted and decrypted by [`server`] and guarded by [`proxy::connection`], which hands whole and
+//! unambiguous heads to pingora; that reads them and calls the hooks of [`proxy::Edge`]. The first, `request_filter`, begins an [`proxy::exchange::Exchange`] and asks
 //! [`proxy::admission::admit`], where the contract reads from top to bottom:
 //!
 //! 1. the head is well-formed ([`proxy::well_formed`], [`policy::target`]);

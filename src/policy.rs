@@ -5,6 +5,8 @@
 //!
 //! | Room | Decides |
 //! |---|---|
+//! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
+//! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`target`] | is the request target unambiguous (step 1) |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
@@ -24,6 +26,8 @@ pub mod api_key;
 pub mod audit;
 pub mod calendar;
 pub mod endpoint;
+pub mod http1;
+pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
 pub mod openapi;

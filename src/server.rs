@@ -15,12 +15,13 @@ use tokio::sync::watch;
 use crate::admin::{Admin, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
-use crate::proxy::{Edge, Gate, Snapshot};
+use crate::proxy::{Gate, Snapshot};
 use crate::store::{NodeName, Role, StoreError};
 use crate::telemetry::access_log::{AccessLog, Destination};
 use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
+mod accept;
 mod listeners;
 mod stores;
 mod tls;
@@ -131,7 +132,7 @@ async fn run(
     ));
 
     let (shutdown, watch) = watch::channel(false);
-    let mut bound = start(&listener, &gate, &watch);
+    let mut bound = start(&listener, &gate, &watch).map_err(|error| system(&error))?;
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
@@ -159,7 +160,11 @@ async fn run(
 }
 
 /// Starts the services behind the bound addresses.
-fn start(listener: &Listener, gate: &Arc<Gate>, watch: &watch::Receiver<bool>) -> Bound {
+fn start(
+    listener: &Listener,
+    gate: &Arc<Gate>,
+    watch: &watch::Receiver<bool>,
+) -> std::io::Result<Bound> {
     let settings = Arc::new(ServerConf {
         max_retries: ATTEMPTS_MAX,
         ..ServerConf::default()
@@ -172,13 +177,7 @@ fn start(listener: &Listener, gate: &Arc<Gate>, watch: &watch::Receiver<bool>) -
         }
     };
     let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);
-    listener.start(
-        &settings,
-        Edge::new(gate.clone()),
-        admin,
-        gate.snapshot().config.limits.keepalive_idle,
-        watch,
-    )
+    listener.start(&settings, gate, admin, watch)
 }
 
 /// Waits until no request is in flight and all listeners for clients are closed, or the deadline.

@@ -11,18 +11,18 @@ use http::HeaderName;
 
 use super::check::{Check, Wrong};
 use super::outline::Path;
-use super::scalar::Bytes;
 use super::text::{
-    AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, LimitsText, ListenText,
-    LoggingText, QuotaText, RootText, RuntimeText, Section, StoreText,
+    AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, ListenText, LoggingText,
+    QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Ledger, Level, Limits, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    Keys, Ledger, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod limits;
 mod outage;
 mod redis;
 mod traffic;
@@ -83,7 +83,7 @@ pub(super) fn config(
     );
     let forward = forward(check, &at.key("forward"), text.forward);
     let runtime = runtime(check, &at.key("runtime"), text.runtime);
-    let limits = limits(check, &at.key("limits"), text.limits);
+    let limits = limits::limits(check, &at.key("limits"), text.limits);
     let logging = logging(check, &at.key("logging"), text.logging);
     Some(Config {
         hash,
@@ -339,72 +339,6 @@ fn runtime(check: &mut Check<'_>, at: &Path, section: Section<RuntimeText>) -> R
     let text = check.section(at, section).unwrap_or_default();
     Runtime {
         threads: small(check.bounded(&at.key("threads"), &text.threads, 0, 0..=256)),
-    }
-}
-
-fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsText>) -> Limits {
-    let text = check.section(at, section).unwrap_or_default();
-    let kib = |kib: u64| Bytes(kib * 1024);
-    Limits {
-        header_bytes: small(
-            check
-                .bounded(
-                    &at.key("header_bytes"),
-                    &text.header_bytes,
-                    kib(16),
-                    kib(1)..=kib(1024),
-                )
-                .0,
-        ),
-        // The HTTP/1 parser takes no more than 256.
-        header_count: small(check.bounded(
-            &at.key("header_count"),
-            &text.header_count,
-            64,
-            8..=256,
-        )),
-        target_bytes: small(
-            check
-                .bounded(
-                    &at.key("target_bytes"),
-                    &text.target_bytes,
-                    kib(8),
-                    Bytes(256)..=kib(64),
-                )
-                .0,
-        ),
-        body_bytes: check
-            .bounded(
-                &at.key("body_bytes"),
-                &text.body_bytes,
-                kib(1024),
-                Bytes(0)..=kib(1024 * 1024),
-            )
-            .0,
-        keepalive_idle: check.bounded(
-            &at.key("keepalive_idle"),
-            &text.keepalive_idle,
-            seconds(60),
-            SECOND..=HOUR,
-        ),
-        request_read: check.bounded(
-            &at.key("request_read"),
-            &text.request_read,
-            seconds(30),
-            MS * 100..=HOUR,
-        ),
-        response_write: check.bounded(
-            &at.key("response_write"),
-            &text.response_write,
-            seconds(30),
-            MS * 100..=HOUR,
-        ),
-        shutdown_grace: check.bounded(
-            &at.key("shutdown_grace"),
-            &text.shutdown_grace,
-            seconds(20),
-            Duration::ZERO..=HOUR,
-        ),
     }
 }
 

@@ -194,6 +194,18 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:24 limits.header_bytes: 1023B is too small",
         ),
         (
+            "limits: {request_head: 99ms}",
+            "1:24 limits.request_head: 99ms is too small",
+        ),
+        (
+            "limits: {connections: 0}",
+            "1:23 limits.connections: 0 is too small",
+        ),
+        (
+            "limits: {h2_control_frames: 10001}",
+            "1:29 limits.h2_control_frames: 10001 is too large",
+        ),
+        (
             "limits: {header_count: 257}",
             "1:24 limits.header_count: 257 is too large",
         ),

@@ -24,6 +24,10 @@ const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-typ
 /// Why a request is malformed (400).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
+    /// No head of an HTTP/1 request that every server would read in the same way.
+    Head,
+    /// A head or a body that did not come in time.
+    Late,
     /// The target is ambiguous or not allowed.
     Target(TargetError),
     /// HTTP/1.1 without exactly one valid `Host`.
@@ -39,6 +43,8 @@ pub enum Malformed {
 impl Malformed {
     fn detail(self) -> &'static str {
         match self {
+            Malformed::Head => "The request is not well-formed HTTP/1.1.",
+            Malformed::Late => "The request did not arrive in time.",
             Malformed::Target(error) => error.detail(),
             Malformed::Host => "The request needs exactly one valid Host header.",
             Malformed::UnexpectedBody => "A request with this method must not have a body.",

@@ -3,9 +3,9 @@
 //! Free checks come first, the charge last; what the gateway answers itself leaves on the way. Whoever holds a
 //! [`Permit`] has passed them all and has been charged; it cannot be made anywhere else.
 //!
-//! [`admit`] judges what never changes (steps 1 and 2) once, and lets [`Admission::pass`] judge the rest: again from
+//! [`admit`] judges what never changes (steps 1 and 2) once, and lets `Admission::pass` judge the rest: again from
 //! step 3 where the store said that the key or the day had changed meanwhile. What must happen once for a request,
-//! however often it is judged, is kept in [`Admission`]; what belongs to the caller of one judgement, in [`Caller`].
+//! however often it is judged, is kept in `Admission`; what belongs to the caller of one judgement, in `Caller`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -15,6 +15,7 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
+use super::connection::{BodyFault, Connection};
 use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
@@ -99,17 +100,18 @@ impl Edge {
     }
 
     /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
-    async fn settle(&self, session: &Session, error: &Error, forwarding: &mut Forwarding) {
+    async fn settle(&self, session: &mut Session, error: &Error, forwarding: &mut Forwarding) {
         let header_passed = session
             .response_written()
             .is_some_and(|header| !header.status.is_informational());
         let clients = *error.esource() == ErrorSource::Downstream;
         let too_large = *error.etype() == BODY_TOO_LARGE;
+        let malformed = malformed_body(session, error);
         let (ending, reason) = if too_large && !header_passed {
             let rejection = Rejection::PayloadTooLarge;
             (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if clients && BROKEN_BODY.contains(error.etype()) && !header_passed {
-            let rejection = Rejection::BadRequest(Malformed::Framing);
+        } else if let (Some(malformed), false) = (malformed, header_passed) {
+            let rejection = Rejection::BadRequest(malformed);
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         } else if clients || too_large {
             let slow = forwarding.header_after.is_none()
@@ -152,10 +154,13 @@ impl ProxyHttp for Edge {
         exchange: &mut Exchange,
     ) -> pingora::Result<bool> {
         let limits = &exchange.snapshot.config.limits;
-        let keepalive = if self.gate.is_draining() {
+        // What HTTP/1.0 had for it was never standardised.
+        let old = session.req_header().version == http::Version::HTTP_10;
+        let keepalive = if old || self.gate.is_draining() || is_retired(session) {
             None
         } else {
-            Some(limits.keepalive_idle.as_secs().max(1))
+            // The connection's guard keeps the exact deadlines.
+            Some((limits.keepalive_idle + limits.request_head).as_secs() + 2)
         };
         session.set_keepalive(keepalive);
         session.set_read_timeout(Some(limits.request_read));
@@ -456,6 +461,27 @@ fn failed_with(status: u16) -> FailToProxy {
     FailToProxy {
         error_code: status,
         can_reuse_downstream: false,
+    }
+}
+
+/// Whether the connection takes no further request.
+fn is_retired(session: &Session) -> bool {
+    Connection::of(session).is_some_and(|connection| connection.is_retired())
+}
+
+/// What was wrong with the request's body, if that is why it failed. An upstream that says nothing while it has not got
+/// the whole body waits for the client.
+fn malformed_body(session: &mut Session, error: &Error) -> Option<Malformed> {
+    let fault = Connection::of(session).and_then(|connection| connection.body_fault());
+    let clients = *error.esource() == ErrorSource::Downstream;
+    match fault {
+        Some(BodyFault::Framing) => Some(Malformed::Framing),
+        Some(BodyFault::Late) => Some(Malformed::Late),
+        None if clients && BROKEN_BODY.contains(error.etype()) => Some(Malformed::Framing),
+        None if *error.etype() == ErrorType::ReadTimedout && !session.is_body_done() => {
+            Some(Malformed::Late)
+        }
+        None => None,
     }
 }
 

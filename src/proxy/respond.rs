@@ -143,6 +143,14 @@ impl Answer {
     }
 }
 
+/// An instant as `Date` has it (RFC 9110 section 5.6.7).
+pub fn http_date(now: Timestamp) -> String {
+    let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
+    printer
+        .timestamp_to_rfc9110_string(&now)
+        .unwrap_or_default()
+}
+
 /// Puts the caller's standing into an answer's header.
 ///
 /// # Errors

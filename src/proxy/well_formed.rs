@@ -8,6 +8,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::RequestHeader;
 
+use crate::policy::http1::{self, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Target, TargetError};
 
@@ -33,6 +34,9 @@ pub fn check<'a>(
     raw: Option<&[u8]>,
     limits: &HeadLimits,
 ) -> Result<Target<'a>, Rejection> {
+    if header.method == Method::CONNECT {
+        return Err(http1::connect_refused());
+    }
     let target = header.raw_path();
     if target.len() > limits.target_bytes_max {
         return Err(Rejection::UriTooLong);
@@ -123,31 +127,6 @@ pub fn host(header: &RequestHeader) -> Option<HeaderValue> {
             .uri
             .authority()
             .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),
-    }
-}
-
-/// A registered name or address with an optional port; no user, path, list or space.
-fn is_host(host: &[u8]) -> bool {
-    let name = match host.iter().rposition(|byte| *byte == b':') {
-        Some(colon) if !host.ends_with(b"]") => {
-            let (name, port) = host.split_at(colon);
-            if port.len() > 6 || !port.iter().skip(1).all(u8::is_ascii_digit) {
-                return false;
-            }
-            name
-        }
-        _ => host,
-    };
-    match name.strip_prefix(b"[").map(|rest| rest.strip_suffix(b"]")) {
-        Some(Some(address)) => std::str::from_utf8(address)
-            .is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()),
-        Some(None) => false,
-        None => {
-            !name.is_empty()
-                && name
-                    .iter()
-                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
-        }
     }
 }
 

@@ -1,16 +1,15 @@
-//! Listeners: bound before anything starts, served by pingora.
+//! Listeners: bound before anything starts; those for clients served by [`super::accept`], the admin one by pingora.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
-use pingora::apps::{HttpServerOptions, ServerApp};
+use pingora::apps::HttpServerOptions;
 use pingora::listeners::ListenerConfig;
-use pingora::listeners::tls::TlsSettings;
+use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::protocols::l4::stream::L4BufferSettings;
-use pingora::proxy::ProxyServiceBuilder;
+use pingora::proxy::{HttpProxy, http_proxy};
 use pingora::server::Fds;
 use pingora::server::configuration::ServerConf;
 use pingora::services::Service as _;
@@ -18,15 +17,21 @@ use pingora::services::listening::Service;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use super::accept::Door;
 use super::{Addresses, ServeError, tls};
 use crate::admin::Admin;
-use crate::config::Listen;
-use crate::proxy::Edge;
+use crate::config::{Limits, Listen};
+use crate::proxy::connection::census::Census;
+use crate::proxy::{Edge, Gate};
 
-/// Per-connection read buffer: a request's head fits; pingora's 64 KiB would cost 640 MB for 10,000 idle clients.
-const READ_BUFFER_BYTES: usize = 8 * 1024;
-/// Per-connection write buffer: header and body of most answers leave in one write.
-const WRITE_BUFFER_BYTES: usize = 16 * 1024;
+/// Buffers of a connection to the admin listener.
+const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
+/// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
+/// client that does not read should cost.
+const H2_SEND_BUFFER_BYTES: usize = 32 * 1024;
+/// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
+/// only a little over gets the gateway's answer instead of the library's bare 431.
+const H2_HEADER_LIST_FACTOR: usize = 2;
 
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -42,7 +47,7 @@ pub struct ListenError {
 /// The bound addresses with what stands behind each.
 pub struct Listener {
     http: Option<Socket>,
-    https: Option<(Socket, Arc<dyn rustls::server::ResolvesServerCert>)>,
+    https: Option<(Socket, tokio_rustls::TlsAcceptor)>,
     admin: Socket,
 }
 
@@ -80,10 +85,10 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let certificate = tls::resolver(&https.certificate, https.address.ip())?;
+                let acceptor = tls::acceptor(&https.certificate, https.address.ip())?;
                 Some((
                     Socket::bind("listen.https.address", https.address)?,
-                    certificate,
+                    acceptor,
                 ))
             }
             None => None,
@@ -102,65 +107,77 @@ impl Listener {
         }
     }
 
-    /// Starts a pingora service behind each address. Those of clients stop when `watch` says so; the admin listener goes
-    /// on until the [`Bound`] is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
+    /// Opens every address. Those of clients close when `watch` says so; the admin listener goes on until the [`Bound`]
+    /// is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// If the runtime does not take a socket.
     pub fn start(
         &self,
         settings: &Arc<ServerConf>,
-        edge: Edge,
+        gate: &Arc<Gate>,
         admin: Admin,
-        h2_idle: Duration,
         watch: &watch::Receiver<bool>,
-    ) -> Bound {
+    ) -> std::io::Result<Bound> {
         let (admin_stop, admin_watch) = watch::channel(false);
         let mut bound = Bound {
             services: JoinSet::new(),
             admin: JoinSet::new(),
             _admin_stop: admin_stop,
         };
-        let mut options = HttpServerOptions::default();
-        options.h2_idle_timeout = Some(h2_idle);
-        options.h2c = true;
-        let proxy = |name: &str| {
-            ProxyServiceBuilder::new(settings, edge.clone())
-                .name(name)
-                .server_options(options.clone())
-                .build()
-        };
-        if let Some(socket) = &self.http {
-            start(&mut bound.services, proxy("http"), socket, None, watch);
+        let proxy = Arc::new(proxy(settings, gate));
+        let census = Census::new(gate.metrics.connections.clone());
+        let clear = self.http.as_ref().map(|socket| (socket, None));
+        let tls = self
+            .https
+            .as_ref()
+            .map(|(socket, acceptor)| (socket, Some(acceptor.clone())));
+        for (socket, tls) in clear.into_iter().chain(tls) {
+            let Some(listener) = socket.listener.lock().take() else {
+                continue;
+            };
+            let door = Door {
+                listener: tokio::net::TcpListener::from_std(listener)?,
+                tls,
+                proxy: proxy.clone(),
+                gate: gate.clone(),
+                census: census.clone(),
+            };
+            bound.services.spawn(door.serve(watch.clone()));
         }
-        if let Some((socket, certificate)) = &self.https {
-            // The paths are not read: the certificate comes from the resolver.
-            if let Ok(mut tls) = TlsSettings::intermediate("", "") {
-                tls.set_cert_resolver(certificate.clone());
-                tls.enable_h2();
-                start(
-                    &mut bound.services,
-                    proxy("https"),
-                    socket,
-                    Some(tls),
-                    watch,
-                );
-            }
-        }
-        start(
-            &mut bound.admin,
-            Service::new("admin".into(), admin),
-            &self.admin,
-            None,
-            &admin_watch,
-        );
-        bound
+        start_admin(&mut bound.admin, admin, &self.admin, &admin_watch);
+        Ok(bound)
     }
 }
 
-/// Starts one service.
-fn start<A: ServerApp + Send + Sync + 'static>(
+/// pingora's part: everything from a request's head on.
+fn proxy(settings: &Arc<ServerConf>, gate: &Arc<Gate>) -> HttpProxy<Edge> {
+    let limits = &gate.snapshot().config.limits;
+    let mut options = HttpServerOptions::default();
+    options.h2_idle_timeout = Some(limits.keepalive_idle);
+    // Over HTTP/2 it is refused by the gateway, over HTTP/1 it never gets here.
+    options.allow_connect_method_proxying = true;
+    let mut proxy = http_proxy(settings, Edge::new(gate.clone()));
+    proxy.server_options = Some(options);
+    proxy.h2_options = Some(h2_options(limits));
+    proxy
+}
+
+fn h2_options(limits: &Limits) -> H2Options {
+    let list_bytes = limits.header_bytes.saturating_mul(H2_HEADER_LIST_FACTOR);
+    let mut options = default_h2_options();
+    options
+        .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.h2_streams)
+        .max_send_buffer_size(H2_SEND_BUFFER_BYTES);
+    options
+}
+
+/// Starts pingora's own service for operators, who are few and trusted.
+fn start_admin(
     services: &mut JoinSet<()>,
-    mut service: Service<A>,
+    admin: Admin,
     socket: &Socket,
-    tls: Option<TlsSettings>,
     watch: &watch::Receiver<bool>,
 ) {
     let Some(listener) = socket.listener.lock().take() else {
@@ -169,12 +186,9 @@ fn start<A: ServerApp + Send + Sync + 'static>(
     let address = socket.address.to_string();
     let mut fds = Fds::new();
     fds.add(address.clone(), listener.into_raw_fd());
-    let buffers = L4BufferSettings::new(READ_BUFFER_BYTES, WRITE_BUFFER_BYTES);
-    let mut endpoint = ListenerConfig::tcp(address).l4_buffer(buffers);
-    if let Some(tls) = tls {
-        endpoint = endpoint.tls(tls);
-    }
-    service.add_listener(endpoint);
+    let buffers = L4BufferSettings::new(ADMIN_BUFFER_BYTES, ADMIN_BUFFER_BYTES);
+    let mut service = Service::new("admin".into(), admin);
+    service.add_listener(ListenerConfig::tcp(address).l4_buffer(buffers));
     let watch = watch.clone();
     services.spawn(async move {
         service

@@ -4,11 +4,14 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::ServerConfig;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::server::ResolvesServerCert;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::version::{TLS12, TLS13};
+use tokio_rustls::TlsAcceptor;
 
 use crate::config::Certificate;
 
@@ -33,13 +36,32 @@ pub enum CertificateError {
         /// The key file.
         key: PathBuf,
     },
+    /// The settings contradict each other.
+    #[error("TLS cannot be set up: {0}")]
+    Settings(String),
     /// A self-signed certificate could not be made.
     #[error("a self-signed certificate could not be made: {0}")]
     SelfSigned(String),
 }
 
-/// What pingora asks for a certificate at each handshake.
-pub fn resolver(
+/// What speaks TLS 1.2 and 1.3 with clients, and offers HTTP/2 and HTTP/1.1.
+pub fn acceptor(
+    certificate: &Certificate,
+    listen: IpAddr,
+) -> Result<TlsAcceptor, CertificateError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut settings = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13, &TLS12])
+        .map_err(|error| CertificateError::Settings(error.to_string()))?
+        .with_no_client_auth()
+        .with_cert_resolver(resolver(certificate, listen)?);
+    settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // The server's order of ciphers, strongest first.
+    settings.ignore_client_order = true;
+    Ok(TlsAcceptor::from(Arc::new(settings)))
+}
+
+fn resolver(
     certificate: &Certificate,
     listen: IpAddr,
 ) -> Result<Arc<dyn ResolvesServerCert>, CertificateError> {

@@ -35,6 +35,8 @@ pub struct Metrics {
     pub refunds: IntCounterVec,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
+    /// `touchline_connections`: client connections.
+    pub connections: IntGauge,
     /// `touchline_in_flight_requests`: requests being answered.
     pub in_flight: IntGauge,
     /// `touchline_store_up`: 1 while a charge made now is expected to be decided.
@@ -133,6 +135,7 @@ impl Metrics {
                 "Requests refused by a limit of the gateway",
                 &["limit"],
             )?,
+            connections: gauge("touchline_connections", "Client connections")?,
             in_flight: gauge("touchline_in_flight_requests", "Requests being answered")?,
             store_up: gauge(
                 "touchline_store_up",

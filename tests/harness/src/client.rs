@@ -82,8 +82,7 @@ pub struct Entry {
     pub status: Option<u16>,
     /// `code` of a problem body, else of none.
     pub code: Option<String>,
-    /// Whether the answer is a problem body, which an answer to HEAD shows by its type only, or the HTTP parser's own
-    /// refusal.
+    /// Whether the answer is a problem body, which an answer to HEAD shows by its type only.
     pub is_problem: bool,
     /// `X-RateLimit-Limit`.
     pub limit: Option<u64>,
@@ -240,11 +239,6 @@ impl Answer {
             .is_some_and(|value| value.as_bytes().starts_with(b"application/problem+json"))
     }
 
-    /// Whether the HTTP parser refused the request before the gateway saw it: every answer of ours has a request id.
-    fn is_parsers(&self) -> bool {
-        [400, 405].contains(&self.status) && !self.headers.contains_key("x-request-id")
-    }
-
     fn text(&self) -> String {
         let mut text = String::new();
         for (name, value) in &self.headers {
@@ -270,7 +264,7 @@ impl Answer {
             target: call.target.clone(),
             status: Some(self.status),
             code: self.code(),
-            is_problem: self.is_problem() || self.is_parsers(),
+            is_problem: self.is_problem(),
             limit: number("x-ratelimit-limit"),
             remaining: number("x-ratelimit-remaining"),
             reset: number("x-ratelimit-reset"),
@@ -456,16 +450,24 @@ impl Client {
         exchange
     }
 
+    /// A connection over TLS on which nothing has been said yet.
+    ///
+    /// # Panics
+    /// If the client does not speak TLS.
+    pub async fn tls_stream(&self) -> tokio_rustls::client::TlsStream<TcpStream> {
+        assert!(self.protocol.is_tls(), "a client without TLS");
+        let socket = TcpStream::connect(self.address)
+            .await
+            .expect("a connection");
+        tls(socket, self.protocol).await.expect("a TLS connection")
+    }
+
     /// The certificate that the listener presents, in DER.
     ///
     /// # Panics
     /// If the client does not speak TLS.
     pub async fn presented_certificate(&self) -> Vec<u8> {
-        assert!(self.protocol.is_tls(), "certificates belong to TLS");
-        let socket = TcpStream::connect(self.address)
-            .await
-            .expect("a connection");
-        let stream = tls(socket, self.protocol).await.expect("a TLS connection");
+        let stream = self.tls_stream().await;
         let chain = stream.get_ref().1.peer_certificates();
         let leaf = chain.and_then(<[_]>::first).expect("a certificate");
         leaf.as_ref().to_vec()

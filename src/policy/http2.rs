@@ -1,0 +1,371 @@
+//! HTTP/2 on the wire (RFC 9113 section 4.1): which frames go by, and how many of those that cost the sender nothing a
+//! connection may send.
+//!
+//! The HTTP library below the gateway bounds what a peer makes it remember, not what it makes it do: SETTINGS, PING,
+//! PRIORITY, WINDOW_UPDATE, empty DATA and unknown frames are answered or ignored without end. Here each kind has a
+//! budget that grows with honest use (streams, data) or slowly with time. Time is an argument.
+
+use std::time::{Duration, Instant};
+
+/// What a client sends first over HTTP/2 (RFC 9113 section 3.4).
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// A GOAWAY on stream 0 that says `ENHANCE_YOUR_CALM`, for streams from 2^31-1 on: none is promised to be unread.
+pub const CALM_DOWN: [u8; 17] = [
+    0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0x0b,
+];
+
+const HEADER_BYTES: usize = 9;
+const END_STREAM: u8 = 1;
+/// Seconds of its rate that a budget holds at once.
+const BURST_SECONDS: u32 = 5;
+/// What one stream or one DATA frame of ours allows: clients acknowledge data once or twice, and set a stream's priority
+/// when they open it and when it moves.
+const UPDATES_PER_DATA: f64 = 4.0;
+const UPDATES_PER_STREAM: f64 = 2.0;
+const PRIORITIES_PER_STREAM: f64 = 10.0;
+/// Some clients measure the round trip once for each burst of data.
+const PINGS_PER_DATA: f64 = 1.0;
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Frame {
+    kind: u8,
+    flags: u8,
+    payload_bytes: u32,
+}
+
+/// Finds the frames in one direction of a connection, however its bytes are cut.
+#[derive(Debug, Clone)]
+pub struct Frames {
+    preface_left: usize,
+    header: [u8; HEADER_BYTES],
+    header_bytes: usize,
+    payload_left: u32,
+}
+
+impl Frames {
+    /// From the client: the preface goes before the first frame.
+    pub fn of_client() -> Frames {
+        Frames {
+            preface_left: PREFACE.len(),
+            ..Frames::of_server()
+        }
+    }
+
+    /// From the server.
+    pub fn of_server() -> Frames {
+        Frames {
+            preface_left: 0,
+            header: [0; HEADER_BYTES],
+            header_bytes: 0,
+            payload_left: 0,
+        }
+    }
+
+    /// The frames whose heads end in `bytes`. Cost: nothing for payloads.
+    pub fn find(&mut self, mut bytes: &[u8], mut found: impl FnMut(Frame)) {
+        while !bytes.is_empty() {
+            let skipped = if self.preface_left > 0 {
+                let skipped = self.preface_left.min(bytes.len());
+                self.preface_left -= skipped;
+                skipped
+            } else if self.payload_left > 0 {
+                let skipped = usize::try_from(self.payload_left)
+                    .map_or(bytes.len(), |left| left.min(bytes.len()));
+                self.payload_left -= u32::try_from(skipped).unwrap_or(self.payload_left);
+                skipped
+            } else {
+                self.find_head(bytes, &mut found)
+            };
+            bytes = bytes.get(skipped..).unwrap_or_default();
+        }
+    }
+
+    fn find_head(&mut self, bytes: &[u8], found: &mut impl FnMut(Frame)) -> usize {
+        let room = self.header.get_mut(self.header_bytes..).unwrap_or_default();
+        let taken = room.len().min(bytes.len());
+        for (to, from) in room.iter_mut().zip(bytes) {
+            *to = *from;
+        }
+        self.header_bytes += taken;
+        if self.header_bytes == HEADER_BYTES {
+            let [high, middle, low, kind, flags, ..] = self.header;
+            let payload_bytes = u32::from_be_bytes([0, high, middle, low]);
+            self.header_bytes = 0;
+            self.payload_left = payload_bytes;
+            found(Frame {
+                kind,
+                flags,
+                payload_bytes,
+            });
+        }
+        taken
+    }
+
+    /// Whether the bytes so far end with the end of a frame, so that another can be put behind them.
+    pub fn is_between(&self) -> bool {
+        self.preface_left == 0 && self.header_bytes == 0 && self.payload_left == 0
+    }
+}
+
+/// A kind of frames of which a connection sent too many; its word in metrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flood {
+    /// SETTINGS.
+    Settings,
+    /// PING.
+    Ping,
+    /// PRIORITY and PRIORITY_UPDATE.
+    Priority,
+    /// WINDOW_UPDATE.
+    WindowUpdate,
+    /// RST_STREAM.
+    Reset,
+    /// DATA and CONTINUATION without content.
+    Empty,
+    /// GOAWAY and kinds that are not known.
+    Other,
+}
+
+impl Flood {
+    /// The word in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Flood::Settings => "h2_settings",
+            Flood::Ping => "h2_ping",
+            Flood::Priority => "h2_priority",
+            Flood::WindowUpdate => "h2_window_update",
+            Flood::Reset => "h2_resets",
+            Flood::Empty => "h2_empty_frames",
+            Flood::Other => "h2_other_frames",
+        }
+    }
+}
+
+/// How much a connection may send, a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ControlRates {
+    /// RST_STREAM frames.
+    pub resets: u32,
+    /// Frames of each other kind that cost nothing.
+    pub control_frames: u32,
+}
+
+/// A connection's budgets.
+#[derive(Debug, Clone)]
+pub struct Budgets {
+    rates: ControlRates,
+    filled: Instant,
+    settings: f64,
+    pings: f64,
+    priorities: f64,
+    window_updates: f64,
+    resets: f64,
+    empties: f64,
+    others: f64,
+    streams: u64,
+}
+
+impl Budgets {
+    /// Full budgets: five seconds of each rate.
+    pub fn new(rates: ControlRates, now: Instant) -> Budgets {
+        let control = f64::from(rates.control_frames * BURST_SECONDS);
+        Budgets {
+            rates,
+            filled: now,
+            settings: control,
+            pings: control,
+            priorities: control,
+            window_updates: control,
+            resets: f64::from(rates.resets * BURST_SECONDS),
+            empties: control,
+            others: control,
+            streams: 0,
+        }
+    }
+
+    /// Streams that the client has opened.
+    pub fn streams(&self) -> u64 {
+        self.streams
+    }
+
+    /// Counts a frame of the client.
+    ///
+    /// # Errors
+    /// With the kind of which there were too many; the connection should be closed.
+    pub fn receive(&mut self, frame: Frame, now: Instant) -> Result<(), Flood> {
+        let ends_stream = frame.flags & END_STREAM != 0;
+        let (budget, flood) = match frame.kind {
+            0 | 9 if frame.payload_bytes == 0 && !ends_stream => (&mut self.empties, Flood::Empty),
+            0 | 9 => return Ok(()),
+            1 => {
+                self.streams += 1;
+                self.window_updates += UPDATES_PER_STREAM;
+                self.priorities += PRIORITIES_PER_STREAM;
+                return Ok(());
+            }
+            2 | 16 => (&mut self.priorities, Flood::Priority),
+            3 => (&mut self.resets, Flood::Reset),
+            4 => (&mut self.settings, Flood::Settings),
+            6 => (&mut self.pings, Flood::Ping),
+            8 => (&mut self.window_updates, Flood::WindowUpdate),
+            _ => (&mut self.others, Flood::Other),
+        };
+        *budget -= 1.0;
+        if *budget < 0.0 {
+            self.refill(now);
+        }
+        match self.of(flood) < 0.0 {
+            true => Err(flood),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts a frame of ours.
+    pub fn send(&mut self, frame: Frame) {
+        if frame.kind == 0 {
+            self.window_updates += UPDATES_PER_DATA;
+            self.pings += PINGS_PER_DATA;
+        }
+    }
+
+    fn of(&self, flood: Flood) -> f64 {
+        match flood {
+            Flood::Settings => self.settings,
+            Flood::Ping => self.pings,
+            Flood::Priority => self.priorities,
+            Flood::WindowUpdate => self.window_updates,
+            Flood::Reset => self.resets,
+            Flood::Empty => self.empties,
+            Flood::Other => self.others,
+        }
+    }
+
+    /// Adds what came with time. Looked at only when a budget is used up, so that honest connections never pay for it.
+    fn refill(&mut self, now: Instant) {
+        let passed = now
+            .saturating_duration_since(self.filled)
+            .min(Duration::from_secs(BURST_SECONDS.into()));
+        self.filled = now;
+        let control = passed.as_secs_f64() * f64::from(self.rates.control_frames);
+        for budget in [
+            &mut self.settings,
+            &mut self.pings,
+            &mut self.priorities,
+            &mut self.window_updates,
+            &mut self.empties,
+            &mut self.others,
+        ] {
+            *budget += control;
+        }
+        self.resets += passed.as_secs_f64() * f64::from(self.rates.resets);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RATES: ControlRates = ControlRates {
+        resets: 2,
+        control_frames: 2,
+    };
+
+    fn frame(kind: u8) -> Frame {
+        Frame {
+            kind,
+            flags: 0,
+            payload_bytes: 8,
+        }
+    }
+
+    fn bytes_of(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        let mut bytes = length[1..].to_vec();
+        bytes.extend([kind, flags, 0, 0, 0, 1]);
+        bytes.extend(payload);
+        bytes
+    }
+
+    #[test]
+    fn each_kind_has_a_budget_that_time_refills() {
+        let floods = [
+            (4, Flood::Settings),
+            (6, Flood::Ping),
+            (2, Flood::Priority),
+            (16, Flood::Priority),
+            (8, Flood::WindowUpdate),
+            (3, Flood::Reset),
+            (7, Flood::Other),
+            (200, Flood::Other),
+        ];
+        for (kind, flood) in floods {
+            let start = Instant::now();
+            let mut budgets = Budgets::new(RATES, start);
+            for _ in 0..10 {
+                assert_eq!(budgets.receive(frame(kind), start), Ok(()));
+            }
+            assert_eq!(budgets.receive(frame(kind), start), Err(flood));
+            let later = start + Duration::from_secs(1);
+            assert_eq!(budgets.receive(frame(kind), later), Ok(()), "{flood:?}");
+            assert_eq!(budgets.receive(frame(kind), later), Err(flood), "{flood:?}");
+        }
+    }
+
+    #[test]
+    fn requests_and_what_is_read_of_the_answers_pay_for_updates() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATES, start);
+        for _ in 0..1_000 {
+            assert_eq!(budgets.receive(frame(1), start), Ok(()));
+            assert_eq!(budgets.receive(frame(0), start), Ok(()));
+            budgets.send(frame(0));
+            for kind in [8, 8, 8, 8, 6, 2] {
+                assert_eq!(budgets.receive(frame(kind), start), Ok(()));
+            }
+        }
+        assert_eq!(budgets.streams(), 1_000);
+    }
+
+    #[test]
+    fn data_without_content_is_counted_unless_it_ends_its_stream() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATES, start);
+        let empty = |flags| Frame {
+            kind: 0,
+            flags,
+            payload_bytes: 0,
+        };
+        for _ in 0..100 {
+            assert_eq!(budgets.receive(empty(END_STREAM), start), Ok(()));
+        }
+        for _ in 0..10 {
+            assert_eq!(budgets.receive(empty(0), start), Ok(()));
+        }
+        assert_eq!(budgets.receive(empty(0), start), Err(Flood::Empty));
+    }
+
+    proptest! {
+        #[test]
+        fn frames_are_found_however_the_bytes_are_cut(
+            sent in proptest::collection::vec((0u8..12, 0u8..4, 0usize..40), 0..12),
+            cuts in proptest::collection::vec(1usize..20, 0..40),
+        ) {
+            let mut bytes = PREFACE.to_vec();
+            for (kind, flags, length) in &sent {
+                bytes.extend(bytes_of(*kind, *flags, &vec![0xff; *length]));
+            }
+            let (mut frames, mut found) = (Frames::of_client(), Vec::new());
+            let (mut rest, mut cuts) = (bytes.as_slice(), cuts.into_iter());
+            while !rest.is_empty() {
+                let (piece, after) = rest.split_at(cuts.next().unwrap_or(7).min(rest.len()));
+                frames.find(piece, |frame| found.push((frame.kind, frame.flags, frame.payload_bytes as usize)));
+                rest = after;
+            }
+            prop_assert_eq!(found, sent);
+            prop_assert!(frames.is_between());
+        }
+    }
+}

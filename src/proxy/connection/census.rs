@@ -1,0 +1,169 @@
+//! How many connections there are, in all and of each client address.
+//!
+//! An IPv6 client is known by its /64, which one subscriber has to himself. Loopback addresses are counted in all only:
+//! whatever connects from there (a proxy on this machine) speaks for many clients.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+
+/// How many there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Places {
+    /// In all.
+    pub all: usize,
+    /// Of each client address.
+    pub each_address: usize,
+}
+
+/// Why a connection is not taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Full {
+    /// There are as many as there may be.
+    All,
+    /// The client has as many as it may have.
+    Address,
+}
+
+/// The connections there are.
+#[derive(Debug)]
+pub struct Census {
+    counts: Mutex<Counts>,
+    gauge: IntGauge,
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    all: usize,
+    /// Only clients with a connection are here, so there are never more than connections.
+    of_address: HashMap<IpAddr, usize>,
+}
+
+/// A counted connection; dropping it takes it off the count.
+#[derive(Debug)]
+pub struct Seat {
+    census: Arc<Census>,
+    address: Option<IpAddr>,
+}
+
+impl Census {
+    /// Nobody yet; `gauge` shows how many there are.
+    pub fn new(gauge: IntGauge) -> Arc<Census> {
+        Arc::new(Census {
+            counts: Mutex::default(),
+            gauge,
+        })
+    }
+
+    /// Counts a connection of a client, if there is room.
+    ///
+    /// # Errors
+    /// With what is full.
+    pub fn seat(self: &Arc<Census>, client: IpAddr, places: Places) -> Result<Seat, Full> {
+        let address = counted_address(client);
+        let mut counts = self.counts.lock();
+        if counts.all >= places.all {
+            return Err(Full::All);
+        }
+        if let Some(address) = address {
+            let count = counts.of_address.entry(address).or_default();
+            if *count >= places.each_address {
+                return Err(Full::Address);
+            }
+            *count += 1;
+        }
+        counts.all += 1;
+        self.gauge.inc();
+        Ok(Seat {
+            census: self.clone(),
+            address,
+        })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut counts = self.census.counts.lock();
+        counts.all -= 1;
+        if let Some(address) = self.address
+            && let Some(count) = counts.of_address.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                counts.of_address.remove(&address);
+            }
+        }
+        self.census.gauge.dec();
+    }
+}
+
+/// What a client is counted by; `None` for loopback addresses.
+pub fn counted_address(client: IpAddr) -> Option<IpAddr> {
+    match client.to_canonical() {
+        address if address.is_loopback() => None,
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Some(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
+        }
+        address @ IpAddr::V4(_) => Some(address),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACES: Places = Places {
+        all: 4,
+        each_address: 2,
+    };
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn no_more_are_counted_than_there_are_places_and_those_that_leave_make_room() {
+        let gauge = IntGauge::new("g", "g").unwrap();
+        let census = Census::new(gauge.clone());
+        let mut seats = vec![
+            census.seat(ip("192.0.2.1"), PLACES).unwrap(),
+            census.seat(ip("::ffff:192.0.2.1"), PLACES).unwrap(),
+        ];
+        assert_eq!(
+            census.seat(ip("192.0.2.1"), PLACES).unwrap_err(),
+            Full::Address
+        );
+        seats.push(census.seat(ip("2001:db8::1"), PLACES).unwrap());
+        seats.push(census.seat(ip("2001:db8::ffff:1"), PLACES).unwrap());
+        assert_eq!(census.seat(ip("192.0.2.2"), PLACES).unwrap_err(), Full::All);
+        assert_eq!(gauge.get(), 4);
+        seats.pop();
+        assert_eq!(
+            census.seat(ip("192.0.2.1"), PLACES).unwrap_err(),
+            Full::Address
+        );
+        seats.push(census.seat(ip("2001:db8:0:0:1::"), PLACES).unwrap());
+        drop(seats);
+        assert_eq!(gauge.get(), 0);
+        assert!(census.counts.lock().of_address.is_empty());
+    }
+
+    #[test]
+    fn ipv6_clients_are_known_by_their_64_and_loopback_by_none() {
+        let one = counted_address(ip("2001:db8:1:2:3:4:5:6"));
+        assert_eq!(one, counted_address(ip("2001:db8:1:2::")));
+        assert_ne!(one, counted_address(ip("2001:db8:1:3::")));
+        for loopback in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert_eq!(counted_address(ip(loopback)), None);
+        }
+        let census = Census::new(IntGauge::new("g", "g").unwrap());
+        let _seats: Vec<Seat> = (0..4)
+            .map(|_| census.seat(ip("::1"), PLACES).unwrap())
+            .collect();
+        assert_eq!(census.seat(ip("::1"), PLACES).unwrap_err(), Full::All);
+    }
+}

@@ -1,0 +1,109 @@
+//! What bytes go through: TCP, with TLS or without.
+
+use std::io;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::server::TlsStream;
+
+/// An established connection.
+#[derive(Debug)]
+pub enum Transport {
+    /// TCP alone.
+    Clear(TcpStream),
+    /// TLS on TCP.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// What client and gateway agreed on by ALPN.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Agreed {
+    /// HTTP/2.
+    Http2,
+    /// HTTP/1.1, or nothing over TLS.
+    Http1,
+    /// Without TLS there is no agreement; the first bytes tell.
+    Open,
+}
+
+impl Transport {
+    /// What was agreed on.
+    pub fn agreed(&self) -> Agreed {
+        match self {
+            Transport::Clear(_) => Agreed::Open,
+            Transport::Tls(tls) if tls.get_ref().1.alpn_protocol() == Some(b"h2") => Agreed::Http2,
+            Transport::Tls(_) => Agreed::Http1,
+        }
+    }
+
+    /// Cipher suite and version, of TLS.
+    pub fn tls(&self) -> Option<(String, &'static str)> {
+        let Transport::Tls(tls) = self else {
+            return None;
+        };
+        let session = tls.get_ref().1;
+        let suite = session.negotiated_cipher_suite();
+        let suite = suite.map_or_else(String::new, |suite| format!("{:?}", suite.suite()));
+        let version = match session.protocol_version() {
+            Some(rustls::ProtocolVersion::TLSv1_3) => "TLSv1.3",
+            Some(_) | None => "TLSv1.2",
+        };
+        Some((suite, version))
+    }
+
+    fn socket(&self) -> &TcpStream {
+        match self {
+            Transport::Clear(socket) => socket,
+            Transport::Tls(tls) => tls.get_ref().0,
+        }
+    }
+}
+
+impl AsRawFd for Transport {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket().as_raw_fd()
+    }
+}
+
+impl AsyncRead for Transport {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Transport::Clear(socket) => Pin::new(socket).poll_read(cx, buf),
+            Transport::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Transport {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut *self {
+            Transport::Clear(socket) => Pin::new(socket).poll_write(cx, buf),
+            Transport::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Transport::Clear(socket) => Pin::new(socket).poll_flush(cx),
+            Transport::Tls(tls) => Pin::new(tls).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self {
+            Transport::Clear(socket) => Pin::new(socket).poll_shutdown(cx),
+            Transport::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! Gathered writes, and who does not read them.
+//!
+//! pingora writes an answer's header and its body one after the other; gathered, both leave in one packet. What is
+//! gathered is written when pingora flushes, and the buffer is given back between two requests. A client that reads more
+//! slowly than `limits.response_rate` loses its connection: without that, reading one byte a minute would hold an answer
+//! for ever.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::AsyncWrite;
+use tokio::time::Instant;
+
+use super::timer::Timer;
+use super::transport::Transport;
+
+/// What is gathered at most: header and body of most answers.
+const GATHERED_BYTES_MAX: usize = 16 * 1024;
+
+/// How slowly a client may read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Every so often, it must have read enough.
+    pub window: Duration,
+    /// Enough: bytes in a window.
+    pub bytes: u64,
+}
+
+/// The writing side of a connection.
+#[derive(Debug)]
+pub struct Writes {
+    gathered: BytesMut,
+    patience: Patience,
+    timer: Timer,
+    /// The start of the window, and what was written in it; while the client lets us wait.
+    waiting: Option<(Instant, u64)>,
+    blocked_since: Option<Instant>,
+    blocked: Duration,
+}
+
+impl Writes {
+    /// Nothing written yet.
+    pub fn new(patience: Patience) -> Writes {
+        Writes {
+            gathered: BytesMut::new(),
+            patience,
+            timer: Timer::default(),
+            waiting: None,
+            blocked_since: None,
+            blocked: Duration::ZERO,
+        }
+    }
+
+    /// For how long the client has refused bytes so far.
+    pub fn blocked(&self) -> Duration {
+        self.blocked
+    }
+
+    /// Gives the buffer back, if nothing is in it.
+    pub fn release(&mut self) {
+        if self.gathered.is_empty() {
+            self.gathered = BytesMut::new();
+        }
+    }
+
+    /// Puts bytes behind what is gathered, however much that is.
+    pub fn append(&mut self, bytes: &[u8]) {
+        self.gathered.extend_from_slice(bytes);
+    }
+
+    /// Takes bytes to be written; those that do not fit are written at once.
+    pub fn poll_write(
+        &mut self,
+        transport: &mut Transport,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.gathered.len() + bytes.len() <= GATHERED_BYTES_MAX {
+            self.gathered.extend_from_slice(bytes);
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        ready!(self.poll_drain(transport, context))?;
+        if bytes.len() <= GATHERED_BYTES_MAX {
+            self.gathered.extend_from_slice(bytes);
+            return Poll::Ready(Ok(bytes.len()));
+        }
+        let written = Pin::new(transport).poll_write(context, bytes);
+        self.note(written, context)
+    }
+
+    /// Writes all that is gathered, down to the socket.
+    pub fn poll_flush(
+        &mut self,
+        transport: &mut Transport,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        ready!(self.poll_drain(transport, context))?;
+        let flushed = Pin::new(transport).poll_flush(context).map_ok(|()| 0);
+        let flushed = ready!(self.note(flushed, context)).map(|_| ());
+        self.waiting = None;
+        Poll::Ready(flushed)
+    }
+
+    fn poll_drain(
+        &mut self,
+        transport: &mut Transport,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<()>> {
+        while !self.gathered.is_empty() {
+            let written = Pin::new(&mut *transport).poll_write(context, &self.gathered);
+            let written = ready!(self.note(written, context))?;
+            if written == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.gathered.advance(written);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Notes what a write came to; an error where the client has let us wait for too long.
+    fn note(
+        &mut self,
+        written: Poll<io::Result<usize>>,
+        context: &mut Context<'_>,
+    ) -> Poll<io::Result<usize>> {
+        match written {
+            Poll::Ready(Ok(bytes)) => {
+                if let Some(since) = self.blocked_since.take() {
+                    self.blocked += since.elapsed();
+                }
+                if let Some((_, written)) = &mut self.waiting {
+                    *written += bytes as u64;
+                }
+                Poll::Ready(Ok(bytes))
+            }
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                let now = Instant::now();
+                self.blocked_since.get_or_insert(now);
+                let (start, written) = self.waiting.get_or_insert((now, 0));
+                if self
+                    .timer
+                    .poll_until(*start + self.patience.window, context)
+                    .is_pending()
+                {
+                    return Poll::Pending;
+                }
+                if *written < self.patience.bytes {
+                    let slow = io::Error::new(io::ErrorKind::TimedOut, "the client does not read");
+                    return Poll::Ready(Err(slow));
+                }
+                self.waiting = Some((now, 0));
+                match self.timer.poll_until(now + self.patience.window, context) {
+                    Poll::Pending | Poll::Ready(()) => Poll::Pending,
+                }
+            }
+        }
+    }
+}

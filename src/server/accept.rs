@@ -1,0 +1,185 @@
+//! Accepting: from a client's SYN to a guarded connection in pingora's hands.
+//!
+//! Each connection is a task of its own, which ends with it. Places are counted before the TLS handshake, which is where a
+//! flood of connections costs most.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pingora::apps::{HttpServerApp, ServerApp};
+use pingora::proxy::HttpProxy;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
+
+use crate::config::Limits;
+use crate::proxy::connection::Connection;
+use crate::proxy::connection::census::{Census, Full, Places};
+use crate::proxy::connection::guard::{Guard, Silent};
+use crate::proxy::connection::transport::Transport;
+use crate::proxy::{Edge, Gate, Snapshot};
+
+/// Pause after a failed accept: the process is out of file descriptors or memory, and only time helps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A listener for clients with what stands behind it.
+pub struct Door {
+    /// Bound and not blocking.
+    pub listener: TcpListener,
+    /// TLS, if it is spoken here.
+    pub tls: Option<TlsAcceptor>,
+    /// What serves requests.
+    pub proxy: Arc<HttpProxy<Edge>>,
+    /// What requests share.
+    pub gate: Arc<Gate>,
+    /// All connections of the gateway.
+    pub census: Arc<Census>,
+}
+
+impl Door {
+    /// Takes connections until `shutdown` says so; then tells those there are to end with the requests under way.
+    pub async fn serve(self, mut shutdown: watch::Receiver<bool>) {
+        let Door {
+            listener,
+            tls,
+            proxy,
+            gate,
+            census,
+        } = self;
+        let room = Arc::new(Room {
+            tls,
+            proxy,
+            gate,
+            census,
+            shutdown: shutdown.clone(),
+        });
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                _ = shutdown.changed() => break,
+            };
+            match accepted {
+                Ok((socket, peer)) => {
+                    tokio::spawn(room.clone().receive(socket, peer));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    room.note_limit("accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+        drop(listener);
+        room.proxy.http_cleanup().await;
+    }
+}
+
+/// How long a connection may be.
+struct Times {
+    /// Until it takes no further request.
+    age: Duration,
+    /// From then on.
+    last_requests: Duration,
+}
+
+/// The longest that an answer may take to come.
+fn longest_upstream(snapshot: &Snapshot) -> Duration {
+    let upstreams = snapshot.config.upstreams.iter();
+    upstreams
+        .map(|upstream| upstream.timeouts.total)
+        .max()
+        .unwrap_or_default()
+}
+
+struct Room {
+    tls: Option<TlsAcceptor>,
+    proxy: Arc<HttpProxy<Edge>>,
+    gate: Arc<Gate>,
+    census: Arc<Census>,
+    shutdown: watch::Receiver<bool>,
+}
+
+impl Room {
+    /// A connection's whole life.
+    async fn receive(self: Arc<Room>, socket: TcpStream, peer: SocketAddr) {
+        let snapshot = self.gate.snapshot();
+        let limits = &snapshot.config.limits;
+        let places = Places {
+            all: limits.connections,
+            each_address: limits.connections_per_address,
+        };
+        let _seat = match self.census.seat(peer.ip(), places) {
+            Ok(seat) => seat,
+            Err(Full::All) => return self.note_limit("connections"),
+            Err(Full::Address) => return self.note_limit("connections_per_address"),
+        };
+        // Answers are gathered before they are written, so waiting for more would only delay them.
+        let _ = socket.set_nodelay(true);
+        let Some(transport) = self.shake_hands(socket, limits).await else {
+            return;
+        };
+        let connection = Connection::new(peer);
+        let guard =
+            match Guard::begin(self.gate.clone(), connection.clone(), transport, limits).await {
+                Ok(guard) => guard,
+                Err(Silent::Closed) => return,
+                Err(Silent::Late(limit)) => return self.note_limit(limit),
+            };
+        let times = Times {
+            age: limits.connection_age,
+            last_requests: limits.request_read
+                + longest_upstream(&snapshot)
+                + limits.response_write,
+        };
+        // A connection that lives on must not hold an old configuration.
+        drop(snapshot);
+        self.hand_over(guard, connection, times).await;
+    }
+
+    async fn shake_hands(&self, socket: TcpStream, limits: &Limits) -> Option<Transport> {
+        let Some(tls) = &self.tls else {
+            return Some(Transport::Clear(socket));
+        };
+        match tokio::time::timeout(limits.tls_handshake, tls.accept(socket)).await {
+            Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "a TLS handshake failed");
+                None
+            }
+            Err(_) => {
+                self.note_limit("tls_handshake");
+                None
+            }
+        }
+    }
+
+    /// Lets pingora serve the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
+    /// old, or the gateway stops.
+    async fn hand_over(&self, guard: Guard, connection: Arc<Connection>, times: Times) {
+        let (end, ending) = watch::channel(*self.shutdown.borrow());
+        let mut shutdown = self.shutdown.clone();
+        let mut serving = std::pin::pin!(self.proxy.process_new(Box::new(guard), &ending));
+        tokio::select! {
+            _ = &mut serving => return,
+            () = connection.retired() => {}
+            () = tokio::time::sleep(times.age) => {
+                self.note_limit("connection_age");
+                connection.retire();
+            }
+            _ = shutdown.wait_for(|stopping| *stopping) => connection.retire(),
+        }
+        // Fails only if nobody serves any more.
+        let _ = end.send(true);
+        // Its requests have deadlines of their own; this one is for a client that neither ends nor answers.
+        let _ = tokio::time::timeout(times.last_requests, serving).await;
+    }
+
+    fn note_limit(&self, limit: &str) {
+        self.gate
+            .metrics
+            .limit_hits
+            .with_label_values(&[limit])
+            .inc();
+    }
+}

@@ -1,0 +1,232 @@
+//! What a client may not take its time for.
+
+use std::time::{Duration, Instant};
+
+use harness::client::{HOST, Until};
+use harness::{Behaviour, Protocol, Scene, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::frames::{Frame, PING, Wire};
+use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits};
+
+/// Limits short enough to be waited for.
+async fn hasty(limits: &str) -> Scene {
+    let yaml = format!("limits: {{ {limits} }}");
+    Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.extra_yaml = yaml;
+            spec.endpoints[0].methods.push("POST".into());
+        })
+        .start()
+        .await
+}
+
+/// Writes a byte each 50 ms and reads at the same time, until the gateway closes; what it said.
+async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
+    let mut said = Vec::new();
+    let mut bytes = bytes.iter().cycle();
+    let end = Instant::now() + DEADLINE;
+    loop {
+        assert!(Instant::now() < end, "still open");
+        let byte = bytes.next().copied().unwrap();
+        let _ = socket.write_all(&[byte]).await;
+        let read =
+            tokio::time::timeout(Duration::from_millis(50), socket.read_buf(&mut said)).await;
+        if let Ok(Ok(0) | Err(_)) = read {
+            return said;
+        }
+    }
+}
+
+async fn connect(scene: &Scene) -> TcpStream {
+    TcpStream::connect(scene.gateways[0].http).await.unwrap()
+}
+
+/// Reads until the gateway closes.
+async fn closed(mut socket: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
+    let mut said = Vec::new();
+    let read = tokio::time::timeout(DEADLINE, async {
+        while let Ok(1..) = socket.read_buf(&mut said).await {}
+    });
+    read.await.expect("the gateway closes");
+    said
+}
+
+#[tokio::test]
+async fn a_head_that_dribbles_in_is_refused_and_a_silent_connection_closed() {
+    let scene = hasty("request_head: 500ms").await;
+    let key = scene.issue("starter").await;
+    let head = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n{}",
+        key.key,
+        "X-a: b\r\n".repeat(60)
+    );
+    let said = dribble(connect(&scene).await, head.as_bytes()).await;
+    let said = String::from_utf8_lossy(&said).into_owned();
+    assert!(
+        said.starts_with("HTTP/1.1 400 ") && said.contains("\"code\":\"BAD_REQUEST\""),
+        "{said}"
+    );
+    assert!(limit_hits(&scene, "request_head").await >= 1.0);
+    assert_eq!(closed(connect(&scene).await).await, b"");
+    assert!(limit_hits(&scene, "request_head").await >= 2.0);
+    assert_eq!(scene.upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_slow_second_head_is_refused_too_and_an_idle_connection_closed() {
+    let scene = hasty("request_head: 500ms, keepalive_idle: 1s").await;
+    let key = scene.issue("starter").await;
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
+        key.key
+    );
+    let mut idle = connect(&scene).await;
+    let mut slow = connect(&scene).await;
+    for socket in [&mut idle, &mut slow] {
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
+        }
+    }
+    let said = dribble(slow, request.as_bytes().strip_suffix(b"\r\n\r\n").unwrap()).await;
+    assert!(
+        said.starts_with(b"HTTP/1.1 400 "),
+        "{}",
+        said.escape_ascii()
+    );
+    assert_eq!(closed(idle).await, b"");
+    assert!(limit_hits(&scene, "keepalive_idle").await >= 1.0);
+    scene.expect_used(&key, 2).await;
+}
+
+#[tokio::test]
+async fn the_answer_of_a_slow_upstream_is_not_cut_by_the_clients_deadlines() {
+    let scene = hasty("request_head: 300ms, request_read: 300ms, keepalive_idle: 1s").await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::Delay(
+        Duration::from_secs(2),
+        Box::new(Behaviour::Echo),
+    ));
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for _ in 0..2 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+    }
+    scene.expect_used(&key, 6).await;
+}
+
+#[tokio::test]
+async fn a_body_that_dribbles_in_or_stalls_is_refused_and_refunded() {
+    let scene = hasty("request_read: 700ms").await;
+    let key = scene.issue("starter").await;
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n",
+        key.key
+    );
+    let stalls = [
+        format!("{head}Content-Length: 10000\r\n\r\nabc"),
+        format!("{head}Transfer-Encoding: chunked\r\n\r\n5\r\nab"),
+    ];
+    for stall in stalls {
+        let exchange = scene
+            .client(Protocol::Http1)
+            .raw(stall, Until::Closed)
+            .await;
+        assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+    }
+    let mut socket = connect(&scene).await;
+    socket
+        .write_all(format!("{head}Content-Length: 10000\r\n\r\n").as_bytes())
+        .await
+        .unwrap();
+    let said = dribble(socket, b"x").await;
+    assert!(
+        said.starts_with(b"HTTP/1.1 400 "),
+        "{}",
+        said.escape_ascii()
+    );
+    assert!(limit_hits(&scene, "request_read").await >= 3.0);
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn an_upstream_that_waits_for_a_stalled_body_does_not_make_it_our_failure() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("read", "500ms")
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let stall = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\nContent-Length: 100\r\n\r\nabc",
+        key.key
+    );
+    let exchange = scene
+        .client(Protocol::Http1)
+        .raw(stall, Until::Closed)
+        .await;
+    assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+    let mut wire = Wire::open(&scene).await;
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", "localhost"),
+        (":path", MARKETS),
+        ("x-api-key", &key.key),
+    ];
+    wire.headers(1, &fields, false).await;
+    assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
+    scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_tls_handshake_that_does_not_end_is_ended() {
+    let scene = hasty("tls_handshake: 500ms, request_head: 500ms").await;
+    let silent = TcpStream::connect(scene.gateways[0].https).await.unwrap();
+    let dribbling = TcpStream::connect(scene.gateways[0].https).await.unwrap();
+    assert_eq!(closed(silent).await, b"");
+    dribble(dribbling, &[0x16, 0x03, 0x01, 0x02, 0x00]).await;
+    assert!((limit_hits(&scene, "tls_handshake").await - 2.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn an_http_2_client_that_says_nothing_is_closed() {
+    let scene = hasty("request_head: 500ms, keepalive_idle: 1s").await;
+    let silent = scene.client(Protocol::Http2Tls).tls_stream().await;
+    assert_eq!(closed(silent).await, b"");
+    assert!((limit_hits(&scene, "h2_preface").await - 1.0).abs() < 0.5);
+    // Half a preface.
+    let mut wire = Wire::silent(&scene).await;
+    wire.socket.write_all(b"PRI * HTTP/2.0\r\n").await.unwrap();
+    closed(wire.socket).await;
+    // Frames without a request.
+    let mut wire = Wire::open(&scene).await;
+    wire.send(&Frame::new(PING, 0, 0, [0; 8])).await;
+    wire.end().await;
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
+    let scene = hasty("response_write: 1s, response_rate: 64KiB").await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::ResetWhenStuck);
+    let mut socket = connect(&scene).await;
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
+        key.key
+    );
+    socket.write_all(request.as_bytes()).await.unwrap();
+    eventually("the gateway gives up", DEADLINE, async || {
+        (limit_hits(&scene, "response_rate").await >= 1.0
+            || scene.gateways[0]
+                .access_lines()
+                .iter()
+                .any(|line| line["outcome"] != "served"))
+        .then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,171 @@
+//! Heads that cannot be read in one way only: the contract's answer, a line in the log, a count in the metrics, and
+//! nothing upstream.
+
+use harness::client::{HOST, Until};
+use harness::{Protocol, Scene, eventually};
+use serde_json::Value;
+
+use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits, metric};
+
+/// Whole heads, `KEY` standing for a valid key.
+const UNREADABLE: &[&[u8]] = &[
+    b"GET /api/v1/data/markets?a b HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET  /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET\t/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets\r\n",
+    b"GET /api/v1/data/markets HTTP/1.2\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/2.0\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets http/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\nHost: h\nX-API-Key: KEY\n\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key:\r\n KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\n Host: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key : KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\nA\x00: b\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\nA: \x00\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\nA: b\rc\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n: b\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\nA\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nHost: u@h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.1\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://evil/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET h:80 HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"OPTIONS * HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"G(T /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
+    b"\r\n\r\n\r\nGET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    b"\x80\x00\x00\x00",
+];
+
+fn with_key(head: &[u8], key: &str) -> Vec<u8> {
+    let at = head.windows(3).position(|window| window == b"KEY");
+    match at {
+        Some(at) => [&head[..at], key.as_bytes(), &head[at + 3..]].concat(),
+        None => head.to_vec(),
+    }
+}
+
+/// Waits for so many lines in the access log.
+async fn lines(scene: &Scene, count: usize) -> Vec<Value> {
+    eventually("the lines are written", DEADLINE, async || {
+        let lines = scene.gateways[0].access_lines();
+        (lines.len() >= count).then_some(lines)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_in_one_way_only_gets_the_contracts_400_and_the_connection_closes() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http1, Protocol::Http1Tls] {
+        let client = scene.client(protocol);
+        for head in UNREADABLE {
+            let exchange = client.raw(with_key(head, &key.key), Until::Closed).await;
+            let what = head.escape_ascii();
+            assert!(exchange.closed, "{what}");
+            assert_eq!(exchange.answers.len(), 1, "{what}: {exchange:?}");
+            assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+            assert_eq!(exchange.answers[0].header("connection"), Some("close"));
+        }
+    }
+    let expected = 2 * UNREADABLE.len();
+    let lines = lines(&scene, expected).await;
+    assert_eq!(lines.len(), expected);
+    for line in &lines {
+        assert_eq!(line["outcome"], "BAD_REQUEST", "{line}");
+        assert_eq!(line["status"], 400, "{line}");
+    }
+    let series =
+        "touchline_requests_total{endpoint=\"none\",outcome=\"BAD_REQUEST\",tier=\"none\"}";
+    assert!((metric(&scene, series).await - expected as f64).abs() < 0.5);
+    assert_eq!(scene.upstream.count(), 0);
+    assert_eq!(scene.used(&key).await, 0);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn connect_is_a_405_over_both_protocols() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for target in ["upstream:80", MARKETS, "127.0.0.1:22"] {
+        let request = format!(
+            "CONNECT {target} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
+            key.key
+        );
+        let exchange = scene
+            .client(Protocol::Http1)
+            .raw(request, Until::Closed)
+            .await;
+        assert!(exchange.closed);
+        assert_problem(&exchange.answers[0], 405, "METHOD_NOT_ALLOWED");
+        assert!(exchange.answers[0].header("allow").is_some());
+    }
+    let mut wire = super::frames::Wire::open(&scene).await;
+    wire.headers(
+        1,
+        &[
+            (":method", "CONNECT"),
+            (":authority", "upstream:80"),
+            ("x-api-key", &key.key),
+        ],
+        true,
+    )
+    .await;
+    let problem = wire.problem(1).await;
+    assert_eq!(
+        (&problem["status"], &problem["code"]),
+        (&405.into(), &"METHOD_NOT_ALLOWED".into())
+    );
+    assert_eq!(scene.upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_head_that_grows_over_its_limits_is_refused_before_it_ends() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let endless_target = format!("GET /{}", "a".repeat(9_000));
+    let exchange = client.raw(endless_target, Until::Closed).await;
+    assert_problem(&exchange.answers[0], 414, "URI_TOO_LONG");
+    let endless_header = format!("GET / HTTP/1.1\r\nHost: h\r\nA: {}", "b".repeat(20_000));
+    let exchange = client.raw(endless_header, Until::Closed).await;
+    assert_problem(&exchange.answers[0], 431, "HEADERS_TOO_LARGE");
+    let many = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\n{}\r\n",
+        key.key,
+        "a: b\r\n".repeat(300)
+    );
+    let exchange = client.raw(many, Until::Closed).await;
+    assert_problem(&exchange.answers[0], 431, "HEADERS_TOO_LARGE");
+    let megabyte = format!(
+        "GET / HTTP/1.1\r\nHost: h\r\nA: {}\r\n\r\n",
+        "b".repeat(2_000_000)
+    );
+    let exchange = client.raw(megabyte, Until::Closed).await;
+    assert_problem(&exchange.answers[0], 431, "HEADERS_TOO_LARGE");
+    assert!((limit_hits(&scene, "headers").await - 3.0).abs() < 0.5);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_short_http_1_0_request_is_served_and_its_connection_closed() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    // Shorter than what HTTP/2 begins with.
+    let exchange = client.raw("GET / HTTP/1.0\r\n\r\n", Until::Closed).await;
+    assert!(exchange.closed);
+    assert_problem(&exchange.answers[0], 401, "MISSING_API_KEY");
+    let request = format!("GET {MARKETS} HTTP/1.0\r\nX-API-Key: {}\r\n\r\n", key.key);
+    let exchange = client.raw(request, Until::Closed).await;
+    assert!(
+        exchange.closed && exchange.answers[0].status == 200,
+        "{exchange:?}"
+    );
+    scene.assert_ledgers_agree().await;
+}
