@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test lint check-tools test-tools advisories clean
+.PHONY: help run test soak fuzz-api lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,13 @@ run: build-tools ## build, start the sample upstream and the gateway, issue demo
 
 test: test-tools ## install what the tests need and run them all
 	cargo test --workspace --locked
+
+fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
+	@tests/edge/fuzz-api
+
+soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS (tests/soak/main.rs)
+	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
+		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" cargo bench --locked --bench soak
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

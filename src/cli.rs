@@ -20,6 +20,7 @@ use crate::store::{ChangeMark, Role, Store};
 mod audit;
 mod check;
 mod keys;
+mod openapi;
 mod output;
 mod serve;
 mod store;
@@ -76,6 +77,9 @@ enum Command {
         after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
     )]
     Usage(usage::UsageArguments),
+    /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
+    #[command(after_help = "Example:\n  touchline openapi --output yaml > openapi.yaml")]
+    Openapi(openapi::OpenapiArguments),
     /// Show who changed which key, when, how and why.
     #[command(
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
@@ -124,6 +128,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
+        Command::Openapi(arguments) => openapi::run(arguments, &config, out),
         Command::Audit(arguments) => audit::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }
@@ -295,6 +300,7 @@ mod tests {
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",
             "touchline usage invoice --month 2026-10-01",
+            "touchline openapi --output csv",
             "touchline audit --from soon",
             "touchline audit --what theft",
             "touchline audit --key short",

@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
+use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 
 mod check;
@@ -240,6 +241,8 @@ pub struct Tier {
     pub daily: NonZeroU64,
     /// What a month of it costs, in cents of US dollars; `None` where the file does not say.
     pub price_cents: Option<u64>,
+    /// Whether its limits refuse (`enforce`).
+    pub enforcement: Enforcement,
 }
 
 /// The ledger's days.
@@ -475,6 +478,12 @@ impl Config {
             .iter()
             .find(|(tier, _)| tier == name)
             .map(|(_, tier)| tier)
+    }
+
+    /// The tiers whose limits refuse nothing.
+    pub fn shadow_tiers(&self) -> impl Iterator<Item = &(TierName, Tier)> {
+        let shadow = |(_, tier): &&(TierName, Tier)| tier.enforcement == Enforcement::Shadow;
+        self.tiers.iter().filter(shadow)
     }
 
     /// The upstream with this name.

@@ -13,12 +13,14 @@
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`audit`] | what the audit trail says of a change |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
+//! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
+//! | [`retirement`] | how clients are told that an endpoint is going away |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -26,6 +28,7 @@ pub mod api_key;
 pub mod audit;
 pub mod calendar;
 pub mod endpoint;
+pub mod enforcement;
 pub mod http1;
 pub mod http2;
 pub mod key_record;
@@ -36,5 +39,6 @@ pub mod quota;
 pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
+pub mod retirement;
 pub mod target;
 pub mod token_bucket;

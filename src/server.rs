@@ -131,6 +131,9 @@ async fn run(
         access_log,
     ));
 
+    for (tier, _) in gate.snapshot().config.shadow_tiers() {
+        tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
+    }
     let (shutdown, watch) = watch::channel(false);
     let mut bound = start(&listener, &gate, &watch).map_err(|error| system(&error))?;
     announce(&listener.addresses());

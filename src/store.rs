@@ -35,6 +35,9 @@ pub use key_table::{KeyEntry, KeyTable};
 pub use ledger::{Adjustment, DayUsage, Keeping, Proof, Refusal, Totals};
 use status::{Replicas, StoreStatus};
 
+/// The limit of a charge that only counts.
+pub const UNBOUNDED: u64 = u64::MAX;
+
 /// A request for units.
 #[derive(Debug, Clone)]
 pub struct Charge {
@@ -42,7 +45,8 @@ pub struct Charge {
     pub key: Arc<KeyEntry>,
     /// The quota day that the caller believes it is.
     pub day: Day,
-    /// The units the key may use on that day: tier plus grants.
+    /// The units the key may use on that day: tier plus grants. [`UNBOUNDED`] is counted and never refused for lack of
+    /// units, without the store neither, whatever its policy for that; only where it could not be written down.
     pub limit: u64,
     /// The units asked for, at least 1.
     pub cost: u32,

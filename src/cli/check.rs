@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use crate::config::{Certificate, Config, Durability, StoreConfig};
+use crate::policy::enforcement::Enforcement;
 
 /// Writes the summary of a configuration that was loaded from `file`.
 pub(super) fn run(file: &Path, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -15,7 +16,13 @@ fn summary(file: &Path, config: &Config) -> String {
     let tiers: Vec<String> = config
         .tiers
         .iter()
-        .map(|(name, tier)| format!("{name} {} a day", tier.daily))
+        .map(|(name, tier)| {
+            let note = match tier.enforcement {
+                Enforcement::Enforced => "",
+                Enforcement::Shadow => " (not enforced)",
+            };
+            format!("{name} {} a day{note}", tier.daily)
+        })
         .collect();
     let endpoints = config.endpoints.iter().count();
     let upstreams: Vec<&str> = config

@@ -324,7 +324,7 @@ impl<'a> Check<'a> {
             Value::String(written) => {
                 let text = expand(written, self.surroundings.env)?;
                 let expanded = text != *written;
-                if T::NUMBER && !expanded {
+                if (T::NUMBER || T::BOOLEAN) && !expanded {
                     let hint = if T::parse(&text).is_some() {
                         "remove the quotes"
                     } else {
@@ -337,6 +337,7 @@ impl<'a> Check<'a> {
             Value::Number(number) if T::NUMBER => (number.to_string(), false),
             Value::Number(number) => return expected(&format!("the number {number}"), T::HINT),
             Value::Null => return expected("nothing", T::HINT),
+            Value::Bool(value) if T::BOOLEAN => (value.to_string(), false),
             Value::Bool(_) | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => {
                 return expected(kind(value), T::HINT);
             }

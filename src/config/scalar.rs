@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
 pub(super) trait Scalar: Sized {
@@ -15,6 +16,8 @@ pub(super) trait Scalar: Sized {
     const HINT: &'static str;
     /// Whether YAML numbers are meant rather than texts.
     const NUMBER: bool = false;
+    /// Whether YAML's `true` and `false` are meant rather than texts.
+    const BOOLEAN: bool = false;
 
     fn parse(text: &str) -> Option<Self>;
 }
@@ -142,6 +145,20 @@ impl Scalar for NonZeroU32 {
 impl Quantity for NonZeroU32 {
     fn show(&self) -> String {
         self.to_string()
+    }
+}
+
+impl Scalar for Enforcement {
+    const WHAT: &'static str = "true or false";
+    const HINT: &'static str = "write true, or false for a tier that is counted and not refused";
+    const BOOLEAN: bool = true;
+
+    fn parse(text: &str) -> Option<Enforcement> {
+        match text {
+            "true" => Some(Enforcement::Enforced),
+            "false" => Some(Enforcement::Shadow),
+            _ => None,
+        }
     }
 }
 

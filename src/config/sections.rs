@@ -25,6 +25,7 @@ use crate::policy::calendar::Calendar;
 mod limits;
 mod outage;
 mod redis;
+mod retirement;
 mod traffic;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
@@ -78,8 +79,11 @@ pub(super) fn config(
         check,
         &at.key("endpoints"),
         text.endpoints,
-        tiers.as_deref(),
-        upstreams.as_deref(),
+        &traffic::Known {
+            tiers: tiers.as_deref(),
+            upstreams: upstreams.as_deref(),
+            calendar: calendar.as_ref(),
+        },
     );
     let forward = forward(check, &at.key("forward"), text.forward);
     let runtime = runtime(check, &at.key("runtime"), text.runtime);

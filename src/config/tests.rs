@@ -468,6 +468,21 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             vec!["1:22 tiers.pro.daily: 0 is too small"],
         ),
         (
+            "tiers: {pro: {daily: 5, enforce: no}}",
+            endpoints,
+            upstreams,
+            vec!["1:34 tiers.pro.enforce: expected true or false, found \"no\""],
+        ),
+        (
+            "tiers: {pro: {daily: true, enforce: 'false'}}",
+            endpoints,
+            upstreams,
+            vec![
+                "1:22 tiers.pro.daily: expected a whole number, found true or false",
+                "1:37 tiers.pro.enforce: expected true or false, found \"false\"",
+            ],
+        ),
+        (
             "tiers: {pro: {daily: 5}, Gold: {daily: 5}}",
             endpoints,
             upstreams,
@@ -526,6 +541,23 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             "endpoints: [{path: /a, tiers: [pro, pro], upstream: u}]",
             upstreams,
             vec!["2:37 endpoints[0].tiers[1]: it is in the list already"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-12-01, sunset: 2026-11-30}]",
+            upstreams,
+            vec!["2:84 endpoints[0].sunset: the sunset lies before the deprecation"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-2-30, sunset: [], links: {deprecation: docs, alternate: /b}}]",
+            upstreams,
+            vec![
+                "2:64 endpoints[0].deprecation: \"2026-2-30\" is not an instant",
+                "2:75 endpoints[0].sunset: expected a text, found a list",
+                "2:108 endpoints[0].links.deprecation: \"docs\" is not a link",
+                "2:114 endpoints[0].links.alternate: there is no such key",
+            ],
         ),
         (
             tiers,
@@ -592,6 +624,34 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
         let text = format!("{tiers}\n{endpoints}\n{upstreams}\n");
         assert_eq!(problems_of(parse(&text), 0), expected, "{text}");
     }
+}
+
+#[test]
+fn a_tier_is_enforced_unless_it_says_no() {
+    let enforcement = |more: &str| {
+        let config = parse(&NEEDED.replace("daily: 5", &format!("daily: 5{more}"))).unwrap();
+        config.tiers[0].1.enforcement
+    };
+    assert_eq!(enforcement(""), Enforcement::Enforced);
+    assert_eq!(enforcement(", enforce: true"), Enforcement::Enforced);
+    assert_eq!(enforcement(", enforce: false"), Enforcement::Shadow);
+}
+
+#[test]
+fn a_date_on_which_an_endpoint_goes_away_is_its_first_instant_in_the_quotas_zone() {
+    let config = parse(
+        "tiers: {pro: {daily: 5}}
+quota: {timezone: Europe/Berlin}
+endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-12-01, sunset: 2027-06-30T12:00:00Z, links: {successor_version: /b}}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+",
+    );
+    let config = config.unwrap();
+    let retirement = &config.endpoints.find("/a").unwrap().retirement;
+    let told = |instant: Option<jiff::Timestamp>| instant.unwrap().to_string();
+    assert_eq!(told(retirement.deprecation()), "2026-11-30T23:00:00Z");
+    assert_eq!(told(retirement.sunset()), "2027-06-30T12:00:00Z");
+    assert_eq!(retirement.headers().len(), 3);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::scalar::{Bytes, Percent, Price, Text};
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use crate::policy::enforcement::Enforcement;
 
 macro_rules! unread {
     ($($(#[$doc:meta])* $name:ident)*) => {$(
@@ -242,6 +243,7 @@ sections! {
     TierText {
         daily: Leaf<u64>,
         price: Leaf<Price>,
+        enforce: Leaf<Enforcement>,
     }
     EndpointText {
         path: Leaf<Text>,
@@ -249,6 +251,14 @@ sections! {
         tiers: List<Text>,
         cost: Leaf<NonZeroU32>,
         upstream: Leaf<Text>,
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        links: Section<LinksText>,
+    }
+    LinksText {
+        deprecation: Leaf<Text>,
+        sunset: Leaf<Text>,
+        successor_version: Leaf<Text>,
     }
     UpstreamText {
         servers: List<Text>,

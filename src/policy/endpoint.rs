@@ -10,6 +10,7 @@ use http::Method;
 
 use super::key_record::TierName;
 use super::rejection::Rejection;
+use super::retirement::Retirement;
 
 /// One configured endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub struct Endpoint {
     pub cost: NonZeroU32,
     /// The name of the upstream it is forwarded to.
     pub upstream: Arc<str>,
+    /// That it is going away, if it is.
+    pub retirement: Retirement,
 }
 
 impl Endpoint {
@@ -36,6 +39,28 @@ impl Endpoint {
     /// Whether the tier includes the endpoint (step 6).
     pub fn included_in(&self, tier: &TierName) -> bool {
         self.tiers.contains(tier)
+    }
+
+    /// Step 5: the endpoint takes the method, or the 405.
+    pub fn admit_method(&self, method: &Method) -> Result<(), Rejection> {
+        if self.takes(method) {
+            Ok(())
+        } else {
+            let allow = self.allow();
+            Err(Rejection::MethodNotAllowed { allow })
+        }
+    }
+
+    /// Step 6: the tier includes the endpoint, or the 403.
+    pub fn admit_tier(&self, tier: &TierName) -> Result<(), Rejection> {
+        if self.included_in(tier) {
+            Ok(())
+        } else {
+            Err(Rejection::TierInsufficient {
+                tier: tier.clone(),
+                required: self.tiers.clone(),
+            })
+        }
     }
 
     /// The names of the pattern's parameters, in its order.
@@ -153,29 +178,9 @@ impl EndpointTable {
         self.endpoints.get(*self.router.at(path).ok()?.value)
     }
 
-    /// Steps 4 to 6: the endpoint that a key of `tier` may call with `method` at `path`, or why not, with the endpoint
-    /// once it is found.
-    pub fn admit(
-        &self,
-        path: &str,
-        method: &Method,
-        tier: &TierName,
-    ) -> Result<&Arc<Endpoint>, (Rejection, Option<&Arc<Endpoint>>)> {
-        let Some(endpoint) = self.find(path) else {
-            return Err((Rejection::NotFound, None));
-        };
-        if !endpoint.takes(method) {
-            let allow = endpoint.allow();
-            return Err((Rejection::MethodNotAllowed { allow }, Some(endpoint)));
-        }
-        if !endpoint.included_in(tier) {
-            let rejection = Rejection::TierInsufficient {
-                tier: tier.clone(),
-                required: endpoint.tiers.clone(),
-            };
-            return Err((rejection, Some(endpoint)));
-        }
-        Ok(endpoint)
+    /// Step 4: the endpoint that `path` is, or the 404.
+    pub fn located(&self, path: &str) -> Result<&Arc<Endpoint>, Rejection> {
+        self.find(path).ok_or(Rejection::NotFound)
     }
 
     /// All endpoints in the order of the configuration.
@@ -264,6 +269,7 @@ mod tests {
             tiers: vec!["pro".parse().unwrap()],
             cost: NonZeroU32::MIN,
             upstream: "u".into(),
+            retirement: Default::default(),
         }
     }
 
@@ -347,22 +353,18 @@ mod tests {
     }
 
     #[test]
-    fn the_path_is_judged_before_the_method_and_the_method_before_the_tier() {
+    fn path_method_and_tier_each_have_their_refusal() {
         let table = table(&["/a"]).unwrap();
         let (pro, starter) = ("pro".parse().unwrap(), "starter".parse().unwrap());
-        let code = |path, method, tier| {
-            let admitted = table.admit(path, &method, tier);
-            admitted
-                .map(|_| ())
-                .map_err(|(rejection, _)| rejection.code())
-        };
-        assert_eq!(code("/a", Method::GET, &pro), Ok(()));
-        assert_eq!(code("/b", Method::POST, &starter), Err("NOT_FOUND"));
-        assert_eq!(
-            code("/a", Method::POST, &starter),
-            Err("METHOD_NOT_ALLOWED")
-        );
-        assert_eq!(code("/a", Method::GET, &starter), Err("TIER_INSUFFICIENT"));
+        assert_eq!(table.located("/b"), Err(Rejection::NotFound));
+        let endpoint = table.located("/a").unwrap();
+        let allow = "GET, HEAD".to_owned();
+        let refused = Err(Rejection::MethodNotAllowed { allow });
+        assert_eq!(endpoint.admit_method(&Method::POST), refused);
+        assert_eq!(endpoint.admit_method(&Method::HEAD), Ok(()));
+        let refused = endpoint.admit_tier(&starter).map_err(|error| error.code());
+        assert_eq!(refused, Err("TIER_INSUFFICIENT"));
+        assert_eq!(endpoint.admit_tier(&pro), Ok(()));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use super::endpoint::{Endpoint, EndpointTable};
 use super::key_record::TierName;
 use super::own_path::OwnPath;
+use super::retirement::Retirement;
 use responses::Sort;
 
 mod responses;
@@ -24,6 +25,9 @@ mod schemas;
 const API_VERSION: &str = "1.0.0";
 /// Bytes of the SHA-256 that make an `ETag`: far beyond chance.
 const ETAG_BYTES: usize = 16;
+
+/// What one segment of a path can stand for (see [`super::target`]): no separator, no control, no dots alone.
+const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
 
 /// What is described.
 #[derive(Debug)]
@@ -111,8 +115,9 @@ fn describe(api: &Api<'_>) -> Value {
             "securitySchemes": { "ApiKey": { "type": "apiKey", "in": "header", "name": "X-API-Key" } },
             "parameters": { "RequestId": {
                 "name": "X-Request-Id", "in": "header", "required": false,
-                "description": "Kept if it is acceptable, else replaced; comes back in the answer.",
-                "schema": { "type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[A-Za-z0-9._-]+$" },
+                "description": "Any value is taken. One of 1 to 128 characters of `A-Za-z0-9._-` is kept and comes back in \
+                    the answer, any other is replaced.",
+                "schema": {},
             } },
             "headers": responses::headers(),
             "schemas": schemas::schemas(),
@@ -126,7 +131,7 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
     for name in endpoint.parameters() {
         parameters.push(json!({
             "name": name, "in": "path", "required": true,
-            "schema": { "type": "string", "minLength": 1 },
+            "schema": { "type": "string", "pattern": SEGMENT },
         }));
     }
     let mut item = Map::from_iter([("parameters".to_owned(), Value::from(parameters))]);
@@ -143,7 +148,7 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
         let mut operation = json!({
             "operationId": operation_id(method, &endpoint.pattern, names),
             "summary": format!("{method} {}", endpoint.pattern),
-            "description": format!("Included in: {}. Costs {} of the daily quota.", tiers.join(", "), endpoint.cost),
+            "description": description(endpoint, &tiers),
             "x-tiers": tiers,
             "x-cost": endpoint.cost,
             "responses": answers,
@@ -151,9 +156,54 @@ fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
         if let (true, Some(members)) = (takes_body, operation.as_object_mut()) {
             members.insert("requestBody".into(), json!({ "content": { "*/*": {} } }));
         }
+        if let (false, Some(members)) = (endpoint.retirement.is_none(), operation.as_object_mut()) {
+            members.extend(retirement_members(&endpoint.retirement));
+        }
         item.insert(method.to_ascii_lowercase(), operation);
     }
     item.into()
+}
+
+fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
+    let mut text = format!(
+        "Included in: {}. Costs {} of the daily quota.",
+        tiers.join(", "),
+        endpoint.cost
+    );
+    if let Some(instant) = endpoint.retirement.deprecation() {
+        text.push_str(&format!(" Deprecated from {instant} on."));
+    }
+    if let Some(instant) = endpoint.retirement.sunset() {
+        text.push_str(&format!(" May be gone from {instant} on."));
+    }
+    text
+}
+
+/// What an operation says of its end. It is `deprecated` as soon as an end is announced: the document does not change
+/// with the clock.
+fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
+    let links: Map<String, Value> = retirement
+        .links()
+        .iter()
+        .map(|(relation, target)| (relation.as_str().to_owned(), json!(target.as_str())))
+        .collect();
+    let ends = retirement.deprecation().is_some() || retirement.sunset().is_some();
+    let members = [
+        ("deprecated", ends.then_some(json!(true))),
+        (
+            "x-deprecation",
+            retirement.deprecation().map(|instant| json!(instant)),
+        ),
+        (
+            "x-sunset",
+            retirement.sunset().map(|instant| json!(instant)),
+        ),
+        ("x-links", (!links.is_empty()).then(|| json!(links))),
+    ];
+    members
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect()
 }
 
 fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {

@@ -21,11 +21,14 @@ use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
 use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::{Enforcement, Waived};
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
-use crate::store::{Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError};
+use crate::store::{
+    Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
+};
 
 mod caller;
 mod outcome;
@@ -45,6 +48,7 @@ pub struct Permit {
     endpoint: Arc<Endpoint>,
     upstream: Arc<Upstream>,
     standing: Standing,
+    waived: Option<Waived>,
     receipt: Receipt,
 }
 
@@ -67,6 +71,11 @@ impl Permit {
     /// Where the key stands with this request counted.
     pub fn standing(&self) -> Standing {
         self.standing
+    }
+
+    /// What the key's tier would have refused it for, were it enforced: the first step that would have.
+    pub fn waived(&self) -> Option<Waived> {
+        self.waived
     }
 
     /// Gives the permit up for its receipt, to be refunded.
@@ -172,12 +181,22 @@ impl Admission<'_> {
         if self.own == Some(OwnPath::Usage) {
             return self.tell_usage(caller).await; // never charged
         }
-        let endpoint = match self.find(&caller) {
-            Ok(endpoint) => endpoint, // 4, 5, 6
+        let endpoint = match self.locate() {
+            Ok(endpoint) => endpoint, // 4, 5
             Err((rejection, place)) => return Err(self.refuse(caller, rejection, place).await),
         };
+        let mut waived = None;
+        if let Err(rejection) = endpoint.admit_tier(&caller.key.record.tier) {
+            match caller.enforcement {
+                Enforcement::Shadow => waived = Some(Waived::Tier),
+                Enforcement::Enforced => {
+                    let place = Some(Place::Endpoint(endpoint));
+                    return Err(self.refuse(caller, rejection, place).await); // 6
+                }
+            }
+        }
         // 7. Burst and concurrency limits: not built yet.
-        let permit = self.charge(caller, endpoint).await?; // 8
+        let permit = self.charge(caller, endpoint, waived).await?; // 8
         Ok(Admitted::Forward(permit))
     }
 
@@ -205,14 +224,14 @@ impl Admission<'_> {
         }
     }
 
-    /// Steps 4, 5 and 6: the endpoint, or why not with what had been found.
-    fn find(&self, caller: &Caller) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
-        let table = &self.snapshot.config.endpoints;
-        let found = table.admit(self.path, self.method, &caller.key.record.tier);
-        found.cloned().map_err(|(rejection, endpoint)| {
-            let place = endpoint.cloned().map(Place::Endpoint);
-            (rejection, place)
-        })
+    /// Steps 4 and 5: the endpoint, or why not with what had been found.
+    fn locate(&self) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
+        let located = self.snapshot.config.endpoints.located(self.path);
+        let endpoint = located.map_err(|rejection| (rejection, None))?;
+        match endpoint.admit_method(self.method) {
+            Ok(()) => Ok(endpoint.clone()),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint.clone())))),
+        }
     }
 
     /// A refusal that costs nothing and shows where the caller stands.
@@ -294,8 +313,14 @@ impl Admission<'_> {
         })
     }
 
-    /// Step 8: one atomic charge.
-    async fn charge(&mut self, caller: Caller, endpoint: Arc<Endpoint>) -> Result<Permit, Halt> {
+    /// Step 8: one atomic charge. `waived` is what a step before let pass.
+    async fn charge(
+        &mut self,
+        caller: Caller,
+        endpoint: Arc<Endpoint>,
+        waived: Option<Waived>,
+    ) -> Result<Permit, Halt> {
+        let (enforcement, limit) = (caller.enforcement, caller.standing.limit);
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
             let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
@@ -304,7 +329,7 @@ impl Admission<'_> {
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.standing.day,
-            limit: caller.standing.limit,
+            limit: enforcement.bound(limit).unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
         };
@@ -316,6 +341,7 @@ impl Admission<'_> {
                 standing: caller.standing_with(Some(used)),
                 key: caller.key,
                 endpoint,
+                waived: waived.or(enforcement.waived_by_quota(used, limit)),
                 upstream,
                 receipt,
             }),

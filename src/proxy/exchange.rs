@@ -13,6 +13,7 @@ use super::gate::{Gate, Snapshot};
 use super::upstreams::Upstream;
 use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::Waived;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
@@ -76,6 +77,8 @@ pub struct Forwarding {
     pub endpoint: Arc<Endpoint>,
     /// Where the key stands, after a refund without the request.
     pub standing: Standing,
+    /// What an enforced tier would have refused it for.
+    pub waived: Option<Waived>,
     /// Units charged.
     pub units: u32,
     /// The upstream it goes to.
@@ -236,13 +239,14 @@ impl Forwarding {
     pub fn begin(permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
+        let (standing, waived) = (permit.standing(), permit.waived());
         let upstream = permit.upstream().clone();
-        let standing = permit.standing();
         let receipt = permit.into_receipt();
         Forwarding {
             key,
             endpoint,
             standing,
+            waived,
             units: receipt.units,
             upstream,
             server: 0,

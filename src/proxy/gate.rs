@@ -78,15 +78,9 @@ impl Snapshot {
             })
             .collect();
         let denied = DeniedHeaders::new(config.forward.headers_denied.iter().cloned());
-        let tiers = config.tiers.iter();
-        let document = Document::of(&openapi::Api {
-            endpoints: &config.endpoints,
-            tiers: tiers.map(|(name, tier)| (name, tier.daily.get())).collect(),
-            realm: &config.keys.realm,
-        });
         Snapshot {
+            document: document(&config),
             config,
-            document,
             head_limits,
             denied,
             upstreams,
@@ -97,6 +91,16 @@ impl Snapshot {
     pub fn upstream(&self, name: &str) -> Option<&Arc<Upstream>> {
         self.upstreams.get(name)
     }
+}
+
+/// What `/openapi.json` answers under a configuration.
+pub fn document(config: &Config) -> Document {
+    let tiers = config.tiers.iter();
+    Document::of(&openapi::Api {
+        endpoints: &config.endpoints,
+        tiers: tiers.map(|(name, tier)| (name, tier.daily.get())).collect(),
+        realm: &config.keys.realm,
+    })
 }
 
 /// The gateway as its requests see it.

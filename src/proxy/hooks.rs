@@ -20,7 +20,7 @@ use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage}
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
 use super::record;
-use super::respond::{Answer, insert_standing};
+use super::respond::{Answer, announce, insert_standing};
 use super::well_formed;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
@@ -80,7 +80,15 @@ impl Edge {
         }
         let method = &session.req_header().method;
         let now = self.gate.store.now();
-        let answer = Answer::to(method, exchange, &refusal.rejection, refusal.standing, now)?;
+        let (rejection, standing) = (&refusal.rejection, refusal.standing);
+        let answer = Answer::to(
+            method,
+            exchange,
+            rejection,
+            standing,
+            refusal.endpoint(),
+            now,
+        )?;
         exchange.stage = Stage::Refused(refusal);
         answer.write(session).await
     }
@@ -374,7 +382,10 @@ impl ProxyHttp for Edge {
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
         let now = self.gate.store.now();
         match exchange.forwarding() {
-            Some(forwarding) => insert_standing(response, forwarding.standing, now),
+            Some(forwarding) => {
+                announce(response, &forwarding.endpoint.retirement)?;
+                insert_standing(response, forwarding.standing, now)
+            }
             None => Ok(()),
         }
     }
@@ -414,16 +425,21 @@ impl ProxyHttp for Edge {
                 exchange.stage = Stage::Refused(refusal);
             }
         }
-        let (rejection, standing) = match &exchange.stage {
+        let (rejection, standing, endpoint) = match &exchange.stage {
             Stage::Forwarding(forwarding) => match &forwarding.ending {
-                Some(Ending::Rejected(rejection)) => (rejection, Some(forwarding.standing)),
+                Some(Ending::Rejected(rejection)) => (
+                    rejection,
+                    Some(forwarding.standing),
+                    Some(&*forwarding.endpoint),
+                ),
                 Some(Ending::Cut | Ending::ClientClosed) | None => return failed_with(0),
             },
-            Stage::Refused(refusal) => (&refusal.rejection, refusal.standing),
+            Stage::Refused(refusal) => (&refusal.rejection, refusal.standing, refusal.endpoint()),
             Stage::Served(_) | Stage::Arrived => return failed_with(0),
         };
         let method = &session.req_header().method;
-        let answer = Answer::to(method, exchange, rejection, standing, self.gate.store.now());
+        let now = self.gate.store.now();
+        let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
         let status = rejection.status().as_u16();
         if let Ok(answer) = answer {
             // If the client is gone there is nobody to tell.

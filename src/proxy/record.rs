@@ -12,6 +12,7 @@ use super::admission::Place;
 use super::exchange::{Ending, Exchange, Stage};
 use super::gate::Gate;
 use crate::policy::api_key;
+use crate::policy::enforcement::Waived;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
@@ -27,6 +28,10 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         .requests
         .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
         .inc();
+    if let (Some(tier), Some(waived)) = (outcome.tier, outcome.waived) {
+        let labels = [tier, waived.as_str()];
+        metrics.shadow_refusals.with_label_values(&labels).inc();
+    }
     metrics
         .request_duration
         .with_label_values(&[endpoint])
@@ -63,6 +68,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
             .response_written()
             .map_or(0, |header| header.status.as_u16()),
         outcome: outcome.word,
+        would_refuse: outcome.waived.map(Waived::as_str),
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
@@ -79,6 +85,7 @@ struct Outcome<'a> {
     endpoint: Option<&'a str>,
     key_id: Option<&'a str>,
     tier: Option<&'a str>,
+    waived: Option<Waived>,
     units: u32,
     refunded: bool,
     upstream: Option<(&'a str, Duration)>,
@@ -91,6 +98,7 @@ impl<'a> Outcome<'a> {
             endpoint: None,
             key_id: None,
             tier: None,
+            waived: None,
             units: 0,
             refunded: false,
             upstream: None,
@@ -116,6 +124,7 @@ impl<'a> Outcome<'a> {
                 endpoint: Some(&forwarding.endpoint.pattern),
                 key_id: Some(forwarding.key.record.id.as_str()),
                 tier: Some(forwarding.key.record.tier.as_str()),
+                waived: forwarding.waived,
                 units: forwarding.units,
                 refunded: forwarding.refunded(),
                 upstream: forwarding

@@ -3,7 +3,7 @@
 //! An answer to `HEAD` has the header of the answer to `GET`, and no body: over HTTP/2 a body would break the stream.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK};
 use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use pingora::http::{RequestHeader, ResponseHeader};
@@ -11,9 +11,11 @@ use pingora::proxy::Session;
 
 use super::exchange::Exchange;
 use super::forward::X_REQUEST_ID;
+use crate::policy::endpoint::Endpoint;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
+use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// The document changes with the configuration only; whoever kept it asks again after five minutes.
@@ -28,7 +30,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer for `rejection`, with the standing of an authenticated caller.
+    /// The answer for `rejection`, with the standing of an authenticated caller and what its `endpoint` announces.
     ///
     /// # Errors
     /// If a header cannot be built, which checked values exclude.
@@ -37,6 +39,7 @@ impl Answer {
         exchange: &Exchange,
         rejection: &Rejection,
         standing: Option<Standing>,
+        endpoint: Option<&Endpoint>,
         now: Timestamp,
     ) -> pingora::Result<Answer> {
         let problem = rejection.problem(
@@ -54,6 +57,9 @@ impl Answer {
         }
         if let Some(standing) = standing {
             insert_standing(&mut header, standing, now)?;
+        }
+        if let Some(endpoint) = endpoint {
+            announce(&mut header, &endpoint.retirement)?;
         }
         let body = if method == Method::HEAD {
             Bytes::new()
@@ -141,6 +147,21 @@ impl Answer {
             .write_error_response(self.header, self.body)
             .await
     }
+}
+
+/// Says that the endpoint is going away, if it is; links stand beside those that an upstream gave.
+///
+/// # Errors
+/// Never in fact: the values have been checked.
+pub fn announce(header: &mut ResponseHeader, retirement: &Retirement) -> pingora::Result<()> {
+    for (name, value) in retirement.headers() {
+        if *name == LINK {
+            header.append_header(name.clone(), value.clone())?;
+        } else {
+            header.insert_header(name.clone(), value.clone())?;
+        }
+    }
+    Ok(())
 }
 
 /// An instant as `Date` has it (RFC 9110 section 5.6.7).

@@ -114,6 +114,7 @@ mod tests {
             tiers: vec![tier.parse().unwrap()],
             cost: cost.try_into().unwrap(),
             upstream: "u".into(),
+            retirement: crate::policy::retirement::Retirement::default(),
         };
         EndpointTable::new(vec![endpoint("/a", "pro", 2), endpoint("/b", "other", 1)]).unwrap()
     }

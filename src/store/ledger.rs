@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};
+use crate::store::UNBOUNDED;
 
 /// The endpoint under which requests are counted that no endpoint matched. Not a path, so that it is none's name.
 pub static NO_ENDPOINT: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
@@ -194,11 +195,14 @@ impl Totals {
 /// What a key might use on a day, as the charges of the day were judged: the largest that was in force.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ceiling {
-    /// Units: the tier's and the granted ones. 0 where it is not known.
+    /// Units: the tier's and the granted ones; [`UNBOUNDED`] where a charge only counted. 0 where it is not known.
     pub limit: u64,
     /// The granted ones among them.
     pub granted: u64,
 }
+
+/// A database that has no numbers above these keeps [`UNBOUNDED`] as the largest one.
+const BOUNDED_MAX: u64 = i64::MAX as u64 - 1;
 
 impl Ceiling {
     /// The ceiling of a charge: its limit, and what its record was granted for the day.
@@ -215,6 +219,11 @@ impl Ceiling {
             limit: self.limit.max(other.limit),
             granted: self.granted.max(other.granted),
         }
+    }
+
+    /// The limit, if it is known and there was one.
+    pub fn bound(self) -> Option<u64> {
+        Some(self.limit).filter(|limit| (1..=BOUNDED_MAX).contains(limit))
     }
 }
 
@@ -255,8 +264,9 @@ pub struct DayUsage {
     /// Of these, units of which no endpoint is known: a gateway that lives says it within a second; one that died did not
     /// come to it. Below zero where it died between giving units back and saying at which endpoint.
     pub unattributed: i64,
-    /// The largest limit that a charge of the day was judged by; 0 where only an older version charged.
-    pub limit: u64,
+    /// The largest limit that a charge of the day was judged by; `None` where a tier in shadow or only an older version
+    /// charged.
+    pub limit: Option<u64>,
     /// The units of it that were granted on top of the tier's.
     pub granted: u64,
     /// Units used above the limit: served while the store was away. Never billed.
@@ -295,16 +305,15 @@ impl DayUsage {
         let adjusted: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
         let counted = used.map_or(attributed, |used| used.saturating_sub(adjusted));
         let used = u64::try_from(counted).unwrap_or(0);
-        let over = match ceiling.limit {
-            0 => 0,
-            limit => used.saturating_sub(limit),
-        };
+        let over = ceiling
+            .bound()
+            .map_or(0, |limit| used.saturating_sub(limit));
         DayUsage {
             date,
             key,
             used,
             unattributed: signed(used).saturating_sub(attributed),
-            limit: ceiling.limit,
+            limit: ceiling.bound(),
             granted: ceiling.granted,
             over,
             endpoints,
@@ -388,7 +397,7 @@ mod tests {
         assert_eq!(told.endpoints["/a"].net(), 5);
         assert_eq!(told.tiers["pro"].net(), 6);
         assert_eq!(told.tiers[UNKNOWN_TIER].net(), 1);
-        assert_eq!((told.limit, told.granted), (10, 2));
+        assert_eq!((told.limit, told.granted), (Some(10), 2));
         for sums in [&told.endpoints, &told.tiers] {
             let attributed: i64 = sums.values().map(Totals::net).sum();
             assert_eq!(attributed + told.unattributed, 9);
@@ -403,6 +412,20 @@ mod tests {
         let came = Timestamp::UNIX_EPOCH;
         let late = day(Some(13), vec![Adjustment { came, units: 4 }]);
         assert_eq!((late.used, late.over, late.adjusted()), (9, 0, 4));
+    }
+
+    #[test]
+    fn a_day_with_a_charge_that_only_counted_has_no_limit_and_nothing_is_over() {
+        let (_, record) = key_of("pro");
+        for unbounded in [UNBOUNDED, i64::MAX as u64] {
+            let cells = [
+                cell(Some("pro"), "/a", 50, 10),
+                cell(Some("free"), "/a", 9, unbounded),
+            ];
+            let place = ("2026-11-21".parse().unwrap(), record.id);
+            let told = DayUsage::of_cells(place, None, cells, Vec::new());
+            assert_eq!((told.used, told.limit, told.over), (57, None, 0));
+        }
     }
 
     #[test]

@@ -53,6 +53,9 @@ pub struct Line<'a> {
     pub status: u16,
     /// `served`, an error code, `cut` (the upstream broke off) or `client_closed`.
     pub outcome: &'a str,
+    /// What an enforced tier would have refused it for: `tier` or `daily`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub would_refuse: Option<&'static str>,
     /// Units charged.
     pub units: u32,
     /// Whether they were given back.
@@ -172,6 +175,7 @@ mod tests {
             tier: None,
             status: 401,
             outcome: "INVALID_API_KEY",
+            would_refuse: None,
             units: 0,
             refunded: false,
             duration_ms: Duration::from_nanos(1_234_567),

@@ -27,6 +27,9 @@ pub fn install(level: &str, format: Format) {
         ));
         let builder = tracing_subscriber::fmt()
             .with_env_filter(filter)
+            // A line that cannot be written (a full disk) is lost. Saying so on standard error would fail too, and that panics
+            // in whichever task had something to log: the store's, for one, would never connect again.
+            .log_internal_errors(false)
             .with_writer(io::stderr);
         // Fails only where a subscriber is installed already, as in a test that brings its own.
         let _ = match format {

@@ -33,6 +33,8 @@ pub struct Metrics {
     pub quota_units: IntCounterVec,
     /// `touchline_refunds_total{reason}`: refunded requests.
     pub refunds: IntCounterVec,
+    /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
+    pub shadow_refusals: IntCounterVec,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
     /// `touchline_connections`: client connections.
@@ -129,6 +131,11 @@ impl Metrics {
                 "touchline_refunds_total",
                 "Refunded requests by reason",
                 &["reason"],
+            )?,
+            shadow_refusals: counter(
+                "touchline_shadow_refusals_total",
+                "Requests served that their tier would have refused if it were enforced",
+                &["tier", "refusal"],
             )?,
             limit_hits: counter(
                 "touchline_limit_hits_total",

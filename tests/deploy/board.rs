@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use harness::{Behaviour, Call, Protocol, Scene, Store, eventually};
+use harness::{Behaviour, Call, Protocol, Scene, Store, TierSpec, eventually};
 
 use super::prometheus::Prometheus;
 use super::{TOUCHLINE, text_of};
@@ -47,6 +47,9 @@ async fn load(scene: &mut Scene) {
         let long = format!("/{}", "a".repeat(9_000));
         client.call(Call::get(&long).key(&starter)).await;
     }
+    let trial = scene.issue("trial").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&trial, RANKINGS).await.status, 200);
     let pro = scene.issue("pro").await;
     scene.upstream.always(Behaviour::Status(503));
     let client = scene.client(Protocol::Http1);
@@ -70,7 +73,16 @@ async fn every_query_of_the_board_finds_series_of_loaded_gateways() {
         .gateways(2)
         .durable_redis()
         .daily("starter", 5)
-        .spec(|spec| spec.redis_extra = "outage: deny".into())
+        .spec(|spec| {
+            spec.redis_extra = "outage: deny".into();
+            spec.tiers.push(TierSpec {
+                name: "trial".into(),
+                daily: 5,
+                price: 1,
+            });
+            let unenforced = "enforce: false".into();
+            spec.tier_extra.insert("trial".into(), unenforced);
+        })
         .start()
         .await;
     let prometheus = Prometheus::scraping(&scene).await;

@@ -9,6 +9,7 @@ mod free_rides;
 mod midnight;
 mod outage;
 mod revocation;
+mod shadow;
 mod short_days;
 
 /// The binary under test.

@@ -129,7 +129,8 @@ async fn call_without_pause(
     permits
 }
 
-async fn days_cross_real_midnights(store: &str) {
+/// Crosses so many midnights; the units served.
+async fn days_cross_real_midnights(store: &str, days: usize) -> u64 {
     let calendar = Calendar::of_fixed_days(
         Timestamp::from_second(Timestamp::now().as_second()).unwrap(),
         DAY_SECONDS,
@@ -155,7 +156,7 @@ async fn days_cross_real_midnights(store: &str) {
             ))
         })
         .collect();
-    tokio::time::sleep(Duration::from_secs(DAY_SECONDS as u64 * DAYS as u64)).await;
+    tokio::time::sleep(Duration::from_secs(DAY_SECONDS as u64 * days as u64)).await;
     stop.store(true, Ordering::Relaxed);
     let mut permits: BTreeMap<Date, u64> = BTreeMap::new();
     for client in clients {
@@ -163,7 +164,7 @@ async fn days_cross_real_midnights(store: &str) {
             *permits.entry(date).or_default() += count;
         }
     }
-    assert!(permits.len() >= DAYS, "{permits:?}");
+    assert!(permits.len() >= days, "{permits:?}");
     // Every day but the last one began anew and was used up to the unit, never beyond.
     let last = *permits.keys().next_back().unwrap();
     for (date, count) in &permits {
@@ -177,23 +178,35 @@ async fn days_cross_real_midnights(store: &str) {
     for gate in gates {
         gate.store.close(Duration::from_secs(2)).await;
     }
+    permits.values().sum()
+}
+
+/// So many midnights on the embedded store; the units served.
+pub async fn embedded(days: usize) -> u64 {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("touchline.db");
+    let store = format!("{{ embedded: {{ path: {} }} }}", path.display());
+    days_cross_real_midnights(&store, days).await
+}
+
+/// So many midnights on a Redis; the units served.
+pub async fn on_redis(days: usize) -> u64 {
+    let directory = tempfile::tempdir().unwrap();
+    let redis = RedisServer::start(directory.path(), false, None).await;
+    let store = format!(
+        "{{ redis: {{ url: \"{}\", journal: {at}/journal.db, replica: {at}/keys.db }} }}",
+        redis.url(),
+        at = directory.path().display()
+    );
+    days_cross_real_midnights(&store, days).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_lands_on_its_own_day_over_real_midnights_on_the_embedded_store() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("touchline.db");
-    days_cross_real_midnights(&format!("{{ embedded: {{ path: {} }} }}", path.display())).await;
+    embedded(DAYS).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn each_request_lands_on_its_own_day_over_real_midnights_on_redis() {
-    let directory = tempfile::tempdir().unwrap();
-    let redis = RedisServer::start(directory.path(), false, None).await;
-    days_cross_real_midnights(&format!(
-        "{{ redis: {{ url: \"{}\", journal: {at}/journal.db, replica: {at}/keys.db }} }}",
-        redis.url(),
-        at = directory.path().display()
-    ))
-    .await;
+    on_redis(DAYS).await;
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use http::Method;
 use serde_yaml::Value;
 
+use super::retirement::retirement;
 use super::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
@@ -17,7 +18,9 @@ use crate::config::text::{
     EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
 use crate::config::{Server, Tier, Timeouts, Upstream};
+use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
+use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 use crate::policy::own_path::OwnPath;
 
@@ -60,10 +63,12 @@ pub(super) fn tiers(
             let bounds = Price(0)..=PRICE_MAX;
             check.bounded(&price_at, &text.price, Price(0), bounds).0
         });
+        let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
                 name,
                 Tier {
+                    enforcement,
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
                     price_cents: price,
                 },
@@ -188,14 +193,22 @@ fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) ->
     }
 }
 
-/// The endpoints; `None` where there are none or two of them overlap. `tiers` and `upstreams` are what they may name;
-/// where those could not be read at all, names are not held against them.
+/// What endpoints refer to, as far as it could be read; what could not is not held against them.
+pub(super) struct Known<'a> {
+    /// The tiers they may name.
+    pub(super) tiers: Option<&'a [(TierName, Tier)]>,
+    /// The upstreams they may name.
+    pub(super) upstreams: Option<&'a [Upstream]>,
+    /// By what their dates are told.
+    pub(super) calendar: Option<&'a Calendar>,
+}
+
+/// The endpoints; `None` where there are none or two of them overlap.
 pub(super) fn endpoints(
     check: &mut Check<'_>,
     at: &Path,
     list: List<EndpointText>,
-    tiers: Option<&[(TierName, Tier)]>,
-    upstreams: Option<&[Upstream]>,
+    known: &Known<'_>,
 ) -> Option<EndpointTable> {
     const HINT: &str = "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
     let given = list.is_given();
@@ -209,22 +222,10 @@ pub(super) fn endpoints(
         check.wrong(at, message, HINT);
         return None;
     }
-    let tiers = tiers.map(|tiers| {
-        tiers
-            .iter()
-            .map(|(name, _)| name.as_str())
-            .collect::<Vec<_>>()
-    });
-    let upstreams = upstreams.map(|upstreams| {
-        upstreams
-            .iter()
-            .map(|upstream| &*upstream.name)
-            .collect::<Vec<_>>()
-    });
     let mut paths = Vec::new();
     let mut endpoints = Vec::new();
     for (at, item) in items {
-        if let Some(endpoint) = endpoint(check, &at, item, tiers.as_deref(), upstreams.as_deref()) {
+        if let Some(endpoint) = endpoint(check, &at, item, known) {
             paths.push(at.key("path"));
             endpoints.push(endpoint);
         }
@@ -260,13 +261,7 @@ pub(super) fn endpoints(
 }
 
 /// One endpoint; `None` where it has no path to be found by.
-fn endpoint(
-    check: &mut Check<'_>,
-    at: &Path,
-    item: Value,
-    tiers: Option<&[&str]>,
-    upstreams: Option<&[&str]>,
-) -> Option<Endpoint> {
+fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) -> Option<Endpoint> {
     let text: EndpointText = check.section_of(at, item)?;
     check.required(&at.key("path"), &text.path, "write path: /api/v1/data/…");
     let pattern = check.leaf(&at.key("path"), &text.path);
@@ -291,8 +286,9 @@ fn endpoint(
             "write tiers: and a list of names",
         );
     }
+    let tiers = known.tier_names();
     let included = check.texts(&tiers_at, text.tiers, |text| {
-        known_name("tier", text, tiers).and_then(|()| {
+        known_name("tier", text, tiers.as_deref()).and_then(|()| {
             text.parse::<TierName>().map_err(|error| {
                 Wrong::new(
                     format!("{text:?} is not the name of a tier"),
@@ -314,15 +310,30 @@ fn endpoint(
         "write upstream: and the name of one",
     );
     let upstream = check.parsed(&upstream_at, &text.upstream, |text| {
-        known_name("upstream", text, upstreams).map(|()| Arc::from(text))
+        known_name("upstream", text, known.upstream_names().as_deref()).map(|()| Arc::from(text))
     });
+    let dates = (&text.deprecation, &text.sunset);
+    let retirement = retirement(check, at, dates, text.links, known.calendar);
     Some(Endpoint {
         pattern: pattern?.0.into(),
         methods: methods.unwrap_or_else(|| vec![Method::GET]),
         tiers: included.unwrap_or_default(),
         cost,
         upstream: upstream.unwrap_or_default(),
+        retirement,
     })
+}
+
+impl Known<'_> {
+    fn tier_names(&self) -> Option<Vec<&str>> {
+        let tiers = self.tiers?.iter();
+        Some(tiers.map(|(name, _)| name.as_str()).collect())
+    }
+
+    fn upstream_names(&self) -> Option<Vec<&str>> {
+        let upstreams = self.upstreams?.iter();
+        Some(upstreams.map(|upstream| &*upstream.name).collect())
+    }
 }
 
 /// Whether `name` is one of `names`, where those are known.

@@ -191,6 +191,11 @@ impl Sort {
         }
     }
 
+    /// Whether an authenticated caller of an endpoint can get it.
+    fn is_of_endpoints(self) -> bool {
+        self.caller() == Caller::Authenticated && ENDPOINT_ERRORS.contains(&self)
+    }
+
     fn rejections(self, example: &Example) -> Vec<Rejection> {
         let standing = example.standing;
         vec![match self {
@@ -251,9 +256,9 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
     let example = Example::of(&api.tiers);
     let mut all: Vec<(String, Value)> = ALL
         .into_iter()
-        .map(|sort| (sort.name(), error(sort, &example, api.realm)))
+        .map(|sort| (sort.name(), error(sort, &example, api)))
         .collect();
-    let standing = header_references(Caller::Authenticated, &[]);
+    let standing = header_references(Caller::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });
     all.extend([
         ("Served".to_owned(), json!({
@@ -294,14 +299,24 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
     named
 }
 
-fn error(sort: Sort, example: &Example, realm: &str) -> Value {
+/// The headers of an endpoint that is going away, if one of the configuration is.
+fn announced(api: &Api<'_>) -> &'static [&'static str] {
+    let mut endpoints = api.endpoints.iter();
+    if endpoints.any(|endpoint| !endpoint.retirement.is_none()) {
+        &["Deprecation", "Sunset", "Link"]
+    } else {
+        &[]
+    }
+}
+
+fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let mut own_headers = Vec::new();
     let mut codes = Vec::new();
     let mut examples = Map::new();
     let mut details = Vec::new();
     for rejection in sort.rejections(example) {
-        let problem = rejection.problem(EXAMPLE_ID, realm, now);
+        let problem = rejection.problem(EXAMPLE_ID, api.realm, now);
         let body: Value = serde_json::from_slice(&problem.body).unwrap_or_default();
         own_headers = problem.headers;
         codes.push(rejection.code());
@@ -313,7 +328,10 @@ fn error(sort: Sort, example: &Example, realm: &str) -> Value {
         examples.insert(rejection.code().to_owned(), json!({ "value": body }));
     }
     codes.dedup();
-    let own_headers: Vec<&str> = own_headers.iter().map(|(name, _)| name.as_str()).collect();
+    let mut own_headers: Vec<&str> = own_headers.iter().map(|(name, _)| name.as_str()).collect();
+    if sort.is_of_endpoints() {
+        own_headers.extend(announced(api));
+    }
     let extension = match sort {
         Sort::TierInsufficient => "TierProblem",
         Sort::DailyQuotaExceeded | Sort::UsageReadTooOften => "QuotaProblem",
@@ -441,6 +459,24 @@ pub fn headers() -> Map<String, Value> {
             "The methods that the path takes.",
             &text,
             json!("GET, HEAD"),
+        ),
+        named(
+            "Deprecation",
+            "When the endpoint is or was deprecated, where it is (RFC 9745).",
+            &text,
+            json!("@1796083200"),
+        ),
+        named(
+            "Sunset",
+            "When the endpoint may be gone, where that is known (RFC 8594).",
+            &text,
+            json!("Wed, 30 Jun 2027 00:00:00 GMT"),
+        ),
+        named(
+            "Link",
+            "What is to be read about that, and what takes the endpoint's place.",
+            &text,
+            json!("<https://example.com/v2>; rel=\"successor-version\""),
         ),
         named(
             "ETag",

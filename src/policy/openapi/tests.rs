@@ -9,6 +9,7 @@ fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
         tiers: vec![tier.parse().unwrap()],
         cost: 3.try_into().unwrap(),
         upstream: "secret-upstream".into(),
+        retirement: Default::default(),
     }
 }
 
@@ -146,4 +147,64 @@ fn the_same_configuration_gives_the_same_bytes_and_a_tag_is_compared_as_rfc_9110
     for values in [&[][..], &["\"a\""], &[tag.trim_matches('"')], &[""]] {
         assert!(!held(values), "{values:?}");
     }
+}
+
+#[test]
+fn an_endpoint_that_is_going_away_says_so_and_the_others_do_not() {
+    use crate::policy::retirement::{LinkTarget, Relation, Retirement};
+    let ending = Retirement::new(
+        Some("2026-12-01T00:00:00Z".parse().unwrap()),
+        Some("2027-06-30T00:00:00Z".parse().unwrap()),
+        vec![(
+            Relation::SuccessorVersion,
+            LinkTarget::parse("/v2").unwrap(),
+        )],
+    );
+    let old = Endpoint {
+        retirement: ending.unwrap(),
+        ..endpoint("/old", &[http::Method::GET], "pro")
+    };
+    let other = endpoint("/other", &[http::Method::GET], "pro");
+    let endpoints = EndpointTable::new(vec![old, other]).unwrap();
+    let pro = "pro".parse().unwrap();
+    let document = Document::of(&Api {
+        endpoints: &endpoints,
+        tiers: vec![(&pro, 20)],
+        realm: "API",
+    });
+    let document: Value = serde_json::from_slice(document.body()).unwrap();
+    for method in ["get", "head"] {
+        let old = &document["paths"]["/old"][method];
+        assert_eq!(old["deprecated"], true);
+        assert_eq!(old["x-deprecation"], "2026-12-01T00:00:00Z");
+        assert_eq!(old["x-sunset"], "2027-06-30T00:00:00Z");
+        assert_eq!(old["x-links"], json!({"successor-version": "/v2"}));
+        assert!(document["paths"]["/other"][method]["deprecated"].is_null());
+    }
+    let headers = |name: &str| document["components"]["responses"][name]["headers"].clone();
+    for name in ["Served", "DailyQuotaExceeded", "Internal"] {
+        assert!(headers(name)["Sunset"].is_object(), "{name}");
+    }
+    for name in ["Usage", "Document", "Unauthorized"] {
+        assert!(headers(name)["Sunset"].is_null(), "{name}");
+    }
+    assert!(parsed()["components"]["responses"]["Served"]["headers"]["Sunset"].is_null());
+}
+
+#[test]
+fn the_document_is_openapi_3_1_by_the_schema_of_its_authors() {
+    let schema = include_str!("../../../tests/edge/openapi-3.1-schema.json");
+    let schema: Value = serde_json::from_str(schema).unwrap();
+    let validator = jsonschema::draft202012::new(&schema).unwrap();
+    let mut document = parsed();
+    let problems: Vec<String> = validator
+        .iter_errors(&document)
+        .map(|error| format!("{}: {error}", error.instance_path()))
+        .collect();
+    assert_eq!(problems, Vec::<String>::new());
+    document["paths"]["/d/markets"]["get"]["responses"]["2XX"] = json!({ "content": {} });
+    assert!(
+        !validator.is_valid(&document),
+        "a response without its description"
+    );
 }

@@ -1,9 +1,11 @@
 //! Random schedules of charges, lost, late and doubled calls, crashes, refunds, lost writes and service without the
-//! store, driven through the real [`Account`] against the real [`KeyDay`].
+//! store, driven through the real [`Account`] against the real [`KeyDay`]. Long runs of the same are part of `make soak`.
 
 use std::time::Instant;
 
 use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::{Account, Asked, Call, KeyDay, ModelCall, Reply, StoredRecord, Terms, Verdict};
 
@@ -316,7 +318,8 @@ impl World {
     }
 }
 
-fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<(), TestCaseError> {
+/// Decisions made by one schedule.
+fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64, TestCaseError> {
     let mut world = World::new(limit, nodes);
     for step in steps {
         world.step(step);
@@ -342,7 +345,59 @@ fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<(),
     } else {
         prop_assert_eq!(used, truth);
     }
-    Ok(())
+    Ok(world.asked.into())
+}
+
+/// What a long run came to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Run {
+    /// Charges decided.
+    pub decisions: u64,
+    /// Schedules played.
+    pub schedules: u64,
+}
+
+/// A source of random schedules that gives the same ones again for the same seed.
+pub(super) fn runner(seed: u64) -> TestRunner {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let random = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
+    TestRunner::new_with_rng(Config::default(), random)
+}
+
+/// Plays schedules of every kind of fault by a seed, until so many decisions were made.
+///
+/// # Panics
+/// With the schedule, where a rule is broken.
+pub fn run(seed: u64, decisions: u64) -> Run {
+    let (mut runner, mut run) = (runner(seed), Run::default());
+    while run.decisions < decisions {
+        for number in 0..8 {
+            let faults = Faults {
+                crashes: number & 1 > 0,
+                lost_writes: number & 2 > 0,
+                offline: number & 4 > 0,
+            };
+            let world = (1u64..60, 1usize..6, steps(faults));
+            let (limit, nodes, steps) = world.new_tree(&mut runner).unwrap().current();
+            match check(limit, nodes, &steps, faults) {
+                Ok(decided) => run.decisions += decided,
+                Err(broken) => panic!(
+                    "seed {seed}: {broken}: limit {limit}, {nodes} nodes, {faults:?}, {steps:?}"
+                ),
+            }
+            run.schedules += 1;
+        }
+    }
+    run
+}
+
+#[test]
+fn a_seed_plays_the_same_schedules_again() {
+    let first = run(7, 2_000);
+    assert!(first.decisions >= 2_000);
+    assert_eq!(run(7, 2_000), first);
+    assert_ne!(run(8, 2_000), first);
 }
 
 const CALM: Faults = Faults {

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::outcome::{Place, Refusal};
 use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::Enforcement;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::proxy::gate::{Gate, Snapshot};
@@ -18,6 +19,8 @@ pub(super) struct Caller {
     pub key: Arc<KeyEntry>,
     /// Its limit today; what it used is not known yet.
     pub standing: Standing,
+    /// Whether the limits of its tier refuse.
+    pub enforcement: Enforcement,
 }
 
 impl Caller {
@@ -40,6 +43,7 @@ impl Caller {
         let limit = key.record.limit_on(day.date, tier.daily.get());
         Ok(Caller {
             key,
+            enforcement: tier.enforcement,
             standing: Standing {
                 limit,
                 used: None,

@@ -77,6 +77,14 @@ impl Refusal {
         }
     }
 
+    /// The endpoint whose authenticated caller is refused.
+    pub fn endpoint(&self) -> Option<&Endpoint> {
+        match (&self.key, &self.place) {
+            (Some(_), Some(Place::Endpoint(endpoint))) => Some(endpoint),
+            (Some(_), Some(Place::Own(_)) | None) | (None, _) => None,
+        }
+    }
+
     /// The 500 for a reason that clients are not told.
     pub(super) fn internal(cause: impl Into<String>) -> Refusal {
         Refusal {

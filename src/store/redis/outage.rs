@@ -33,7 +33,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::Share;
 use crate::store::status::ServiceFacts;
-use crate::store::{Charge, Decision, Receipt, StoreError, WithoutStore};
+use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_millis(250);
@@ -194,6 +194,7 @@ impl Outage {
     /// Decides a charge that Redis did not decide because of `error`.
     pub async fn serve(&self, charge: Charge, error: StoreError) -> Result<Decision, StoreError> {
         let bound = match self.settings.policy {
+            _ if charge.limit == UNBOUNDED => Bound::Open,
             OutagePolicy::Bounded => Bound::Share,
             OutagePolicy::Open => Bound::Open,
             OutagePolicy::Deny => return Err(error),
@@ -217,6 +218,7 @@ impl Outage {
                 units: reserved,
                 allowance,
                 untold,
+                counted,
                 written,
             } => {
                 let mut entry = LedgerEntry {
@@ -238,8 +240,12 @@ impl Outage {
                 reserved.take();
                 self.served.fetch_add(units.into(), Ordering::Relaxed);
                 let left = allowance.saturating_sub(untold + others);
+                let used = match charge.limit {
+                    UNBOUNDED => counted + others,
+                    limit => limit.saturating_sub(left),
+                };
                 Ok(Decision::Granted {
-                    used: charge.limit.saturating_sub(left),
+                    used,
                     receipt: Receipt::of(&charge),
                 })
             }

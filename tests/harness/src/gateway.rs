@@ -125,6 +125,10 @@ pub struct GatewaySpec {
     pub tiers: Vec<TierSpec>,
     /// The endpoints; those of the shipped file unless changed.
     pub endpoints: Vec<EndpointSpec>,
+    /// More YAML of a tier, such as `enforce: false`, by its name.
+    pub tier_extra: BTreeMap<String, String>,
+    /// More YAML of an endpoint, such as `sunset: 2027-06-30`, by its path.
+    pub endpoint_extra: BTreeMap<String, String>,
     /// The prediction-data service.
     pub upstream: SocketAddr,
     /// More servers of the same service.
@@ -173,6 +177,8 @@ impl GatewaySpec {
                 EndpointSpec::get("/api/v1/data/sentiment", &["pro", "enterprise"]),
                 EndpointSpec::get("/api/v1/data/rankings", &["enterprise"]),
             ],
+            tier_extra: BTreeMap::new(),
+            endpoint_extra: BTreeMap::new(),
             upstream,
             more_servers: Vec::new(),
             certificate: None,
@@ -205,12 +211,17 @@ impl GatewaySpec {
     /// The text of the file.
     pub fn yaml(&self, access_log: &Path) -> String {
         let store = self.store.yaml(&self.redis_extra);
+        let more = |extra: Option<&String>| match extra {
+            Some(extra) => format!(", {extra}"),
+            None => String::new(),
+        };
         let tiers: String = self
             .tiers
             .iter()
             .map(|tier| {
                 let TierSpec { name, daily, price } = tier;
-                format!("  {name}: {{ daily: {daily}, price: {price} }}\n")
+                let more = more(self.tier_extra.get(name));
+                format!("  {name}: {{ daily: {daily}, price: {price}{more} }}\n")
             })
             .collect();
         let endpoints: String = self
@@ -218,11 +229,12 @@ impl GatewaySpec {
             .iter()
             .map(|one| {
                 format!(
-                    "  - {{ path: \"{}\", methods: [{}], tiers: [{}], cost: {}, upstream: prediction-data }}\n",
+                    "  - {{ path: \"{}\", methods: [{}], tiers: [{}], cost: {}, upstream: prediction-data{} }}\n",
                     one.path,
                     one.methods.join(", "),
                     one.tiers.join(", "),
-                    one.cost
+                    one.cost,
+                    more(self.endpoint_extra.get(&one.path)),
                 )
             })
             .collect();

@@ -169,6 +169,8 @@ pub struct Allowances {
     pub charged_cuts: BTreeSet<String>,
     /// Units a day of key ids with grants or a changed tier.
     pub limits: BTreeMap<String, u64>,
+    /// Tiers that are not enforced: their keys reach every endpoint.
+    pub shadow_tiers: BTreeSet<String>,
 }
 
 /// The four accounts, and what is needed to judge them.
@@ -301,7 +303,7 @@ impl Ledgers {
         let mut by_id: BTreeMap<&str, Vec<&Recorded>> = BTreeMap::new();
         for request in &self.upstream {
             by_id.entry(&request.id).or_default().push(request);
-            self.judge_upstream_request(request, found);
+            self.judge_upstream_request(request, allowed, found);
         }
         for (id, requests) in by_id {
             let Some((_, earlier)) = requests.split_last() else {
@@ -324,7 +326,12 @@ impl Ledgers {
         }
     }
 
-    fn judge_upstream_request(&self, request: &Recorded, found: &mut Vec<String>) {
+    fn judge_upstream_request(
+        &self,
+        request: &Recorded,
+        allowed: &Allowances,
+        found: &mut Vec<String>,
+    ) {
         let what = format!(
             "{} {} ({})",
             request.method,
@@ -360,7 +367,10 @@ impl Ledgers {
                     ));
                 }
                 let tiers = request.values("x-consumer-tier");
-                if !matches!(tiers.as_slice(), [tier] if endpoint.tiers.contains(tier)) {
+                let included = |tier: &String| {
+                    endpoint.tiers.contains(tier) || allowed.shadow_tiers.contains(tier)
+                };
+                if !matches!(tiers.as_slice(), [tier] if included(tier)) {
                     found.push(format!(
                         "upstream: {what} has X-Consumer-Tier {tiers:?}, which does not include the endpoint"
                     ));

@@ -8,10 +8,10 @@ use super::{Accounts, COUNT_MAX, Context, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
-use crate::store::Charge;
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::link::LinkError;
 use crate::store::redis::script::Arguments;
+use crate::store::{Charge, UNBOUNDED};
 
 /// Accounts looked at for one turn of re-reading, for each one that may be re-read.
 const LOOKED_AT_PER_READ: usize = 10;
@@ -67,6 +67,8 @@ pub enum Offer<R> {
         allowance: u64,
         /// Units of it that this process has served, these included.
         untold: u64,
+        /// Units used as far as this process knows, these included.
+        counted: u64,
         /// What the journal was asked.
         written: R,
     },
@@ -110,6 +112,7 @@ impl Accounts {
         }
         state.account.serve_without_store(cost);
         let (row, untold) = (slot.row(&state), state.account.offline());
+        let counted = untold + state.account.known().map_or(0, |known| known.used);
         self.recount(&mut state);
         let bound = (rule.bound == Bound::Share).then_some(allowance);
         let written = write(row, bound);
@@ -126,6 +129,7 @@ impl Accounts {
             units,
             allowance,
             untold,
+            counted,
             written,
         }
     }
@@ -136,6 +140,9 @@ impl Accounts {
         let state = slot.state.lock();
         let counted = state.account.known()?.used + state.account.offline();
         let limit = state.offline.limit;
+        if limit == UNBOUNDED {
+            return Some(counted);
+        }
         let allowance = rule.allowance(&state, limit);
         let left = allowance.saturating_sub(state.account.offline());
         Some(counted.max(limit.saturating_sub(left)))

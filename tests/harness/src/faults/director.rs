@@ -73,6 +73,7 @@ pub async fn play(stage: &mut Stage, schedule: &Schedule, load: Load) -> Result<
             .collect(),
         gateways: GATEWAYS as u64,
         cold_percent: COLD_PERCENT,
+        timeout: stage.spec.timeout,
         patience: stage.spec.timeout + JOURNAL_WAIT,
         ..Facts::default()
     };
@@ -140,7 +141,18 @@ impl Director<'_> {
             } => self.wires(gateways, *wire, *time).await,
             Fault::GatewayKilled { gateway } => {
                 self.kill(*gateway, from);
-                self.stage.restart_gateway(*gateway).await;
+                self.restart(*gateway).await;
+                self.whole().await;
+            }
+            Fault::GatewaysKilled { seed, times, every } => {
+                let mut random = fastrand::Rng::with_seed(*seed);
+                let mut ticks = tokio::time::interval(*every);
+                for _ in 0..*times {
+                    ticks.tick().await;
+                    let gateway = random.usize(..GATEWAYS);
+                    self.kill(gateway, Instant::now());
+                    self.restart(gateway).await;
+                }
                 self.whole().await;
             }
             Fault::GatewayKilledInOutage { gateway, time } => {
@@ -150,7 +162,7 @@ impl Director<'_> {
                 self.kill(*gateway, from);
                 self.effect(Cost::ColdStart);
                 self.forget_if_forgetful();
-                self.stage.restart_gateway(*gateway).await;
+                self.restart(*gateway).await;
                 sleep(*time).await;
                 self.stage.single().restart().await;
                 self.away(all(), from).await;
@@ -160,7 +172,7 @@ impl Director<'_> {
                 self.command(&["FLUSHALL"]).await;
                 self.lost(None);
                 self.forget();
-                self.stage.restart_gateway(*gateway).await;
+                self.restart(*gateway).await;
                 self.whole().await;
             }
             Fault::DiskFull { gateway, time } => self.disk_full(*gateway, *time).await,
@@ -247,9 +259,17 @@ impl Director<'_> {
             gateway,
             from,
             at: Instant::now(),
+            back: Instant::now(),
             owing_since,
             forgets: false,
         });
+    }
+
+    async fn restart(&mut self, gateway: usize) {
+        self.stage.restart_gateway(gateway).await;
+        if let Some(kill) = self.facts.kills.last_mut() {
+            kill.back = Instant::now();
+        }
     }
 
     fn forget(&mut self) {

@@ -58,6 +58,16 @@ impl Facts {
     /// Judges.
     pub fn judge(&self) -> Verdict {
         let mut verdict = Verdict::default();
+        let stalls = self.stalls();
+        if !stalls.is_empty() {
+            let mut facts = self.clone();
+            facts.timeout = Duration::MAX;
+            facts.effects.extend(stalls.iter().cloned());
+            verdict = facts.judge();
+            verdict.figures.stalls = stalls.len() as u64;
+            verdict.figures.costly_faults = self.effects.len() as u64;
+            return verdict;
+        }
         self.count(&mut verdict.figures);
         let found = &mut verdict.violations;
         self.judge_answers(found);
@@ -91,6 +101,26 @@ impl Facts {
             .iter()
             .filter(|((place, _), served)| **served >= limit(*place));
         up.count()
+    }
+
+    /// What it may have cost that a store without a fault did not answer in time.
+    fn stalls(&self) -> Vec<Effect> {
+        let late = self
+            .logged
+            .iter()
+            .filter(|line| line.store_wait >= self.timeout);
+        let late: BTreeSet<u64> = late.map(|line| line.id).collect();
+        let late = self.seen.iter().filter(|seen| late.contains(&seen.id));
+        late.filter(|seen| !self.without_store(seen.gateway, seen.began))
+            .map(|seen| Effect {
+                keys: Some(BTreeSet::from([seen.key])),
+                cost: Cost::Flapping {
+                    gateways: vec![seen.gateway],
+                    from: seen.began,
+                    until: seen.ended,
+                },
+            })
+            .collect()
     }
 
     fn count(&self, figures: &mut Figures) {
@@ -391,7 +421,7 @@ impl Facts {
 
     fn killed_during(&self, seen: &Seen) -> bool {
         self.kills.iter().any(|kill| {
-            kill.gateway == seen.gateway && seen.began <= kill.at && kill.from <= seen.ended
+            kill.gateway == seen.gateway && seen.began <= kill.back && kill.from <= seen.ended
         })
     }
 

@@ -84,6 +84,15 @@ pub enum Fault {
         /// Its place.
         gateway: usize,
     },
+    /// SIGKILL and restart of random gateways, one after another.
+    GatewaysKilled {
+        /// Which, by this seed.
+        seed: u64,
+        /// How many.
+        times: u64,
+        /// From one to the next, where a restart does not take longer.
+        every: Duration,
+    },
     /// Redis is killed, a gateway is killed and restarted without it, and Redis comes back.
     GatewayKilledInOutage {
         /// The gateway's place.

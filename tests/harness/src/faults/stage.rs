@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
@@ -25,6 +25,7 @@ use crate::{
 const FAILED_ONE_IN: u64 = 40;
 /// How long anything may take until it is as it should be.
 const PATIENCE: Duration = Duration::from_secs(60);
+const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Days around today that are asked of the store.
 const USAGE_DAYS: u64 = 2;
 
@@ -205,26 +206,40 @@ impl Stage {
     }
 
     /// Waits until every gateway says that it is ready and has nothing left to tell; how long that took.
+    ///
+    /// # Panics
+    /// With what the gateways said, if they are not after a minute.
     pub async fn whole(&self) -> Duration {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         for number in 0..GATEWAYS {
-            eventually(
-                "a gateway is ready and has told all",
-                PATIENCE,
-                async || {
-                    let admin = self.gateways[number].admin;
-                    let ready = self.call(admin, Call::get("/readyz")).await?;
-                    let metrics = self.call(admin, Call::get("/metrics")).await?;
-                    let text = String::from_utf8_lossy(&metrics.body).into_owned();
-                    let told = text
-                        .lines()
-                        .any(|line| line == "touchline_journal_pending_units 0");
-                    (ready.json().get("status")?.as_str()? == "ready" && told).then_some(())
-                },
-            )
-            .await;
+            while let Err(state) = self.is_whole(number).await {
+                if began.elapsed() > PATIENCE {
+                    panic!("gateway {number} is not whole: {state}\n{}", self.outputs());
+                }
+                tokio::time::sleep(LOOK_PAUSE).await;
+            }
         }
         began.elapsed()
+    }
+
+    async fn is_whole(&self, number: usize) -> Result<(), String> {
+        let admin = self.gateways[number].admin;
+        let ask = async |path| {
+            let answer = self.call(admin, Call::get(path)).await;
+            answer.map_or_else(String::new, |answer| {
+                String::from_utf8_lossy(&answer.body).into_owned()
+            })
+        };
+        let (ready, metrics) = (ask("/readyz").await, ask("/metrics").await);
+        let status = serde_json::from_str::<serde_json::Value>(&ready)
+            .ok()
+            .and_then(|value| Some(value.get("status")?.as_str()? == "ready"));
+        let pending = "touchline_journal_pending_units ";
+        let pending = metrics.lines().find_map(|line| line.strip_prefix(pending));
+        match (status, pending) {
+            (Some(true), Some("0")) => Ok(()),
+            (_, pending) => Err(format!("{ready}, units to tell: {pending:?}")),
+        }
     }
 
     /// Starts a gateway again that was killed.

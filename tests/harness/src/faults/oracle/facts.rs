@@ -90,6 +90,8 @@ pub struct Kill {
     pub from: Instant,
     /// Just after.
     pub at: Instant,
+    /// When it listened again; until then a client may have sent on a connection that was dead.
+    pub back: Instant,
     /// Since when the store may hold units for it that it had not given back: before the last second, where it was
     /// without the store.
     pub owing_since: Instant,
@@ -119,6 +121,8 @@ pub struct Facts {
     pub gateways: u64,
     /// The cold part of a limit, in hundredths.
     pub cold_percent: u64,
+    /// The store's timeout: a call that waited for so long was lost, and served from the share, whatever the reason.
+    pub timeout: Duration,
     /// The longest that one charge may wait for the store and, without it, for the journal.
     pub patience: Duration,
     /// What clients saw.
@@ -158,6 +162,8 @@ pub struct Figures {
     pub kills: u64,
     /// Faults with a bound above 0.
     pub costly_faults: u64,
+    /// Calls that the store did not answer in time although no fault befell it: the machine was too busy.
+    pub stalls: u64,
     /// Units served above limits.
     pub above: u64,
     /// Units that the bounds allowed above limits, of the keys that were used up.
@@ -183,6 +189,7 @@ impl Figures {
         self.unanswered += other.unanswered;
         self.kills += other.kills;
         self.costly_faults += other.costly_faults;
+        self.stalls += other.stalls;
         self.above += other.above;
         self.allowed_above += other.allowed_above;
         self.counted_more += other.counted_more;

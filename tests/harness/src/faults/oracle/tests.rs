@@ -20,6 +20,7 @@ impl Cooked {
                 }],
                 gateways: 3,
                 cold_percent: 2,
+                timeout: 400 * MS,
                 patience: 500 * MS,
                 ..Facts::default()
             },
@@ -85,6 +86,7 @@ impl Cooked {
             gateway,
             from: at,
             at,
+            back: at + 20 * MS,
             owing_since: at,
             forgets: false,
         });
@@ -320,4 +322,24 @@ fn a_wait_beyond_timeout_and_quantum_is_found() {
     cooked.facts.logged[2].store_wait = cooked.facts.patience + QUANTUM + MS;
     cooked.disagrees("call 2 waited");
     assert_eq!(cooked.facts.judge().figures.wait_at(500), 1);
+}
+
+#[test]
+fn a_call_that_the_store_did_not_answer_in_time_excuses_its_gateway_and_key() {
+    let mut cooked = Cooked::new();
+    cooked.facts.keys[0].limit = 3;
+    for _ in 0..2 {
+        cooked.call(0, 200, None);
+    }
+    cooked.counted(5);
+    cooked.disagrees("was served 5 units");
+    // At the first call nothing had been told, so all was left.
+    cooked.facts.logged[0].store_wait = 400 * MS;
+    cooked.agrees();
+    assert_eq!(cooked.facts.judge().figures.stalls, 1);
+    // At the third, one unit was left by what its gateway had told.
+    cooked.facts.logged[0].store_wait = MS;
+    cooked.facts.logged[2].store_wait = 400 * MS;
+    cooked.facts.seen[0].told = cooked.facts.seen[1].told;
+    cooked.disagrees("its limit is 3 and the bound 1");
 }

@@ -1,0 +1,63 @@
+//! `touchline openapi`: the description of the API without a running gateway.
+
+use std::io::Write;
+
+use clap::{Args, ValueEnum};
+use serde_json::Value;
+
+use crate::config::Config;
+use crate::proxy::gate;
+
+#[derive(Debug, Args)]
+pub(super) struct OpenapiArguments {
+    /// The form of the document.
+    #[arg(long, value_enum, default_value = "json")]
+    output: DocumentFormat,
+}
+
+/// The forms of the document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum DocumentFormat {
+    /// As it is served, but indented.
+    Json,
+    /// The same in YAML.
+    Yaml,
+}
+
+/// Writes the document of a configuration.
+pub(super) fn run(
+    arguments: &OpenapiArguments,
+    config: &Config,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let document: Value = serde_json::from_slice(gate::document(config).body())?;
+    let text = match arguments.output {
+        DocumentFormat::Json => serde_json::to_string_pretty(&document)? + "\n",
+        DocumentFormat::Yaml => serde_yaml::to_string(&document)?,
+    };
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_are_the_document_that_a_gateway_answers() {
+        let text = include_str!("../../gateway.yaml");
+        let config = Config::parse("gateway.yaml", text, &|_| None).unwrap();
+        let served: Value = serde_json::from_slice(gate::document(&config).body()).unwrap();
+        let written = |output| {
+            let mut out = Vec::new();
+            run(&OpenapiArguments { output }, &config, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let json = written(DocumentFormat::Json);
+        assert_eq!(serde_json::from_str::<Value>(&json).unwrap(), served);
+        assert!(json.ends_with("}\n"));
+        let yaml = written(DocumentFormat::Yaml);
+        assert_eq!(serde_yaml::from_str::<Value>(&yaml).unwrap(), served);
+        assert!(yaml.starts_with("components:\n"));
+    }
+}

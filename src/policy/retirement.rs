@@ -1,0 +1,231 @@
+//! How clients are told that an endpoint is going away: `Deprecation` (RFC 9745), `Sunset` (RFC 8594) and `Link`
+//! (RFC 8288) with the relations that those register, and `successor-version` (RFC 5829).
+//!
+//! Values only: an endpoint past its sunset is served all the same until it is taken out of the configuration.
+
+use http::{HeaderName, HeaderValue, Uri};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822::DateTimePrinter;
+
+/// When an endpoint is or was deprecated: a structured date, `@1796083200` (RFC 9745 section 2).
+pub const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
+/// When it stops: an HTTP date (RFC 8594 section 3).
+pub const SUNSET: HeaderName = HeaderName::from_static("sunset");
+/// The longest link: far above any real one, and far below what clients take for a header.
+pub const LINK_BYTES_MAX: usize = 1_024;
+
+/// What a link of an endpoint that is going away leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Relation {
+    /// What its deprecation means (RFC 9745 section 4.1).
+    Deprecation,
+    /// What its end means (RFC 8594 section 6).
+    Sunset,
+    /// What takes its place (RFC 5829 section 3.3).
+    SuccessorVersion,
+}
+
+impl Relation {
+    /// All of them, in the order of the header's values.
+    pub const ALL: [Relation; 3] = [
+        Relation::Deprecation,
+        Relation::Sunset,
+        Relation::SuccessorVersion,
+    ];
+
+    /// The registered word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Relation::Deprecation => "deprecation",
+            Relation::Sunset => "sunset",
+            Relation::SuccessorVersion => "successor-version",
+        }
+    }
+}
+
+/// Where a link leads: an `http` or `https` address, or a path of this API; no quote, angle bracket or space.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkTarget(String);
+
+impl LinkTarget {
+    /// The target that `text` is, if it may stand in a `Link` header.
+    pub fn parse(text: &str) -> Option<LinkTarget> {
+        let plain = text.len() <= LINK_BYTES_MAX
+            && text
+                .bytes()
+                .all(|byte| byte.is_ascii_graphic() && !matches!(byte, b'<' | b'>' | b'"'));
+        let uri = text.parse::<Uri>().ok().filter(|_| plain)?;
+        let leads_somewhere = match (uri.scheme_str(), uri.host()) {
+            (Some("http" | "https"), Some(host)) => !host.is_empty(),
+            (None, None) => text.starts_with('/') && !text.starts_with("//"),
+            _ => false,
+        };
+        leads_somewhere.then(|| LinkTarget(text.to_owned()))
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// That an endpoint is going away: when, and where to read about it. The default says nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Retirement {
+    deprecation: Option<Timestamp>,
+    sunset: Option<Timestamp>,
+    links: Vec<(Relation, LinkTarget)>,
+    headers: Vec<(HeaderName, HeaderValue)>,
+}
+
+/// The sunset lies before the deprecation, which RFC 9745 section 4 forbids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the sunset lies before the deprecation")]
+pub struct SunsetFirst;
+
+impl Retirement {
+    /// The announcement with these instants and links.
+    ///
+    /// # Errors
+    /// If the sunset lies before the deprecation.
+    pub fn new(
+        deprecation: Option<Timestamp>,
+        sunset: Option<Timestamp>,
+        links: Vec<(Relation, LinkTarget)>,
+    ) -> Result<Retirement, SunsetFirst> {
+        if let (Some(deprecation), Some(sunset)) = (deprecation, sunset)
+            && sunset < deprecation
+        {
+            return Err(SunsetFirst);
+        }
+        let mut headers = Vec::new();
+        let mut add = |name, text: Option<String>| {
+            let value = text.and_then(|text| HeaderValue::try_from(text).ok());
+            headers.extend(value.map(|value| (name, value)));
+        };
+        add(
+            DEPRECATION,
+            deprecation.map(|instant| format!("@{}", instant.as_second())),
+        );
+        add(SUNSET, sunset.and_then(http_date));
+        let joined: Vec<String> = links
+            .iter()
+            .map(|(relation, target)| format!("<{}>; rel=\"{}\"", target.0, relation.as_str()))
+            .collect();
+        let joined = joined.join(", ");
+        add(http::header::LINK, (!joined.is_empty()).then_some(joined));
+        Ok(Retirement {
+            deprecation,
+            sunset,
+            links,
+            headers,
+        })
+    }
+
+    /// The instant from which it is deprecated; may lie ahead.
+    pub fn deprecation(&self) -> Option<Timestamp> {
+        self.deprecation
+    }
+
+    /// The instant from which it may be gone.
+    pub fn sunset(&self) -> Option<Timestamp> {
+        self.sunset
+    }
+
+    /// The links in the order of the header.
+    pub fn links(&self) -> &[(Relation, LinkTarget)] {
+        &self.links
+    }
+
+    /// `Deprecation`, `Sunset` and `Link`, as far as there is something to say; made once.
+    pub fn headers(&self) -> &[(HeaderName, HeaderValue)] {
+        &self.headers
+    }
+
+    /// Whether nothing is announced.
+    pub fn is_none(&self) -> bool {
+        self.headers.is_empty()
+    }
+}
+
+/// An instant as HTTP writes it (RFC 9110 section 5.6.7); `None` beyond the year 9999.
+fn http_date(instant: Timestamp) -> Option<String> {
+    DateTimePrinter::new()
+        .timestamp_to_rfc9110_string(&instant)
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Option<Timestamp> {
+        Some(text.parse().unwrap())
+    }
+
+    fn shown(retirement: &Retirement) -> Vec<String> {
+        let headers = retirement.headers().iter();
+        headers
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect()
+    }
+
+    #[test]
+    fn the_headers_have_the_forms_of_their_rfcs() {
+        let links = [
+            (Relation::Deprecation, "https://example.com/deprecation#why"),
+            (Relation::SuccessorVersion, "/api/v2/data/markets"),
+        ];
+        let links = links.map(|(relation, target)| (relation, LinkTarget::parse(target).unwrap()));
+        let retirement = Retirement::new(
+            at("2026-12-01T00:00:00Z"),
+            at("2027-06-30T00:00:00Z"),
+            links.into(),
+        );
+        assert_eq!(
+            shown(&retirement.unwrap()),
+            [
+                "deprecation: @1796083200",
+                "sunset: Wed, 30 Jun 2027 00:00:00 GMT",
+                "link: <https://example.com/deprecation#why>; rel=\"deprecation\", </api/v2/data/markets>; rel=\"successor-version\"",
+            ]
+        );
+        assert!(Retirement::default().is_none());
+    }
+
+    #[test]
+    fn a_sunset_may_come_with_the_deprecation_and_not_before_it() {
+        let deprecation = at("2026-12-01T00:00:00Z");
+        let new = |sunset| Retirement::new(deprecation, at(sunset), Vec::new());
+        assert!(new("2026-12-01T00:00:00Z").is_ok());
+        assert_eq!(new("2026-11-30T23:59:59Z"), Err(SunsetFirst));
+        assert!(Retirement::new(None, at("2026-11-30T00:00:00Z"), Vec::new()).is_ok());
+    }
+
+    #[test]
+    fn a_link_leads_to_an_address_or_a_path_and_cannot_break_out_of_its_header() {
+        for good in [
+            "https://example.com/",
+            "http://example.com/a?b=c#d",
+            "/docs/v2",
+        ] {
+            assert!(LinkTarget::parse(good).is_some(), "{good}");
+        }
+        let long = format!("/{}", "a".repeat(LINK_BYTES_MAX));
+        for bad in [
+            "",
+            "docs",
+            "//example.com/a",
+            "ftp://example.com/",
+            "javascript:alert(1)",
+            "https:///a",
+            "/a>; rel=\"x\"",
+            "/a b",
+            "/a\r\nX: y",
+            "/é",
+            &long,
+        ] {
+            assert_eq!(LinkTarget::parse(bad), None, "{bad:?}");
+        }
+    }
+}
