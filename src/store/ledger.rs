@@ -14,7 +14,6 @@ use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::store::UNBOUNDED;
 
 /// The endpoint under which requests are counted that no endpoint matched. Not a path, so that it is none's name.
 pub static NO_ENDPOINT: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
@@ -195,13 +194,13 @@ impl Totals {
 /// What a key might use on a day, as the charges of the day were judged: the largest that was in force.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ceiling {
-    /// Units: the tier's and the granted ones; [`UNBOUNDED`] where a charge only counted. 0 where it is not known.
+    /// Units: the tier's and the granted ones; [`UNBOUNDED`](super::UNBOUNDED) where a charge only counted. 0 where it is not known.
     pub limit: u64,
     /// The granted ones among them.
     pub granted: u64,
 }
 
-/// A database that has no numbers above these keeps [`UNBOUNDED`] as the largest one.
+/// A database that has no numbers above these keeps [`UNBOUNDED`](super::UNBOUNDED) as the largest one.
 const BOUNDED_MAX: u64 = i64::MAX as u64 - 1;
 
 impl Ceiling {
@@ -417,7 +416,7 @@ mod tests {
     #[test]
     fn a_day_with_a_charge_that_only_counted_has_no_limit_and_nothing_is_over() {
         let (_, record) = key_of("pro");
-        for unbounded in [UNBOUNDED, i64::MAX as u64] {
+        for unbounded in [crate::store::UNBOUNDED, i64::MAX as u64] {
             let cells = [
                 cell(Some("pro"), "/a", 50, 10),
                 cell(Some("free"), "/a", 9, unbounded),

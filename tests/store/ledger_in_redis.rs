@@ -282,7 +282,10 @@ async fn units_above_the_limit_after_an_outage_stand_as_over() {
         (whole && proof.faults.is_empty()).then_some(proof.usage)
     })
     .await;
-    assert_eq!((usage.limit, usage.over, usage.adjusted()), (10, 7, 0));
+    assert_eq!(
+        (usage.limit, usage.over, usage.adjusted()),
+        (Some(10), 7, 0)
+    );
     assert_eq!(usage.tiers["pro"].charged, 17);
 }
 

@@ -134,7 +134,7 @@ pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixtu
     assert_eq!(told.tiers["starter"].refused_tier, 1);
     assert_eq!(told.tiers.len(), 2);
     assert_eq!(told.endpoints["markets"].charged, 8);
-    assert_eq!(told.limit, 300, "the largest that was in force");
+    assert_eq!(told.limit, Some(300), "the largest that was in force");
 }
 
 pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
@@ -158,7 +158,7 @@ pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
         .iter()
         .map(|row| (row.used, row.limit, row.granted, row.over))
         .collect();
-    assert_eq!(told, [(121, 150, 50, 0), (1, 100, 0, 0)]);
+    assert_eq!(told, [(121, Some(150), 50, 0), (1, Some(100), 0, 0)]);
 }
 
 pub async fn what_reconciles_is_proved_without_a_fault(fixture: &dyn Fixture) {
@@ -294,7 +294,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
             key: key.record.id,
             used: 3,
             unattributed: 0,
-            limit: 10,
+            limit: Some(10),
             granted: 0,
             over: 0,
             endpoints: BTreeMap::from([("markets".into(), totals)]),
