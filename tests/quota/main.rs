@@ -11,6 +11,7 @@ mod outage;
 mod revocation;
 mod shadow;
 mod short_days;
+mod troubles;
 
 /// The binary under test.
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");

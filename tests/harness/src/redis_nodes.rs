@@ -72,6 +72,7 @@ pub struct Node {
     process: Option<Guarded>,
     directory: TempDir,
     login: String,
+    arguments: Vec<String>,
 }
 
 impl Node {
@@ -89,15 +90,18 @@ impl Node {
                 process: None,
                 directory: tempfile::tempdir().unwrap(),
                 login: login.into(),
+                arguments: Vec::new(),
             };
-            if node.run(&arguments(node.port)).await {
+            node.arguments = arguments(node.port);
+            if node.run().await {
                 return node;
             }
         }
         panic!("no free port for redis-server after {PORTS_TRIED_MAX} attempts");
     }
 
-    async fn run(&mut self, more: &[String]) -> bool {
+    async fn run(&mut self) -> bool {
+        let more = &self.arguments;
         let mut arguments = words("--bind 127.0.0.1 --appendonly no --save");
         arguments.push(String::new());
         arguments.extend(["--dir".into(), self.directory.path().display().to_string()]);
@@ -165,6 +169,15 @@ impl Node {
     pub fn kill(&mut self) {
         self.process = None;
     }
+
+    /// Starts it again on its port, empty; a node of a cluster knows its place in it.
+    pub async fn restart(&mut self) {
+        self.kill();
+        let deadline = Instant::now() + START_PATIENCE;
+        while !self.run().await {
+            assert!(Instant::now() < deadline, "redis-server does not come back");
+        }
+    }
 }
 
 /// Waits until `ask` says yes.
@@ -204,27 +217,47 @@ pub fn own_prefix() -> String {
 pub struct SentinelSet {
     /// The first master and its replica.
     pub servers: [Node; 2],
+    /// The ports that tests ask; with TLS the next one is for clients.
     sentinels: Vec<(u16, Guarded, TempDir)>,
+    encrypted: bool,
 }
 
 impl SentinelSet {
     /// Starts them and waits until the sentinels know each other and the replica.
     pub async fn start() -> SentinelSet {
+        SentinelSet::start_as(None).await
+    }
+
+    /// The same with TLS among all of them and to clients, which must show a certificate.
+    pub async fn start_with(certificates: &Certificates) -> SentinelSet {
+        SentinelSet::start_as(Some(certificates)).await
+    }
+
+    async fn start_as(certificates: Option<&Certificates>) -> SentinelSet {
         let eager = "--repl-diskless-sync-delay 0 --repl-ping-replica-period 1";
-        let master = Node::start(|_| words(eager)).await;
+        let arguments = |port, more: &str| {
+            let mut arguments = words(more);
+            if let Some(certificates) = certificates {
+                arguments.extend(certificates.arguments(port));
+                arguments.extend(words("--tls-replication yes"));
+            }
+            arguments
+        };
+        let master = Node::start(|port| arguments(port, eager)).await;
         let of_master = format!("{eager} --replicaof 127.0.0.1 {}", master.port);
-        let replica = Node::start(|_| words(&of_master)).await;
+        let replica = Node::start(|port| arguments(port, &of_master)).await;
         settled("the replica follows", async || {
             let info: String = replica.ask("INFO replication").await;
             info.contains("master_link_status:up")
         })
         .await;
         let mut set = SentinelSet {
+            encrypted: certificates.is_some(),
             sentinels: Vec::new(),
             servers: [master, replica],
         };
         for _ in 0..3 {
-            let started = set.start_sentinel().await;
+            let started = set.start_sentinel(certificates).await;
             set.sentinels.push(started);
         }
         settled("the sentinels know all", async || {
@@ -239,16 +272,27 @@ impl SentinelSet {
         set
     }
 
-    async fn start_sentinel(&self) -> (u16, Guarded, TempDir) {
+    async fn start_sentinel(&self, certificates: Option<&Certificates>) -> (u16, Guarded, TempDir) {
         for _ in 0..PORTS_TRIED_MAX {
             let (port, directory) = (random_port(), tempfile::tempdir().unwrap());
             let file = directory.path().join("sentinel.conf");
-            let text = format!(
+            let mut text = format!(
                 "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor mymaster 127.0.0.1 {} 2\n\
                  sentinel down-after-milliseconds mymaster 700\nsentinel failover-timeout mymaster 3000\n",
                 directory.path().display(),
                 self.servers[0].port
             );
+            if let Some(certificates) = certificates {
+                text.push_str("tls-replication yes\n");
+                let lines = certificates.arguments(port + 1);
+                for pair in lines.chunks(2).filter(|pair| pair[0] != "--port") {
+                    text.push_str(&format!(
+                        "{} {}\n",
+                        pair[0].trim_start_matches('-'),
+                        pair[1]
+                    ));
+                }
+            }
             std::fs::write(&file, text).unwrap();
             let arguments = [file.display().to_string(), "--sentinel".into()];
             let process = Guarded::spawn("redis-server", &arguments);
@@ -268,9 +312,11 @@ impl SentinelSet {
 
     /// The sentinels' addresses, behind one where nobody listens.
     pub fn addresses(&self) -> Vec<String> {
-        let ports = [1]
-            .into_iter()
-            .chain(self.sentinels.iter().map(|(port, ..)| *port));
+        let ports = [1].into_iter().chain(
+            self.sentinels
+                .iter()
+                .map(|(port, ..)| *port + u16::from(self.encrypted)),
+        );
         ports.map(|port| format!("127.0.0.1:{port}")).collect()
     }
 
@@ -321,13 +367,27 @@ const SLOTS: usize = 16_384;
 impl ClusterSet {
     /// Starts it with this many replicas of the first master, and waits until all nodes agree.
     pub async fn start(replicas: usize) -> ClusterSet {
+        ClusterSet::start_as(replicas, None).await
+    }
+
+    /// Masters alone, with TLS among them and to clients, which must show a certificate.
+    pub async fn start_with(certificates: &Certificates) -> ClusterSet {
+        ClusterSet::start_as(0, Some(certificates)).await
+    }
+
+    async fn start_as(replicas: usize, certificates: Option<&Certificates>) -> ClusterSet {
         let mut nodes = Vec::new();
         for _ in 0..MASTERS + replicas {
             let arguments = |port: u16| {
-                words(&format!(
+                let mut arguments = words(&format!(
                     "--cluster-enabled yes --cluster-node-timeout 1500 --cluster-port {} --repl-diskless-sync-delay 0",
                     port + 1
-                ))
+                ));
+                if let Some(certificates) = certificates {
+                    arguments.extend(certificates.arguments(port));
+                    arguments.extend(words("--tls-replication yes --tls-cluster yes"));
+                }
+                arguments
             };
             nodes.push(Node::start(arguments).await);
         }

@@ -139,7 +139,7 @@ pub enum Written {
 /// Writes the number of gateways that live.
 pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<()> {
     connection
-        .prepare(REMEMBER)?
+        .prepare_cached(REMEMBER)?
         .execute(params!["nodes", nodes.to_string()])?;
     Ok(())
 }
@@ -147,7 +147,7 @@ pub fn remember_nodes(connection: &Connection, nodes: u64) -> rusqlite::Result<(
 /// The number that was last written.
 pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     let sql = "SELECT value FROM meta WHERE name = 'nodes'";
-    let mut rows = connection.prepare(sql)?;
+    let mut rows = connection.prepare_cached(sql)?;
     let value = rows.query_map([], |row| row.get::<_, String>(0))?.next();
     Ok(value.transpose()?.and_then(|value| value.parse().ok()))
 }
@@ -156,7 +156,7 @@ pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     for table in ["counts", "sheets"] {
         let drop = format!("DELETE FROM {table} WHERE (settled = 1 AND next < ?1) OR next < ?2");
-        connection.prepare(&drop)?.execute(params![
+        connection.prepare_cached(&drop)?.execute(params![
             now - SETTLED_KEPT_AFTER_DAY_SECONDS,
             now - KEPT_AFTER_DAY_SECONDS
         ])?;
@@ -191,7 +191,7 @@ pub fn counts_of_others(
         ),
         None => Default::default(),
     };
-    let mut rows = connection.prepare(COUNTS_OF_OTHERS)?;
+    let mut rows = connection.prepare_cached(COUNTS_OF_OTHERS)?;
     let after = params![own, date, key, producer, number(most as u64)];
     rows.query_map(after, read_count)?.collect()
 }
@@ -212,14 +212,14 @@ pub fn sheets_of_others(
         ),
         None => Default::default(),
     };
-    let mut rows = connection.prepare(SHEETS_OF_OTHERS)?;
+    let mut rows = connection.prepare_cached(SHEETS_OF_OTHERS)?;
     let after = params![own, date, key, producer, endpoint, number(most as u64)];
     rows.query_map(after, read_sheet)?.collect()
 }
 
 /// Notes that Redis holds the row, unless it changed.
 pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
-    connection.prepare(SETTLE_COUNT)?.execute(params![
+    connection.prepare_cached(SETTLE_COUNT)?.execute(params![
         row.day.date.to_string(),
         row.key.as_str(),
         row.producer,
@@ -231,7 +231,7 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
 
 /// Notes that Redis holds the row, unless it changed.
 pub fn settle_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
-    let mut settle = connection.prepare(SETTLE_SHEET)?;
+    let mut settle = connection.prepare_cached(SETTLE_SHEET)?;
     settle.raw_bind_parameter(1, row.day.date.to_string())?;
     settle.raw_bind_parameter(2, row.key.as_str())?;
     settle.raw_bind_parameter(3, &row.producer)?;
@@ -262,7 +262,7 @@ pub fn serve(
     sheet: &SheetRow,
     allowance: Option<u64>,
 ) -> rusqlite::Result<Written> {
-    let others = connection.prepare(UNTOLD_BY_OTHERS)?.query_row(
+    let others = connection.prepare_cached(UNTOLD_BY_OTHERS)?.query_row(
         params![
             count.day.date.to_string(),
             count.key.as_str(),
@@ -281,7 +281,7 @@ pub fn serve(
 
 /// Writes a count; it is never lowered.
 pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
-    connection.prepare(WRITE_COUNT)?.execute(params![
+    connection.prepare_cached(WRITE_COUNT)?.execute(params![
         row.day.date.to_string(),
         row.key.as_str(),
         row.producer,
@@ -298,7 +298,7 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
 /// Writes a sheet as it is.
 pub fn write_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
     let tier = row.tier.as_ref().map_or("", TierName::as_str);
-    let mut write = connection.prepare(WRITE_SHEET)?;
+    let mut write = connection.prepare_cached(WRITE_SHEET)?;
     write.raw_bind_parameter(1, row.day.date.to_string())?;
     write.raw_bind_parameter(2, row.key.as_str())?;
     write.raw_bind_parameter(3, &row.producer)?;

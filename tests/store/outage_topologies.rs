@@ -1,0 +1,266 @@
+//! Service without Redis behind Sentinel and in a cluster, and both over TLS.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use touchline::clock::Clock;
+use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, Tls, open};
+use touchline::store::{Decision, KeyEntry, NodeName, Role, Store};
+
+use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
+use crate::suite::{ZONE, charge, eventually, granted, issue, today};
+use crate::topologies::patient;
+
+const LIMIT: u64 = 1_000;
+const TIMEOUT: Duration = Duration::from_millis(300);
+/// What a request may wait at most: the lost call, the disk, and a loaded machine.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+fn sentinels(set: &SentinelSet) -> Settings {
+    Settings::of(Place::Sentinels {
+        sentinels: set.addresses(),
+        master: "mymaster".into(),
+    })
+}
+
+fn cluster(set: &ClusterSet) -> Settings {
+    Settings::of(Place::Cluster(set.addresses()))
+}
+
+fn encrypted(settings: Settings, certificates: &Certificates) -> Settings {
+    let file = |name| certificates.file(name);
+    Settings {
+        tls: Some(Tls {
+            ca_file: Some(file("ca.pem")),
+            identity: Some((file("client.pem"), file("client.key"))),
+        }),
+        ..settings
+    }
+}
+
+async fn command(settings: Settings) -> Arc<dyn Store> {
+    let settings = Settings {
+        tls: settings.tls.clone(),
+        ..patient(settings.place)
+    };
+    let opened = open(settings, Role::Command, ZONE, Clock::system());
+    opened.await.unwrap()
+}
+
+/// A gateway with its journal in `directory`.
+async fn gateway(settings: Settings, directory: &Path) -> Arc<RedisStore> {
+    let settings = Settings {
+        timeout: TIMEOUT,
+        outage: Some(OutageSettings::of_journal(directory.join("journal.db"))),
+        ..settings
+    };
+    let role = Role::Gateway(NodeName("journaling".into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+async fn counted(node: &Node, key: &KeyEntry) -> Option<u64> {
+    let name = format!("touchline:q:{{{}}}:{}", key.record.id, today().date);
+    node.try_ask(&format!("HGET {name} t")).await.ok()?
+}
+
+/// Charges one unit, which must be granted, and soon.
+async fn served(store: &RedisStore, key: &Arc<KeyEntry>) {
+    let asked = Instant::now();
+    granted(store.charge(charge(key, today(), LIMIT, 1)).await);
+    assert!(asked.elapsed() < WAIT_MAX, "{:?}", asked.elapsed());
+}
+
+/// Waits until Redis has been told everything, and nobody is refused meanwhile; answers the units charged for it.
+async fn served_until_settled(store: &RedisStore, key: &Arc<KeyEntry>) -> u64 {
+    let mut units = 0;
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        served(store, key).await;
+        units += 1;
+        let health = store.health();
+        if health.up && health.pending_units == 0 {
+            return units;
+        }
+        assert!(Instant::now() < deadline, "{health:?}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn charged_by_the_ledger(store: &RedisStore, key: &KeyEntry, units: u64) {
+    eventually("the ledger agrees", async || {
+        let today = today().date;
+        let rows = store.usage(today, today, Some(key.record.id)).await.ok()?;
+        (rows.first()?.endpoints.get("markets")?.charged == units).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_failover_goes_unnoticed_within_the_share_and_is_settled_exactly() {
+    let (mut set, directory) = (SentinelSet::start().await, tempfile::tempdir().unwrap());
+    let key = issue(&command(sentinels(&set)).await).await;
+    let store = gateway(sentinels(&set), directory.path()).await;
+    for _ in 0..20 {
+        served(&store, &key).await;
+    }
+    eventually("the replica has it", async || {
+        (counted(&set.servers[1], &key).await == Some(20)).then_some(())
+    })
+    .await;
+    set.servers[0].kill();
+    let meanwhile = served_until_settled(&store, &key).await;
+    assert!(meanwhile > 2, "{meanwhile}");
+    let total = 20 + meanwhile;
+    eventually("the promoted replica counts it once", async || {
+        (counted(&set.servers[1], &key).await == Some(total)).then_some(())
+    })
+    .await;
+    charged_by_the_ledger(&store, &key, total).await;
+    // The share was what was left: the two together end at the limit.
+    let rest = (LIMIT - total).try_into().unwrap();
+    let decision = store.charge(charge(&key, today(), LIMIT, rest)).await;
+    assert_eq!(granted(decision).0, LIMIT);
+}
+
+/// Keys of masters 1 and 2, which have used 5 units each.
+async fn two_keys(set: &ClusterSet, store: &Arc<dyn Store>) -> [Arc<KeyEntry>; 2] {
+    let mut keys = Vec::new();
+    for master in [1, 2] {
+        loop {
+            let key = issue(store).await;
+            if set.owner(key.record.id.as_str()).await == master {
+                keys.push(key);
+                break;
+            }
+        }
+    }
+    keys.try_into().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_master_of_a_cluster_leaves_its_keys_their_share_and_the_others_theirs_in_redis() {
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    for node in &set.nodes {
+        let () = node
+            .ask("CONFIG SET cluster-require-full-coverage no")
+            .await;
+    }
+    let [here, there] = two_keys(&set, &command(cluster(&set)).await).await;
+    let store = gateway(cluster(&set), directory.path()).await;
+    for _ in 0..5 {
+        served(&store, &here).await;
+        served(&store, &there).await;
+    }
+    set.nodes[2].kill();
+    for _ in 0..30 {
+        served(&store, &there).await;
+    }
+    assert!(!store.health().up);
+    assert_eq!(store.health().pending_units, 30);
+    for used in 6..=20 {
+        served(&store, &here).await;
+        assert_eq!(counted(&set.nodes[1], &here).await, Some(used));
+    }
+    assert_eq!(
+        store.health().pending_units,
+        30,
+        "the others' were not journaled"
+    );
+    let rest = (LIMIT - 35).try_into().unwrap();
+    granted(store.charge(charge(&there, today(), LIMIT, rest)).await);
+    let beyond = store.charge(charge(&there, today(), LIMIT, 1)).await;
+    assert!(beyond.is_err(), "the share is used up: {beyond:?}");
+
+    set.nodes[2].restart().await;
+    eventually(
+        "it is told what was served, and what it had lost",
+        async || (counted(&set.nodes[2], &there).await == Some(LIMIT)).then_some(()),
+    )
+    .await;
+    eventually("all is well again", async || {
+        let health = store.health();
+        (health.up && health.pending_units == 0).then_some(())
+    })
+    .await;
+    charged_by_the_ledger(&store, &there, LIMIT).await;
+    let over = store.charge(charge(&there, today(), LIMIT, 1)).await;
+    assert!(
+        matches!(over, Ok(Decision::Exhausted { used: LIMIT })),
+        "{over:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_stops_as_a_whole_leaves_every_key_its_share() {
+    let (mut set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let keys = two_keys(&set, &command(cluster(&set)).await).await;
+    let store = gateway(cluster(&set), directory.path()).await;
+    for key in &keys {
+        served(&store, key).await;
+    }
+    set.nodes[2].kill();
+    // Redis's default: where a slot has no master, no slot is served.
+    eventually("the cluster is down", async || {
+        let info: String = set.nodes[1].ask("CLUSTER INFO").await;
+        info.contains("cluster_state:fail").then_some(())
+    })
+    .await;
+    for _ in 0..20 {
+        for key in &keys {
+            served(&store, key).await;
+        }
+    }
+    set.nodes[2].restart().await;
+    for (key, node) in keys.iter().zip([1, 2]) {
+        let total = 21 + served_until_settled(&store, key).await;
+        eventually("it is counted once", async || {
+            (counted(&set.nodes[node], key).await == Some(total)).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn behind_encrypted_sentinels_charging_goes_on_at_the_promoted_replica() {
+    let certificates = Certificates::make();
+    let mut set = SentinelSet::start_with(&certificates).await;
+    let directory = tempfile::tempdir().unwrap();
+    let settings = encrypted(sentinels(&set), &certificates);
+    let key = issue(&command(settings.clone()).await).await;
+    let store = gateway(settings, directory.path()).await;
+    eventually("the key comes through the feed", async || {
+        store.keys().get(key.record.id)
+    })
+    .await;
+    served(&store, &key).await;
+    assert_eq!(counted(&set.servers[0], &key).await, Some(1));
+    set.servers[0].kill();
+    let total = 1 + served_until_settled(&store, &key).await;
+    eventually("the promoted replica counts it once", async || {
+        (counted(&set.servers[1], &key).await == Some(total)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_an_encrypted_cluster_every_masters_keys_are_charged_and_followed() {
+    let certificates = Certificates::make();
+    let set = ClusterSet::start_with(&certificates).await;
+    let directory = tempfile::tempdir().unwrap();
+    let settings = encrypted(cluster(&set), &certificates);
+    let command = command(settings.clone()).await;
+    let store = gateway(settings, directory.path()).await;
+    let keys = two_keys(&set, &command).await;
+    for (key, node) in keys.iter().zip([1, 2]) {
+        eventually("the key comes through the feed", async || {
+            store.keys().get(key.record.id)
+        })
+        .await;
+        served(&store, key).await;
+        assert_eq!(counted(&set.nodes[node], key).await, Some(1));
+    }
+    assert!(store.health().up);
+    assert_eq!(store.health().pending_units, 0, "Redis itself was charged");
+}
