@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test soak fuzz-api lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak fuzz-api lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,6 +12,11 @@ run: build-tools ## build, start the sample upstream and the gateway, issue demo
 
 test: test-tools ## install what the tests need and run them all
 	cargo test --workspace --locked
+
+bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) and ROUNDS say how long (5 and 3)
+	@deploy/install nginx-core libnginx-mod-http-lua lua-nginx-redis haproxy wrk nghttp2-client
+	cargo build --release --locked --bin touchline --example bare_pingora
+	DURATION="$(DURATION)" ROUNDS="$(ROUNDS)" cargo bench --locked --bench peers
 
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api

@@ -7,7 +7,7 @@
 
 use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +20,7 @@ use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::token_bucket::Rate;
 
 mod check;
 mod outline;
@@ -241,6 +242,10 @@ pub struct Tier {
     pub daily: NonZeroU64,
     /// What a month of it costs, in cents of US dollars; `None` where the file does not say.
     pub price_cents: Option<u64>,
+    /// How fast one key may send requests, on each gateway.
+    pub burst: Option<Rate>,
+    /// Requests that one key may have under way, on each gateway.
+    pub concurrent: Option<NonZeroU32>,
     /// Whether its limits refuse (`enforce`).
     pub enforcement: Enforcement,
 }

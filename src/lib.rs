@@ -13,7 +13,8 @@
 //! 2. there is an API key, and 3. it is known and usable ([`policy::api_key`], [`store::KeyTable`],
 //!    [`policy::key_record`]);
 //! 4. the path is an endpoint, 5. it takes the method, 6. the key's tier includes it ([`policy::endpoint`]);
-//! 7. (burst and concurrency limits: not built yet);
+//! 7. the key is within its tier's burst and concurrency, where it has such limits ([`proxy::rates`],
+//!    [`policy::token_bucket`]);
 //! 8. the daily quota has room: one atomic charge ([`store::Store::charge`]) on the quota day of
 //!    [`policy::calendar`].
 //!

@@ -1,6 +1,7 @@
 //! Facts about `gateway.yaml`: the shipped file, the defaults, and every kind of mistake.
 
 use std::io;
+use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 
@@ -735,6 +736,61 @@ fn both_ends_of_a_range_are_taken() {
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {
         assert_eq!(problems_of(with(more), 3), Vec::<String>::new(), "{more}");
+    }
+}
+
+/// What a tier with `more` in it is.
+fn tier_with(more: &str) -> Result<Config, ConfigErrors> {
+    parse(&NEEDED.replace("daily: 5", &format!("daily: 5, {more}")))
+}
+
+#[test]
+fn a_tier_has_the_rates_that_are_written_and_else_none() {
+    let tier = |config: Config| config.tier(&"pro".parse().unwrap()).unwrap().clone();
+    let plain = tier(with("").unwrap());
+    assert_eq!((plain.burst, plain.concurrent), (None, None));
+    let limited =
+        tier(tier_with("burst: {rate: 10000, burst: 1000000}, concurrent: 1000000").unwrap());
+    let number = NonZeroU32::new;
+    let rate = Rate::per_second(number(10_000).unwrap(), number(1_000_000).unwrap());
+    assert_eq!(
+        (limited.burst, limited.concurrent),
+        (Some(rate), number(1_000_000))
+    );
+    for (more, expected) in [
+        (
+            "burst: {rate: 20}",
+            vec!["1:25 tiers.pro.burst.burst: the key is missing"],
+        ),
+        (
+            "burst: {burst: 20}",
+            vec!["1:25 tiers.pro.burst.rate: the key is missing"],
+        ),
+        (
+            "burst: {rate: 0, burst: 0}",
+            vec![
+                "1:39 tiers.pro.burst.rate: \"0\" is not a positive whole number",
+                "1:49 tiers.pro.burst.burst: \"0\" is not a positive whole number",
+            ],
+        ),
+        (
+            "burst: {rate: 10001, burst: 1000001}, concurrent: 1000001",
+            vec![
+                "1:39 tiers.pro.burst.rate: 10001 is too large",
+                "1:53 tiers.pro.burst.burst: 1000001 is too large",
+                "1:75 tiers.pro.concurrent: 1000001 is too large",
+            ],
+        ),
+        (
+            "burst: 20",
+            vec!["1:32 tiers.pro.burst: expected keys, found a number"],
+        ),
+        (
+            "concurrent: none",
+            vec!["1:37 tiers.pro.concurrent: expected a positive whole number, found \"none\""],
+        ),
+    ] {
+        assert_eq!(problems_of(tier_with(more), 0), expected, "{more}");
     }
 }
 

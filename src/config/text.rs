@@ -244,6 +244,12 @@ sections! {
         daily: Leaf<u64>,
         price: Leaf<Price>,
         enforce: Leaf<Enforcement>,
+        burst: Section<BurstText>,
+        concurrent: Leaf<NonZeroU32>,
+    }
+    BurstText {
+        rate: Leaf<NonZeroU32>,
+        burst: Leaf<NonZeroU32>,
     }
     EndpointText {
         path: Leaf<Text>,

@@ -17,6 +17,10 @@ pub enum Enforcement {
 pub enum Waived {
     /// Step 6: the tier does not include the endpoint.
     Tier,
+    /// Step 7: the key sends requests faster than its tier allows.
+    Burst,
+    /// Step 7: too many requests of the key are under way.
+    Concurrent,
     /// Step 8: the daily quota is used up.
     Daily,
 }
@@ -26,6 +30,8 @@ impl Waived {
     pub fn as_str(self) -> &'static str {
         match self {
             Waived::Tier => "tier",
+            Waived::Burst => "burst",
+            Waived::Concurrent => "concurrent",
             Waived::Daily => "daily",
         }
     }

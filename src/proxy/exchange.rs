@@ -10,6 +10,7 @@ use prometheus::IntGauge;
 
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
+use super::rates::Slot;
 use super::upstreams::Upstream;
 use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
@@ -98,6 +99,8 @@ pub struct Forwarding {
     /// How it ended, unless served whole.
     pub ending: Option<Ending>,
     receipt: Option<Receipt>,
+    /// Its place among the key's requests under way, where those are limited.
+    slot: Option<Slot>,
 }
 
 /// When the client's connection refused bytes for long.
@@ -241,7 +244,7 @@ impl Forwarding {
         let endpoint = permit.endpoint().clone();
         let (standing, waived) = (permit.standing(), permit.waived());
         let upstream = permit.upstream().clone();
-        let receipt = permit.into_receipt();
+        let (receipt, slot) = permit.into_parts();
         Forwarding {
             key,
             endpoint,
@@ -257,7 +260,14 @@ impl Forwarding {
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
             receipt: Some(receipt),
+            slot,
         }
+    }
+
+    /// Says that the upstream has nothing more to do for the request: the key may have another one under way. Called
+    /// before the end of an answer is written, so that a client that has read it whole finds the place free.
+    pub fn leave(&mut self) {
+        self.slot = None;
     }
 
     /// Gives the units back, once; a second call does nothing.

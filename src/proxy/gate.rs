@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::forward::DeniedHeaders;
+use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
 use super::well_formed::HeadLimits;
 use crate::config::Config;
@@ -98,7 +99,12 @@ pub fn document(config: &Config) -> Document {
     let tiers = config.tiers.iter();
     Document::of(&openapi::Api {
         endpoints: &config.endpoints,
-        tiers: tiers.map(|(name, tier)| (name, tier.daily.get())).collect(),
+        tiers: tiers
+            .clone()
+            .map(|(name, tier)| (name, tier.daily.get()))
+            .collect(),
+        burst: tiers.clone().find_map(|(_, tier)| tier.burst),
+        concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
         realm: &config.keys.realm,
     })
 }
@@ -115,6 +121,8 @@ pub struct Gate {
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
+    /// What the keys have used up of their tiers' burst and concurrency.
+    pub rates: Arc<Rates>,
     draining: AtomicBool,
 }
 
@@ -132,7 +140,8 @@ impl Gate {
             metrics,
             access_log,
             day: ArcSwapOption::empty(),
-            usage_reads: Mutex::new(TokenBuckets::new(USAGE_RATE, USAGE_READERS_MAX)),
+            usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
+            rates: Rates::new(),
             draining: AtomicBool::new(false),
         }
     }
@@ -156,7 +165,9 @@ impl Gate {
 
     /// Whether a key may read its usage now, and that it does.
     pub fn take_usage_read(&self, key: KeyId) -> Result<(), Empty> {
-        self.usage_reads.lock().take(key, Instant::now())
+        self.usage_reads
+            .lock()
+            .take(key, USAGE_RATE, Instant::now())
     }
 
     /// Says that the gateway is about to stop: connections are closed after their current request.

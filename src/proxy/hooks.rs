@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http::{Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
@@ -138,6 +139,7 @@ impl Edge {
             (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
         forwarding.ending = Some(ending);
+        forwarding.leave();
         if let Some(reason) = reason {
             forwarding.refund(&self.gate, reason).await;
         }
@@ -383,6 +385,9 @@ impl ProxyHttp for Edge {
         let now = self.gate.store.now();
         match exchange.forwarding() {
             Some(forwarding) => {
+                if ends_with_header(&session.req_header().method, response) {
+                    forwarding.leave();
+                }
                 announce(response, &forwarding.endpoint.retirement)?;
                 insert_standing(response, forwarding.standing, now)
             }
@@ -400,7 +405,9 @@ impl ProxyHttp for Edge {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
             forwarding.client_waits.note(blocked, Instant::now());
-            if !end_of_stream && forwarding.is_over_time() {
+            if end_of_stream {
+                forwarding.leave();
+            } else if forwarding.is_over_time() {
                 return Err(over_time());
             }
         }
@@ -466,6 +473,14 @@ impl ProxyHttp for Edge {
     ) -> bool {
         true
     }
+}
+
+/// Whether an answer has no body (RFC 9112 section 6.3).
+fn ends_with_header(method: &Method, response: &ResponseHeader) -> bool {
+    let empty = response.headers.get(http::header::CONTENT_LENGTH);
+    method == Method::HEAD
+        || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status)
+        || empty.is_some_and(|length| length.as_bytes() == b"0")
 }
 
 fn over_time() -> Box<Error> {

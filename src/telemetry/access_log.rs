@@ -53,7 +53,10 @@ pub struct Line<'a> {
     pub status: u16,
     /// `served`, an error code, `cut` (the upstream broke off) or `client_closed`.
     pub outcome: &'a str,
-    /// What an enforced tier would have refused it for: `tier` or `daily`.
+    /// The quota or rate that refused the request, for a 429.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<&'static str>,
+    /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<&'static str>,
     /// Units charged.
@@ -175,6 +178,7 @@ mod tests {
             tier: None,
             status: 401,
             outcome: "INVALID_API_KEY",
+            policy: None,
             would_refuse: None,
             units: 0,
             refunded: false,

@@ -8,6 +8,7 @@ mod malformed;
 mod order;
 mod own_paths;
 mod quota;
+mod rates;
 mod retirement;
 mod targets;
 mod tiers;

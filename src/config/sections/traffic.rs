@@ -15,7 +15,7 @@ use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
 use crate::config::scalar::{Price, Text};
 use crate::config::text::{
-    EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
+    BurstText, EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
 use crate::config::{Server, Tier, Timeouts, Upstream};
 use crate::policy::calendar::Calendar;
@@ -23,12 +23,17 @@ use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 use crate::policy::own_path::OwnPath;
+use crate::policy::token_bucket::Rate;
 
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
 /// A million dollars a month.
 const PRICE_MAX: Price = Price(100_000_000);
 const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+/// Requests a second of one key on one gateway: the most that is still told exactly.
+const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
+const BURST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+const CONCURRENT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RETRIES_MAX: u64 = 3;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
 const METHODS: [Method; 7] = [
@@ -63,6 +68,12 @@ pub(super) fn tiers(
             let bounds = Price(0)..=PRICE_MAX;
             check.bounded(&price_at, &text.price, Price(0), bounds).0
         });
+        let burst = burst(check, &at.key("burst"), text.burst);
+        let concurrent = text.concurrent.is_given().then(|| {
+            let at = at.key("concurrent");
+            let (least, most) = (NonZeroU32::MIN, CONCURRENT_MAX);
+            check.bounded(&at, &text.concurrent, least, least..=most)
+        });
         let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
@@ -71,12 +82,27 @@ pub(super) fn tiers(
                     enforcement,
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
                     price_cents: price,
+                    burst,
+                    concurrent,
                 },
             )),
             Err(error) => check.wrong_key(&at, "this is not the name of a tier", error.to_string()),
         }
     }
     Some(tiers)
+}
+
+/// How fast a key may send requests; `None` where nothing is said.
+fn burst(check: &mut Check<'_>, at: &Path, section: Section<BurstText>) -> Option<Rate> {
+    let text = check.section(at, section)?;
+    let mut number = |name, leaf: &Leaf<NonZeroU32>, most| {
+        let at = at.key(name);
+        check.required(&at, leaf, "write burst: { rate: 20, burst: 40 }");
+        check.bounded(&at, leaf, NonZeroU32::MIN, NonZeroU32::MIN..=most)
+    };
+    let rate = number("rate", &text.rate, RATE_MAX);
+    let burst = number("burst", &text.burst, BURST_MAX);
+    Some(Rate::per_second(rate, burst))
 }
 
 /// The upstreams; `None` where there are none.

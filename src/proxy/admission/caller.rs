@@ -1,14 +1,16 @@
 //! An authenticated caller on its quota day, and the refusals that tell where it stands. Asks nobody.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::outcome::{Place, Refusal};
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Enforcement;
+use crate::policy::enforcement::{Enforcement, Waived};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
+use crate::policy::token_bucket::Rate;
 use crate::proxy::gate::{Gate, Snapshot};
 use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{KeyEntry, Refusal as LedgerRefusal};
@@ -19,6 +21,10 @@ pub(super) struct Caller {
     pub key: Arc<KeyEntry>,
     /// Its limit today; what it used is not known yet.
     pub standing: Standing,
+    /// How fast its tier lets it send requests.
+    pub burst: Option<Rate>,
+    /// How many requests its tier lets it have under way.
+    pub concurrent: Option<NonZeroU32>,
     /// Whether the limits of its tier refuse.
     pub enforcement: Enforcement,
 }
@@ -49,7 +55,25 @@ impl Caller {
                 used: None,
                 day,
             },
+            burst: tier.burst,
+            concurrent: tier.concurrent,
         })
+    }
+
+    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    pub fn refuse_or_waive(
+        &self,
+        rejection: Rejection,
+        reason: Waived,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        match self.enforcement {
+            Enforcement::Enforced => Err(rejection),
+            Enforcement::Shadow => {
+                waived.get_or_insert(reason);
+                Ok(())
+            }
+        }
     }
 
     /// Where it stands once the units used are known, or not.

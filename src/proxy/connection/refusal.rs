@@ -72,6 +72,7 @@ pub fn refuse(
         tier: None,
         status: problem.status.as_u16(),
         outcome: rejection.code(),
+        policy: rejection.policy(),
         would_refuse: None,
         units: 0,
         refunded: false,

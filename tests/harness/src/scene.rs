@@ -80,6 +80,13 @@ impl SceneBuilder {
         })
     }
 
+    /// More entries of a tier, such as `concurrent: 1`.
+    pub fn tier(self, name: &'static str, extra: &'static str) -> SceneBuilder {
+        self.spec(move |spec| {
+            spec.tier_extra.insert(name.into(), extra.into());
+        })
+    }
+
     /// Another timeout of the upstream, such as `("read", "300ms")`.
     pub fn timeout(self, name: &'static str, value: &'static str) -> SceneBuilder {
         self.spec(move |spec| {
