@@ -10,6 +10,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{Method, Response, StatusCode};
+use jiff::Timestamp;
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde::Serialize;
@@ -33,12 +34,53 @@ pub struct Admin {
 }
 
 /// What the composition tells the admin listener of the rest of the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct View {
     /// Whether the gateway is about to stop.
     pub draining: bool,
     /// Access log lines lost so far.
     pub access_log_dropped: usize,
+    /// The configuration.
+    pub config: Arc<ConfigView>,
+}
+
+/// The running configuration, and what keeps the file from being it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConfigView {
+    /// The hash of what runs.
+    pub hash: String,
+    /// Since when it runs.
+    pub applied: Timestamp,
+    /// Why the file is not what runs, where it is not.
+    pub refused: Option<Refused>,
+}
+
+/// A configuration file that was not applied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// When.
+    pub at: Timestamp,
+    /// Why: its problems, one a line.
+    pub reason: String,
+}
+
+impl ConfigView {
+    /// The configuration with this hash runs from now on.
+    pub fn applied(hash: String, now: Timestamp) -> ConfigView {
+        ConfigView {
+            hash,
+            applied: now,
+            refused: None,
+        }
+    }
+
+    /// The same configuration, beside a file that was refused.
+    pub fn but_refused(&self, refused: Refused) -> ConfigView {
+        ConfigView {
+            refused: Some(refused),
+            ..self.clone()
+        }
+    }
 }
 
 /// The body of `/readyz`.
@@ -54,6 +96,7 @@ struct Readiness {
     keys_age_seconds: f64,
     keys_usable: bool,
     keys: usize,
+    config: ConfigView,
 }
 
 impl Admin {
@@ -72,7 +115,9 @@ impl Admin {
 
     fn readiness(&self) -> Readiness {
         let health = self.store.health();
-        let draining = (self.view)().draining;
+        let View {
+            draining, config, ..
+        } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         Readiness {
@@ -89,6 +134,7 @@ impl Admin {
             keys_age_seconds: health.keys.age.as_secs_f64(),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
+            config: ConfigView::clone(&config),
         }
     }
 

@@ -124,7 +124,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let config = Config::load(&arguments.config)?;
     let out = &mut io::stdout();
     match &arguments.command {
-        Command::Serve => serve::run(config, out),
+        Command::Serve => serve::run(&arguments.config, config, out),
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),

@@ -28,10 +28,12 @@ mod problem;
 mod scalar;
 mod secret;
 mod sections;
+mod succession;
 mod text;
 
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
+pub use succession::Running;
 
 /// The largest file that is read: some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -419,6 +421,19 @@ impl Config {
     /// # Errors
     /// All problems of the file at once; one alone where it cannot be read or is not YAML.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+        Config::read(path, None)
+    }
+
+    /// The same for a configuration that is to take the place of one that runs.
+    ///
+    /// # Errors
+    /// As [`Config::load`]; where the file alone is good, everything in it that needs a restart, and tiers that are gone
+    /// though keys hold them.
+    pub fn load_over(path: &Path, running: &Running<'_>) -> Result<Config, ConfigErrors> {
+        Config::read(path, Some(running))
+    }
+
+    fn read(path: &Path, running: Option<&Running<'_>>) -> Result<Config, ConfigErrors> {
         let name = path.display().to_string();
         let fail = |line, column, message: String, hint: &str| ConfigErrors {
             file: name.clone(),
@@ -456,7 +471,12 @@ impl Config {
                 "save it as UTF-8",
             )
         })?;
-        Config::parse(&name, text, &|variable| std::env::var(variable).ok())
+        Config::parse_over(
+            &name,
+            text,
+            &|variable| std::env::var(variable).ok(),
+            running,
+        )
     }
 
     /// Checks a text. `file_name` is what problems show; `env` answers `${VARIABLE}`. Reads the files that `…_file` keys
@@ -469,12 +489,22 @@ impl Config {
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigErrors> {
+        Config::parse_over(file_name, text, env, None)
+    }
+
+    fn parse_over(
+        file_name: &str,
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        running: Option<&Running<'_>>,
+    ) -> Result<Config, ConfigErrors> {
         let resolve = |server: &str| server.to_socket_addrs().map(Iterator::collect);
         let surroundings = check::Surroundings {
             env,
             resolve: &resolve,
         };
-        parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new(file_name, problems))
+        parse_in(text, &surroundings, running)
+            .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
     /// The tier with this name.
@@ -499,7 +529,11 @@ impl Config {
     }
 }
 
-fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+fn parse_in(
+    text: &str,
+    surroundings: &check::Surroundings<'_>,
+    running: Option<&Running<'_>>,
+) -> Result<Config, Vec<Problem>> {
     let start = outline::Position::START;
     let root = outline::Path::default();
     if text.len() > FILE_BYTES_MAX {
@@ -528,6 +562,9 @@ fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config
     })?;
     let mut check = check::Check::new(&outline, surroundings);
     let config = sections::config(&mut check, section, hash_of(text));
+    if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
+        succession::check(&mut check, running, config);
+    }
     match config {
         Some(config) if check.problems().is_empty() => Ok(config),
         Some(_) | None => Err(check.into_problems()),

@@ -28,6 +28,12 @@
 //! ([`policy::rate_limit`]); every request leaves one line in the access log and its traces in the metrics
 //! ([`telemetry`]).
 //!
+//! # The life of a configuration
+//!
+//! [`config`] reads `gateway.yaml` whole or tells all its problems; [`server`] makes of it a [`proxy::Snapshot`], which a
+//! request loads once and keeps. When the file changes or SIGHUP comes, `server::reload` prepares another snapshot, with
+//! everything that can fail, and exchanges one pointer; or says why not.
+//!
 //! # Floors
 //!
 //! A module imports only from lower floors, and siblings do not know each other; `tests/house` keeps it so.
@@ -35,7 +41,7 @@
 //! | Floor | Room | Job |
 //! |---|---|---|
 //! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
-//! | 4 | [`server`] | composition: configuration → store, services, listeners; drain |
+//! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
 //! | 3 | [`proxy`] | the edge on pingora: the request path, forwarding, answers |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/metrics` |
 //! | 2 | [`config`] | `gateway.yaml`: text types → checked `Config`; problems with positions |

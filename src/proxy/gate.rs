@@ -14,7 +14,7 @@ use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
 use super::well_formed::HeadLimits;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
 use crate::policy::openapi::{self, Document};
@@ -48,6 +48,16 @@ pub struct Snapshot {
 impl Snapshot {
     /// A snapshot of `config`.
     pub fn new(config: Config) -> Snapshot {
+        Snapshot::make(config, None)
+    }
+
+    /// A snapshot of `config` that keeps the upstreams which are as they were, with all that is known of their servers.
+    /// Connections to servers are pooled by address and stay in any case.
+    pub fn after(config: Config, previous: &Snapshot) -> Snapshot {
+        Snapshot::make(config, Some(previous))
+    }
+
+    fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
         let head_limits = HeadLimits {
             target_bytes_max: config.limits.target_bytes,
             header_bytes_max: config.limits.header_bytes,
@@ -58,6 +68,9 @@ impl Snapshot {
             .upstreams
             .iter()
             .map(|upstream| {
+                if let Some(kept) = previous.and_then(|previous| previous.unchanged(upstream)) {
+                    return (upstream.name.clone(), kept);
+                }
                 let timeouts = Timeouts {
                     connect: upstream.timeouts.connect,
                     read: upstream.timeouts.read,
@@ -86,6 +99,12 @@ impl Snapshot {
             denied,
             upstreams,
         }
+    }
+
+    /// The upstream that was made of this very configuration.
+    fn unchanged(&self, wanted: &config::Upstream) -> Option<Arc<Upstream>> {
+        let same = self.config.upstream(&wanted.name) == Some(wanted);
+        self.upstreams.get(&wanted.name).filter(|_| same).cloned()
     }
 
     /// The upstream with this name.
@@ -149,6 +168,12 @@ impl Gate {
     /// The snapshot of the moment.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
+    }
+
+    /// Puts another snapshot into the place of the present one: requests that begin from now on see it, those under way keep
+    /// theirs.
+    pub fn replace(&self, snapshot: Snapshot) {
+        self.snapshot.store(Arc::new(snapshot));
     }
 
     /// The quota day that `now` lies in. Costs a look into the zone table once a day, else nothing.

@@ -11,8 +11,9 @@ use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::proxy::HttpProxy;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
+use super::application::Application;
+use super::tls::Front;
 use crate::config::Limits;
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
@@ -28,7 +29,7 @@ pub struct Door {
     /// Bound and not blocking.
     pub listener: TcpListener,
     /// TLS, if it is spoken here.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Arc<Front>>,
     /// What serves requests.
     pub proxy: Arc<HttpProxy<Edge>>,
     /// What requests share.
@@ -93,7 +94,7 @@ fn longest_upstream(snapshot: &Snapshot) -> Duration {
 }
 
 struct Room {
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Front>>,
     proxy: Arc<HttpProxy<Edge>>,
     gate: Arc<Gate>,
     census: Arc<Census>,
@@ -132,16 +133,17 @@ impl Room {
                 + longest_upstream(&snapshot)
                 + limits.response_write,
         };
+        let application = Application::new(self.proxy.clone(), limits);
         // A connection that lives on must not hold an old configuration.
         drop(snapshot);
-        self.hand_over(guard, connection, times).await;
+        self.hand_over(application, guard, connection, times).await;
     }
 
     async fn shake_hands(&self, socket: TcpStream, limits: &Limits) -> Option<Transport> {
         let Some(tls) = &self.tls else {
             return Some(Transport::Clear(socket));
         };
-        match tokio::time::timeout(limits.tls_handshake, tls.accept(socket)).await {
+        match tokio::time::timeout(limits.tls_handshake, tls.acceptor().accept(socket)).await {
             Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
@@ -156,10 +158,16 @@ impl Room {
 
     /// Lets pingora serve the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
     /// old, or the gateway stops.
-    async fn hand_over(&self, guard: Guard, connection: Arc<Connection>, times: Times) {
+    async fn hand_over(
+        &self,
+        application: Arc<Application>,
+        guard: Guard,
+        connection: Arc<Connection>,
+        times: Times,
+    ) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
-        let mut serving = std::pin::pin!(self.proxy.process_new(Box::new(guard), &ending));
+        let mut serving = std::pin::pin!(application.process_new(Box::new(guard), &ending));
         tokio::select! {
             _ = &mut serving => return,
             () = connection.retired() => {}

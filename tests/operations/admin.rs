@@ -25,6 +25,9 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
         let mut body = ready.json();
         let age = body["keys_age_seconds"].take();
         assert!(body["without_store"].take().is_string());
+        let config = body["config"].take();
+        assert_eq!(config["hash"].as_str().unwrap().len(), 12, "{config}");
+        assert!(config["applied"].is_string() && config["refused"].is_null());
         assert!(age.as_f64().unwrap() < 5.0, "{age}");
         let expected = serde_json::json!({
             "status": "ready",
@@ -36,6 +39,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
             "keys_age_seconds": null,
             "keys_usable": true,
             "keys": 1,
+            "config": null,
         });
         assert_eq!(body, expected);
         let metrics = ask(&scene, "GET", "/metrics").await;

@@ -341,6 +341,18 @@ impl Gateway {
         &mut self.process
     }
 
+    /// Puts another configuration into the place of its file, whole, as an editor does; the access log stays where it was.
+    pub fn configure(&self, spec: &GatewaySpec) {
+        self.put_file(&spec.yaml(&self.access_log));
+    }
+
+    /// Puts a text into the place of its file, whole.
+    pub fn put_file(&self, text: &str) {
+        let next = self.config.with_extension("next");
+        std::fs::write(&next, text).expect("gateway.yaml");
+        std::fs::rename(&next, &self.config).expect("gateway.yaml");
+    }
+
     /// Ends it without warning.
     pub fn kill9(&mut self) {
         self.process.kill9();
