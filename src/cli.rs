@@ -22,6 +22,7 @@ mod check;
 mod keys;
 mod openapi;
 mod output;
+mod schema;
 mod serve;
 mod store;
 mod usage;
@@ -80,6 +81,9 @@ enum Command {
     /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
     #[command(after_help = "Example:\n  touchline openapi --output yaml > openapi.yaml")]
     Openapi(openapi::OpenapiArguments),
+    /// Print the JSON Schema of gateway.yaml (2020-12), with which editors describe, complete and check it.
+    #[command(after_help = "Example:\n  touchline schema > gateway.schema.json")]
+    Schema,
     /// Show who changed which key, when, how and why.
     #[command(
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
@@ -121,14 +125,18 @@ pub fn run() -> ExitCode {
 }
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
-    let config = Config::load(&arguments.config)?;
     let out = &mut io::stdout();
+    if let Command::Schema = arguments.command {
+        return schema::run(out);
+    }
+    let config = Config::load(&arguments.config)?;
     match &arguments.command {
         Command::Serve => serve::run(&arguments.config, config, out),
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config, out),
+        Command::Schema => schema::run(out),
         Command::Audit(arguments) => audit::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }

@@ -26,6 +26,7 @@ mod check;
 mod outline;
 mod problem;
 mod scalar;
+mod schema;
 mod secret;
 mod sections;
 mod succession;
@@ -413,6 +414,11 @@ pub enum AccessLog {
     Off,
     /// A file that is appended to.
     File(PathBuf),
+}
+
+/// The JSON Schema of `gateway.yaml` (2020-12), for editors.
+pub fn schema() -> serde_json::Value {
+    schema::document()
 }
 
 impl Config {

@@ -33,6 +33,7 @@ const HTTPS_ADDRESS: SocketAddr = loopback(8443);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
 const REALM: &str = "touchline";
+const ZONE: &str = "UTC";
 const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
 const HEADERS_DENIED: [HeaderName; 9] = [
@@ -163,6 +164,7 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
     let address = check.leaf_or(&at.key("address"), &text.address, HTTPS_ADDRESS);
     let certificate_at = at.key("certificate");
     let key_at = at.key("private_key");
+    check.default(&certificate_at, SELF_SIGNED);
     let certificate = check
         .parsed(&certificate_at, &text.certificate, |text| match text {
             "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
@@ -256,6 +258,7 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
     let at = at.key("durability");
     let durability = check.leaf_or(&at, &text.durability, Durability::Interval(SECOND));
     let bounds = MS * 10..=MINUTE;
+    check.bounds(&at, &bounds);
     if let Durability::Interval(interval) = durability
         && !bounds.contains(&interval)
     {
@@ -279,7 +282,9 @@ fn quota(
         })
     };
     let given = text.timezone.is_given();
-    let calendar = check.parsed(&at.key("timezone"), &text.timezone, of_zone);
+    let zone_at = at.key("timezone");
+    check.default(&zone_at, ZONE);
+    let calendar = check.parsed(&zone_at, &text.timezone, of_zone);
     // A day is invoiced, and what came late to it found, before it goes: a month and the longest window fit.
     let ledger = Ledger {
         settle_window: check.bounded(
@@ -295,7 +300,7 @@ fn quota(
             DAY * 62..=DAY * 3_660,
         ),
     };
-    let calendar = if given { calendar } else { of_zone("UTC").ok() };
+    let calendar = if given { calendar } else { of_zone(ZONE).ok() };
     (calendar, ledger)
 }
 
@@ -318,6 +323,8 @@ fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
             )),
         }
     });
+    check.default(&at.key("prefix"), KeyPrefix::default().as_str());
+    check.default(&at.key("realm"), REALM);
     Keys {
         prefix: prefix.unwrap_or_default(),
         realm: realm.unwrap_or_else(|| REALM.to_owned()),
@@ -334,6 +341,8 @@ fn forward(check: &mut Check<'_>, at: &Path, section: Section<ForwardText>) -> F
             )
         })
     });
+    let names = HEADERS_DENIED.map(|name| name.as_str().to_owned());
+    check.default(&at.key("headers_denied"), names.to_vec());
     Forward {
         headers_denied: denied.unwrap_or_else(|| HEADERS_DENIED.to_vec()),
     }

@@ -64,16 +64,20 @@ pub(super) fn tiers(
         );
         let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
         let price_at = at.key("price");
+        let prices = Price(0)..=PRICE_MAX;
+        check.bounds(&price_at, &prices);
         let price = text.price.is_given().then(|| {
-            let bounds = Price(0)..=PRICE_MAX;
-            check.bounded(&price_at, &text.price, Price(0), bounds).0
+            let price = check.bounded(&price_at, &text.price, Price(0), prices);
+            price.0
         });
         let burst = burst(check, &at.key("burst"), text.burst);
-        let concurrent = text.concurrent.is_given().then(|| {
-            let at = at.key("concurrent");
-            let (least, most) = (NonZeroU32::MIN, CONCURRENT_MAX);
-            check.bounded(&at, &text.concurrent, least, least..=most)
-        });
+        let concurrent_at = at.key("concurrent");
+        let bounds = NonZeroU32::MIN..=CONCURRENT_MAX;
+        check.bounds(&concurrent_at, &bounds);
+        let concurrent = text
+            .concurrent
+            .is_given()
+            .then(|| check.bounded(&concurrent_at, &text.concurrent, NonZeroU32::MIN, bounds));
         let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
@@ -147,7 +151,11 @@ fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<Server> {
     const HINT: &str = "write host:port, such as 127.0.0.1:9000";
     let given = list.is_given();
     let mut written = Vec::new();
-    for (at, item) in check.items(at, list).unwrap_or_default() {
+    let items = check.items(at, list).unwrap_or_default();
+    if given {
+        check.note_items(at, &items);
+    }
+    for (at, item) in items {
         let server = check.parsed(&at, &Leaf::of(&item), |text| match text.rsplit_once(':') {
             Some((host, port))
                 if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
@@ -295,6 +303,7 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
     if text.methods.is_empty() {
         check.wrong(&methods_at, "there is no method", METHODS_HINT);
     }
+    check.default(&methods_at, vec![Method::GET.as_str()]);
     let methods = check.texts(&methods_at, text.methods, |text| {
         let known = METHODS.into_iter().find(|method| method.as_str() == text);
         known.ok_or_else(|| {
