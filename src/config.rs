@@ -24,6 +24,7 @@ use crate::policy::token_bucket::Rate;
 
 mod check;
 mod outline;
+mod places;
 mod problem;
 mod scalar;
 mod schema;
@@ -32,6 +33,7 @@ mod sections;
 mod succession;
 mod text;
 
+pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
 pub use succession::Running;
@@ -44,6 +46,8 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
     pub hash: String,
+    /// Where each setting stands in the file.
+    pub places: Places,
     /// Where clients and operators connect.
     pub listen: Listen,
     /// Where keys and counts live.
@@ -509,7 +513,7 @@ impl Config {
             env,
             resolve: &resolve,
         };
-        parse_in(text, &surroundings, running)
+        parse_in(file_name, text, &surroundings, running)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
@@ -536,6 +540,7 @@ impl Config {
 }
 
 fn parse_in(
+    file_name: &str,
     text: &str,
     surroundings: &check::Surroundings<'_>,
     running: Option<&Running<'_>>,
@@ -549,7 +554,7 @@ fn parse_in(
             Some("at most 1MiB"),
         )]);
     }
-    let outline = outline::Outline::of(text)?;
+    let outline = Arc::new(outline::Outline::of(text)?);
     if outline.is_empty() {
         return Err(vec![start.problem(
             &root,
@@ -567,7 +572,8 @@ fn parse_in(
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let config = sections::config(&mut check, section, hash_of(text));
+    let places = Places::new(file_name, outline.clone());
+    let config = sections::config(&mut check, section, hash_of(text), places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
         succession::check(&mut check, running, config);
     }

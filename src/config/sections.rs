@@ -17,7 +17,7 @@ use super::text::{
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Ledger, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -67,6 +67,7 @@ pub(super) fn config(
     check: &mut Check<'_>,
     root: Section<RootText>,
     hash: String,
+    places: Places,
 ) -> Option<Config> {
     let at = Path::default();
     let text = check.section(&at, root)?;
@@ -92,6 +93,7 @@ pub(super) fn config(
     let logging = logging(check, &at.key("logging"), text.logging);
     Some(Config {
         hash,
+        places,
         listen,
         store,
         calendar: calendar?,

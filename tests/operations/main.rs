@@ -8,6 +8,7 @@ mod audit;
 mod certificates;
 mod check;
 mod drain;
+mod explain;
 mod keys;
 mod ledger;
 mod lifecycle;
