@@ -8,6 +8,7 @@ mod audit;
 mod certificates;
 mod check;
 mod drain;
+mod import;
 mod keys;
 mod lifecycle;
 mod metrics;
