@@ -9,6 +9,7 @@ mod certificates;
 mod check;
 mod drain;
 mod explain;
+mod import;
 mod keys;
 mod ledger;
 mod lifecycle;
