@@ -1,12 +1,13 @@
 //! `touchline keys import`: a file of keys is checked as a whole, then written in batches that charges pass between.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
 use super::check::{Checker, GivenId, Key, Problem, Setting};
@@ -181,10 +182,14 @@ impl<'s> Writing<'s> {
         };
         let length = u64::try_from(keys).unwrap_or(u64::MAX);
         let bar = ProgressBar::with_draw_target(Some(length), target);
-        let style = "{bar:40} {human_pos} of {human_len} keys, {per_sec}, {eta} left";
-        bar.set_style(
-            ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()),
-        );
+        let template = "{bar:40} {human_pos} of {human_len} keys, {rate}/s, {eta} left";
+        let style =
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let whole = |state: &ProgressState, text: &mut dyn fmt::Write| {
+            // What cannot be written is not shown.
+            let _ = write!(text, "{:.0}", state.per_sec());
+        };
+        bar.set_style(style.with_key("rate", whole));
         Writing {
             session,
             bar,
