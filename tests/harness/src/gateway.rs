@@ -13,7 +13,7 @@ const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a gateway may take to end after SIGTERM.
 const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
 /// How long one command may take.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(20);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(240);
 
 /// The store of a gateway.
 #[derive(Debug, Clone)]
