@@ -113,6 +113,8 @@ pub struct Https {
     pub address: SocketAddr,
     /// What it shows to clients.
     pub certificate: Certificate,
+    /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
+    pub hsts: Option<Duration>,
 }
 
 /// A certificate and its key.

@@ -50,6 +50,8 @@ const HEADERS_DENIED: [HeaderName; 9] = [
     http::header::FORWARDED,
 ];
 
+/// `max-age` of `Strict-Transport-Security`: 0 takes back what was said before.
+const HSTS: std::ops::RangeInclusive<Duration> = Duration::ZERO..=seconds(1_000 * 24 * 3_600);
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = seconds(1);
 const MINUTE: Duration = seconds(60);
@@ -181,6 +183,12 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
         })
         .unwrap_or_else(|| SELF_SIGNED.to_owned());
     let private_key = check.leaf(&key_at, &text.private_key);
+    let hsts_at = at.key("hsts");
+    check.bounds(&hsts_at, &HSTS);
+    let hsts = text
+        .hsts
+        .is_given()
+        .then(|| check.bounded(&hsts_at, &text.hsts, *HSTS.start(), HSTS));
     if certificate == SELF_SIGNED {
         if !address.ip().is_loopback() {
             let hint = "write certificate: FILE and private_key: FILE, or listen on 127.0.0.1";
@@ -200,6 +208,7 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
         return Https {
             address,
             certificate: Certificate::SelfSigned,
+            hsts,
         };
     }
     let certificate = PathBuf::from(certificate);
@@ -218,6 +227,7 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
             certificate,
             private_key: private_key.unwrap_or_default(),
         },
+        hsts,
     }
 }
 

@@ -273,6 +273,10 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:10 listen.https.private_key: the key is missing",
         ),
         (
+            "listen: {https: {hsts: 1001d}}",
+            "1:24 listen.https.hsts: 1001d is too large",
+        ),
+        (
             "listen: {https: {private_key: Cargo.toml}}",
             "1:31 listen.https.private_key: a self-signed certificate has its own key",
         ),
@@ -742,6 +746,8 @@ fn both_ends_of_a_range_are_taken() {
         "limits: {header_count: 256, header_bytes: 1MiB, target_bytes: 64KiB, body_bytes: 1GiB, shutdown_grace: 1h}",
         "limits: {exempt_addresses: [], failed_authentications: 1}",
         "limits: {exempt_addresses: ['2001:db8::/32', 192.0.2.1], failed_authentications: 10000}",
+        "listen: {https: {hsts: 0s}}",
+        "listen: {https: {hsts: 1000d}}",
         "runtime: {threads: 256}",
         "store: {embedded: {durability: 10ms}}",
         "store: {embedded: {durability: commit}}",

@@ -238,6 +238,8 @@ sections! {
         certificate: Leaf<Text>,
         /// The PEM file of the certificate's key.
         private_key: Leaf<PathBuf>,
+        /// For how long browsers are told to come with TLS only (Strict-Transport-Security); without it they are told nothing.
+        hsts: Leaf<Duration>,
     }
     AdminText {
         /// IP address and port; another than a loopback address needs a token. A change needs a restart.

@@ -36,6 +36,8 @@ pub struct Exchange {
     pub time: Timestamp,
     /// Its id; empty until the first hook has run.
     pub request_id: HeaderValue,
+    /// What browsers are told of TLS, if they are.
+    pub hsts: Option<HeaderValue>,
     /// Time spent waiting for the store.
     pub store_wait: Duration,
     /// How far it has come.
@@ -188,6 +190,7 @@ impl Exchange {
             started: Instant::now(),
             time: gate.store.now(),
             request_id: HeaderValue::from_static(""),
+            hsts: None,
             store_wait: Duration::ZERO,
             stage: Stage::Arrived,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),

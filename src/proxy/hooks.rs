@@ -21,7 +21,7 @@ use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage}
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
 use super::record;
-use super::respond::{Answer, announce, insert_standing};
+use super::respond::{self, Answer, announce, insert_standing};
 use super::well_formed;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
@@ -208,6 +208,9 @@ impl ProxyHttp for Edge {
         let is_http2 = session.is_http2();
         session.set_write_timeout(is_http2.then_some(limits.response_write));
         exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
+        if is_encrypted(session) {
+            exchange.hsts = respond::hsts(&exchange.snapshot.config);
+        }
         let raw = session
             .as_http1()
             .map(|session| session.get_headers_raw_bytes());
@@ -332,9 +335,7 @@ impl ProxyHttp for Edge {
                 "nothing is forwarded without a permit",
             ));
         };
-        let encrypted = session
-            .digest()
-            .is_some_and(|digest| digest.ssl_digest.is_some());
+        let encrypted = is_encrypted(session);
         let record = &forwarding.key.record;
         let identity = Identity {
             request_id: &request_id,
@@ -413,7 +414,7 @@ impl ProxyHttp for Edge {
         if self.gate.is_draining() {
             session.set_keepalive(None);
         }
-        response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        respond::insert_common(response, exchange)?;
         forward::confine_response(response)?;
         let now = self.gate.store.now();
         match exchange.forwarding() {
@@ -526,6 +527,12 @@ fn failed_with(status: u16) -> FailToProxy {
         error_code: status,
         can_reuse_downstream: false,
     }
+}
+
+/// Whether the client came with TLS.
+fn is_encrypted(session: &Session) -> bool {
+    let digest = session.digest();
+    digest.is_some_and(|digest| digest.ssl_digest.is_some())
 }
 
 /// Whether the connection takes no further request.

@@ -4,7 +4,8 @@
 
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK,
+    STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use pingora::proxy::Session;
 
 use super::exchange::Exchange;
 use super::forward::{NOSNIFF, X_REQUEST_ID};
+use crate::config::Config;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
@@ -50,8 +52,7 @@ impl Answer {
             now,
         );
         let mut header = refusal_header(&problem, standing, endpoint, now)?;
-        header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
-        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
+        insert_common(&mut header, exchange)?;
         let body = if method == Method::HEAD {
             Bytes::new()
         } else {
@@ -78,8 +79,7 @@ impl Answer {
         };
         header.insert_header(ETAG, document.etag().clone())?;
         header.insert_header(CACHE_CONTROL, DOCUMENT_CACHING)?;
-        header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
-        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
+        insert_common(&mut header, exchange)?;
         Ok(Answer { header, body })
     }
 
@@ -96,8 +96,7 @@ impl Answer {
     ) -> pingora::Result<Answer> {
         let (mut header, body) = Answer::json(method, Bytes::from(report))?;
         header.insert_header(CACHE_CONTROL, USAGE_CACHING)?;
-        header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
-        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
+        insert_common(&mut header, exchange)?;
         insert_standing(&mut header, standing, now)?;
         Ok(Answer { header, body })
     }
@@ -181,6 +180,26 @@ pub fn announce(header: &mut ResponseHeader, retirement: &Retirement) -> pingora
         }
     }
     Ok(())
+}
+
+/// Puts into an answer's header what every answer has: the request id, that its type is not to be guessed, and over TLS
+/// what browsers are told of it.
+///
+/// # Errors
+/// Never in fact: the values are checked.
+pub fn insert_common(header: &mut ResponseHeader, exchange: &Exchange) -> pingora::Result<()> {
+    header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+    header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
+    match &exchange.hsts {
+        Some(hsts) => header.insert_header(STRICT_TRANSPORT_SECURITY, hsts.clone()),
+        None => Ok(()),
+    }
+}
+
+/// `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1); none where browsers are told nothing.
+pub fn hsts(config: &Config) -> Option<HeaderValue> {
+    let max_age = config.listen.https.as_ref()?.hsts?;
+    HeaderValue::try_from(format!("max-age={}", max_age.as_secs())).ok()
 }
 
 /// An instant as `Date` has it (RFC 9110 section 5.6.7).

@@ -1,5 +1,6 @@
 //! Nothing leaks: who may keep an answer, what a browser may make of it, and what is written down of a request.
 
+use harness::client::Until;
 use harness::upstream::Script;
 use harness::{Answer, Behaviour, Call, Protocol, Scene, eventually};
 
@@ -111,5 +112,41 @@ async fn a_key_in_a_query_or_a_user_agent_is_written_down_nowhere() {
     .await;
     assert_eq!(lines[0]["path"], MARKETS);
     // The ledgers look for it in every log, metric and answer, and in the store's files.
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn browsers_are_told_to_come_with_tls_where_that_is_configured_and_over_tls_only() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.https_extra = "hsts: 365d".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let told = protocol.is_tls().then_some("max-age=31536000");
+        for call in [
+            Call::get(MARKETS).key(&key),
+            Call::get(MARKETS),
+            Call::get("/openapi.json"),
+            Call::get("/api/v1/usage").key(&key),
+        ] {
+            let answer = scene.client(protocol).call(call).await;
+            assert_eq!(
+                answer.header("strict-transport-security"),
+                told,
+                "{answer:?}"
+            );
+        }
+        if !protocol.is_http2() {
+            let bare = "GET / HTTP/1.1\nHost: h\n\n";
+            let client = scene.client(protocol);
+            let exchange = client.raw(bare, Until::Closed).await;
+            let answer = &exchange.answers[0];
+            assert_eq!(
+                (answer.status, answer.header("strict-transport-security")),
+                (400, told)
+            );
+        }
+    }
     scene.assert_ledgers_agree().await;
 }

@@ -254,6 +254,7 @@ impl Guard {
             &self.unread,
             rejection,
             waited,
+            self.digest.as_deref(),
         );
         self.writes.append(&answer);
         self.unread = BytesMut::new();

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderValue;
+use pingora::protocols::tls::SslDigest;
 
 use crate::policy::http1;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
@@ -13,13 +14,15 @@ use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
-/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte.
+/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte, `tls` what it
+/// came over, if it did.
 pub fn refuse(
     gate: &Gate,
     client: SocketAddr,
     head: &[u8],
     rejection: &Rejection,
     waited: Duration,
+    tls: Option<&SslDigest>,
 ) -> Vec<u8> {
     let snapshot = gate.snapshot();
     let prefix = &snapshot.config.keys.prefix;
@@ -40,7 +43,10 @@ pub fn refuse(
     )
     .into_bytes();
     let content_type = (http::header::CONTENT_TYPE, PROBLEM_JSON);
-    for (name, value) in problem.headers.iter().chain([&content_type]) {
+    let hsts = tls.and_then(|_| respond::hsts(&snapshot.config));
+    let hsts = hsts.map(|hsts| (http::header::STRICT_TRANSPORT_SECURITY, hsts));
+    let more = [Some(&content_type), hsts.as_ref()].into_iter().flatten();
+    for (name, value) in problem.headers.iter().chain(more) {
         push_field(&mut answer, name.as_str(), value);
     }
     answer.extend_from_slice(b"\r\n");

@@ -145,6 +145,8 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More entries of `listen.https`, such as `hsts: 365d`.
+    pub https_extra: String,
     /// More entries of `listen.admin`, such as `token_file: F`.
     pub admin_extra: String,
     /// More entries of `store.redis`, such as `timeout: 1s`.
@@ -192,6 +194,7 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            https_extra: String::new(),
             admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
             extra_yaml: String::new(),
@@ -262,14 +265,18 @@ impl GatewaySpec {
             AccessLogSpec::File => format!("\"{}\"", access_log.display()),
             AccessLogSpec::Stdout => "stdout".to_owned(),
         };
-        let admin = match self.admin_extra.as_str() {
+        let after_comma = |extra: &str| match extra {
             "" => String::new(),
             extra => format!(", {extra}"),
         };
+        let (https, admin) = (
+            after_comma(&self.https_extra),
+            after_comma(&self.admin_extra),
+        );
         format!(
             "listen:
   http: {{ address: \"127.0.0.1:0\" }}
-  https: {{ address: \"127.0.0.1:0\", {certificate} }}
+  https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
 store:
 {store}
