@@ -1,8 +1,8 @@
-//! The admin listener: `/livez`, `/readyz`, `/metrics`.
+//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`.
 //!
 //! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not.
+//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde::Serialize;
 
+use crate::config::Effective;
 use crate::store::{Store, WithoutStore};
 use crate::telemetry::metrics::Metrics;
 
@@ -40,8 +41,10 @@ pub struct View {
     pub draining: bool,
     /// Access log lines lost so far.
     pub access_log_dropped: usize,
-    /// The configuration.
+    /// How the configuration came to run.
     pub config: Arc<ConfigView>,
+    /// What it comes to.
+    pub effective: Arc<Effective>,
 }
 
 /// The running configuration, and what keeps the file from being it.
@@ -174,6 +177,11 @@ impl Admin {
                     serde_json::to_vec(&readiness).unwrap_or_default(),
                 )
             }
+            "/config" => (
+                StatusCode::OK,
+                JSON_TYPE,
+                serde_json::to_vec(&*(self.view)().effective).unwrap_or_default(),
+            ),
             "/metrics" => (
                 StatusCode::OK,
                 METRICS_TYPE,
@@ -182,7 +190,7 @@ impl Admin {
             _ => (
                 StatusCode::NOT_FOUND,
                 JSON_TYPE,
-                br#"{"paths":["/livez","/readyz","/metrics"]}"#.to_vec(),
+                br#"{"paths":["/livez","/readyz","/config","/metrics"]}"#.to_vec(),
             ),
         };
         let taken = method == Method::GET || method == Method::HEAD;

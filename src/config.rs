@@ -23,6 +23,7 @@ use crate::policy::key_record::TierName;
 use crate::policy::token_bucket::Rate;
 
 mod check;
+mod effective;
 mod outline;
 mod problem;
 mod scalar;
@@ -32,6 +33,7 @@ mod sections;
 mod succession;
 mod text;
 
+pub use effective::{About, Difference, Effective};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
 pub use succession::Running;
@@ -44,6 +46,8 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
     pub hash: String,
+    /// What it comes to, to be told and compared.
+    pub effective: Arc<Effective>,
     /// Where clients and operators connect.
     pub listen: Listen,
     /// Where keys and counts live.

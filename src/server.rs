@@ -197,6 +197,7 @@ fn start(
             draining: gate.is_draining(),
             access_log_dropped: gate.access_log.dropped_lines(),
             config: config.load_full(),
+            effective: gate.snapshot().config.effective.clone(),
         }
     };
     let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);

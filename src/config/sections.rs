@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -16,8 +17,8 @@ use super::text::{
     QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
-    AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    AccessLog, Certificate, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http,
+    Https, Keys, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -89,14 +90,17 @@ pub(super) fn config(
     let runtime = runtime(check, &at.key("runtime"), text.runtime);
     let limits = limits::limits(check, &at.key("limits"), text.limits);
     let logging = logging(check, &at.key("logging"), text.logging);
+    let endpoints = endpoints?;
+    let effective = Effective::of(&hash, check.readings(), &store, &endpoints);
     Some(Config {
         hash,
+        effective: Arc::new(effective),
         listen,
         store,
         calendar: calendar?,
         keys,
         tiers: tiers?,
-        endpoints: endpoints?,
+        endpoints,
         upstreams: upstreams?,
         forward,
         runtime,
