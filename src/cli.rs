@@ -20,6 +20,7 @@ use crate::store::{ChangeMark, Role, Store};
 mod against_running;
 mod audit;
 mod check;
+mod explain;
 mod keys;
 mod openapi;
 mod output;
@@ -92,6 +93,12 @@ enum Command {
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
     )]
     Audit(audit::AuditArguments),
+    /// Say what would become of a request with a key, step by step, and which settings decide it. Charges nothing.
+    #[command(
+        after_help = "Example:\n  touchline explain --key-id 4fZk09QwXy2B --method GET --path /api/v1/data/insights\n\n\
+                      Exit code 0 says that the request could be explained, whatever becomes of it."
+    )]
+    Explain(explain::ExplainArguments),
     /// See how the store is doing.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
@@ -141,6 +148,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Openapi(arguments) => openapi::run(arguments, &config, out),
         Command::Schema => schema::run(out),
         Command::Audit(arguments) => audit::run(arguments, config, out),
+        Command::Explain(arguments) => explain::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }
 }
@@ -313,6 +321,11 @@ mod tests {
             "touchline audit --key short",
             "touchline keys suspend 4fZk09QwXy2B --by",
             "touchline keys suspend 4fZk09QwXy2B --reason",
+            "touchline explain --key-id 4fZk09QwXy2B",
+            "touchline explain --path /api/v1/data/markets",
+            "touchline explain --key-id short --path /a",
+            "touchline explain --key-id 4fZk09QwXy2B --path /a --method A(B",
+            "touchline explain --key-id 4fZk09QwXy2B --path /a --at noon",
             "touchline store",
             "touchline store status --output csv",
         ] {

@@ -25,6 +25,7 @@ use crate::policy::token_bucket::Rate;
 mod check;
 mod effective;
 mod outline;
+mod places;
 mod problem;
 mod scalar;
 mod schema;
@@ -34,6 +35,7 @@ mod succession;
 mod text;
 
 pub use effective::{About, Difference, Effective};
+pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
 pub use succession::Running;
@@ -48,6 +50,8 @@ pub struct Config {
     pub hash: String,
     /// What it comes to, to be told and compared.
     pub effective: Arc<Effective>,
+    /// Where each setting stands in the file.
+    pub places: Places,
     /// Where clients and operators connect.
     pub listen: Listen,
     /// Where keys and counts live.
@@ -500,7 +504,7 @@ impl Config {
             env,
             resolve: &resolve,
         };
-        parse_in(text, &surroundings, running)
+        parse_in(file_name, text, &surroundings, running)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
@@ -527,6 +531,7 @@ impl Config {
 }
 
 fn parse_in(
+    file_name: &str,
     text: &str,
     surroundings: &check::Surroundings<'_>,
     running: Option<&Running<'_>>,
@@ -540,7 +545,7 @@ fn parse_in(
             Some("at most 1MiB"),
         )]);
     }
-    let outline = outline::Outline::of(text)?;
+    let outline = Arc::new(outline::Outline::of(text)?);
     if outline.is_empty() {
         return Err(vec![start.problem(
             &root,
@@ -558,7 +563,8 @@ fn parse_in(
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let config = sections::config(&mut check, section, hash_of(text));
+    let places = Places::new(file_name, outline.clone());
+    let config = sections::config(&mut check, section, hash_of(text), places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
         succession::check(&mut check, running, config);
     }

@@ -14,6 +14,7 @@
 //! | [`audit`] | what the audit trail says of a change |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
+//! | [`explanation`] | what all steps would make of a request, and why |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
@@ -29,6 +30,7 @@ pub mod audit;
 pub mod calendar;
 pub mod endpoint;
 pub mod enforcement;
+pub mod explanation;
 pub mod http1;
 pub mod http2;
 pub mod key_record;

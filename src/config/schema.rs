@@ -7,12 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::sync::Arc;
 
 use serde_json::{Value as Json, json};
 use serde_yaml::{Mapping, Value};
 
 use super::check::{Check, Reading, Surroundings};
 use super::outline::{Outline, Path};
+use super::places::Places;
 use super::scalar::Scalar;
 use super::sections;
 use super::text::{Leaf, List, Named, RootText, Section};
@@ -72,11 +74,12 @@ fn check(file: Value) -> (BTreeMap<String, Reading>, BTreeSet<String>) {
         env: &|_| None,
         resolve: &|_| Err(io::ErrorKind::Unsupported.into()),
     };
-    let outline = Outline::default();
+    let outline = Arc::new(Outline::default());
     let mut check = Check::new(&outline, &surroundings);
     // What cannot be read is no section; then nothing is learnt, which the test against the shipped file would show.
     let root: Section<RootText> = serde_yaml::from_value(file).unwrap_or_default();
-    let _ = sections::config(&mut check, root, String::new());
+    let places = Places::new("", outline.clone());
+    let _ = sections::config(&mut check, root, String::new(), places);
     let readings = check.readings().clone();
     let problems = check.into_problems().into_iter();
     (readings, problems.map(|problem| problem.path).collect())

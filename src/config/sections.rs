@@ -18,7 +18,7 @@ use super::text::{
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http,
-    Https, Keys, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    Https, Keys, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -67,6 +67,7 @@ pub(super) fn config(
     check: &mut Check<'_>,
     root: Section<RootText>,
     hash: String,
+    places: Places,
 ) -> Option<Config> {
     let at = Path::default();
     let text = check.section(&at, root)?;
@@ -95,6 +96,7 @@ pub(super) fn config(
     Some(Config {
         hash,
         effective: Arc::new(effective),
+        places,
         listen,
         store,
         calendar: calendar?,

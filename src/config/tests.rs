@@ -41,7 +41,8 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
         env: &env,
         resolve: &resolve,
     };
-    parse_in(text, &surroundings, None).map_err(|problems| ConfigErrors::new("g.yaml", problems))
+    parse_in("g.yaml", text, &surroundings, None)
+        .map_err(|problems| ConfigErrors::new("g.yaml", problems))
 }
 
 /// A configuration of [`NEEDED`] and `more` after it.

@@ -285,7 +285,8 @@ impl Rejection {
         }
     }
 
-    fn detail(&self) -> String {
+    /// The sentence for the client.
+    pub fn detail(&self) -> String {
         match self {
             Rejection::BadRequest(malformed) => malformed.detail().into(),
             Rejection::PayloadTooLarge => "The request body is larger than this service accepts.".into(),

@@ -58,12 +58,7 @@ impl Snapshot {
     }
 
     fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
-        let head_limits = HeadLimits {
-            target_bytes_max: config.limits.target_bytes,
-            header_bytes_max: config.limits.header_bytes,
-            header_count_max: config.limits.header_count,
-            body_bytes_max: usize::try_from(config.limits.body_bytes).unwrap_or(usize::MAX),
-        };
+        let head_limits = HeadLimits::of(&config.limits);
         let upstreams = config
             .upstreams
             .iter()

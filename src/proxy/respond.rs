@@ -14,7 +14,7 @@ use super::forward::X_REQUEST_ID;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
-use crate::policy::rejection::{PROBLEM_JSON, Rejection};
+use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
 use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -47,20 +47,8 @@ impl Answer {
             &exchange.snapshot.config.keys.realm,
             now,
         );
-        let mut header = ResponseHeader::build(problem.status, Some(16))?;
-        header.insert_header(CONTENT_TYPE, PROBLEM_JSON)?;
-        header.insert_header(CONTENT_LENGTH, HeaderValue::from(problem.body.len()))?;
-        header.insert_header(CACHE_CONTROL, HeaderValue::from_static("no-store"))?;
+        let mut header = refusal_header(&problem, standing, endpoint, now)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
-        for (name, value) in problem.headers {
-            header.insert_header(name, value)?;
-        }
-        if let Some(standing) = standing {
-            insert_standing(&mut header, standing, now)?;
-        }
-        if let Some(endpoint) = endpoint {
-            announce(&mut header, &endpoint.retirement)?;
-        }
         let body = if method == Method::HEAD {
             Bytes::new()
         } else {
@@ -147,6 +135,32 @@ impl Answer {
             .write_error_response(self.header, self.body)
             .await
     }
+}
+
+/// The header of a refusal, but for its request id.
+///
+/// # Errors
+/// If a header cannot be built, which checked values exclude.
+pub fn refusal_header(
+    problem: &Problem,
+    standing: Option<Standing>,
+    endpoint: Option<&Endpoint>,
+    now: Timestamp,
+) -> pingora::Result<ResponseHeader> {
+    let mut header = ResponseHeader::build(problem.status, Some(16))?;
+    header.insert_header(CONTENT_TYPE, PROBLEM_JSON)?;
+    header.insert_header(CONTENT_LENGTH, HeaderValue::from(problem.body.len()))?;
+    header.insert_header(CACHE_CONTROL, HeaderValue::from_static("no-store"))?;
+    for (name, value) in &problem.headers {
+        header.insert_header(name.clone(), value.clone())?;
+    }
+    if let Some(standing) = standing {
+        insert_standing(&mut header, standing, now)?;
+    }
+    if let Some(endpoint) = endpoint {
+        announce(&mut header, &endpoint.retirement)?;
+    }
+    Ok(header)
 }
 
 /// Says that the endpoint is going away, if it is; links stand beside those that an upstream gave.

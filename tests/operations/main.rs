@@ -9,6 +9,7 @@ mod audit;
 mod certificates;
 mod check;
 mod drain;
+mod explain;
 mod keys;
 mod lifecycle;
 mod metrics;

@@ -66,13 +66,7 @@ impl Caller {
         reason: Waived,
         waived: &mut Option<Waived>,
     ) -> Result<(), Rejection> {
-        match self.enforcement {
-            Enforcement::Enforced => Err(rejection),
-            Enforcement::Shadow => {
-                waived.get_or_insert(reason);
-                Ok(())
-            }
-        }
+        self.enforcement.refuse_or_waive(rejection, reason, waived)
     }
 
     /// Where it stands once the units used are known, or not.
