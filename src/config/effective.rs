@@ -15,11 +15,13 @@ use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
 /// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 5] = [
+const FIXED: [&str; 7] = [
     "listen.http.address",
     "listen.https.address",
     "listen.admin.address",
     "quota.timezone",
+    "quota.settle_window",
+    "quota.retention",
     "runtime.threads",
 ];
 /// What the facts of a tier say of each endpoint that it includes.
