@@ -218,6 +218,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:24 limits.header_count: expected a whole number, found \"64\"",
         ),
         (
+            "limits: {exempt_addresses: [10.0.0.1/8]}",
+            "1:29 limits.exempt_addresses[0]: \"10.0.0.1/8\" is not a network",
+        ),
+        (
+            "limits: {failed_authentications: 0}",
+            "1:34 limits.failed_authentications: 0 is too small",
+        ),
+        (
             "limits: {header_count: -1}",
             "1:24 limits.header_count: \"-1\" is not a whole number",
         ),
@@ -722,6 +730,8 @@ fn both_ends_of_a_range_are_taken() {
     for more in [
         "limits: {header_count: 8, header_bytes: 1KiB, target_bytes: 256B, body_bytes: 0B, shutdown_grace: 0s}",
         "limits: {header_count: 256, header_bytes: 1MiB, target_bytes: 64KiB, body_bytes: 1GiB, shutdown_grace: 1h}",
+        "limits: {exempt_addresses: [], failed_authentications: 1}",
+        "limits: {exempt_addresses: ['2001:db8::/32', 192.0.2.1], failed_authentications: 10000}",
         "runtime: {threads: 256}",
         "store: {embedded: {durability: 10ms}}",
         "store: {embedded: {durability: commit}}",

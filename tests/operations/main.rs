@@ -8,6 +8,7 @@ mod against_running;
 mod audit;
 mod certificates;
 mod check;
+mod descriptors;
 mod drain;
 mod explain;
 mod keys;
