@@ -200,6 +200,7 @@ fn start(
             access_log_dropped: gate.access_log.dropped_lines(),
             config: config.load_full(),
             effective: gate.snapshot().config.effective.clone(),
+            token: gate.snapshot().config.listen.admin_token.clone(),
         }
     };
     let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use super::output::{RecordFormat, write_json, write_table};
 use super::{Session, UsageError};
-use crate::config::{About, Config, Difference, Effective};
+use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 
 /// For the gateway to answer.
@@ -59,7 +59,7 @@ pub(super) fn run(
         let message = "the file does not say where the admin listener is: write --against-running=127.0.0.1:9090";
         return Err(UsageError(message.to_owned()).into());
     }
-    let running = ask(address).with_context(|| {
+    let running = ask(address, config.listen.admin_token.as_ref()).with_context(|| {
         format!("the gateway cannot be asked what it runs (its admin listener, {address})")
     })?;
     let differences = running.differences(&config.effective);
@@ -87,12 +87,17 @@ pub(super) fn run(
     Ok(())
 }
 
-/// What the gateway behind an admin listener runs.
-fn ask(address: SocketAddr) -> anyhow::Result<Effective> {
+/// What the gateway behind an admin listener runs; `token` opens the listener where it needs one.
+fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective> {
     let mut socket = TcpStream::connect_timeout(&address, PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.set_write_timeout(Some(PATIENCE))?;
-    let request = format!("GET /config HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let authorization = token.map_or(String::new(), |token| {
+        format!("Authorization: Bearer {}\r\n", token.reveal())
+    });
+    let request = format!(
+        "GET /config HTTP/1.1\r\nHost: {address}\r\n{authorization}Connection: close\r\n\r\n"
+    );
     socket.write_all(request.as_bytes())?;
     let mut answer = BufReader::new(socket.take(ANSWER_BYTES_MAX));
     let mut head = String::new();

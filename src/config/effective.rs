@@ -24,6 +24,8 @@ const FIXED: [&str; 7] = [
     "quota.retention",
     "runtime.threads",
 ];
+/// Secrets that may be written into the file itself: it is told that they are there.
+const SECRETS: [&str; 1] = ["listen.admin.token"];
 /// What the facts of a tier say of each endpoint that it includes.
 const INCLUDED: &str = "included";
 
@@ -104,7 +106,11 @@ impl Effective {
             if path.ends_with(']') || path.starts_with(unused) {
                 continue;
             }
-            if let Some(value) = value_of(reading) {
+            if SECRETS.contains(&path.as_str()) {
+                let told = reading.value.as_ref().map(|_| "…".to_owned());
+                told.into_iter()
+                    .for_each(|told| effective.place(path, &patterns, told));
+            } else if let Some(value) = value_of(reading) {
                 effective.place(path, &patterns, without_secret(&value));
             }
         }
@@ -309,5 +315,11 @@ limits: {connections: \"${N}\"}
             assert!(told.contains("redis://…@host:1/0"), "{told}");
         }
         assert!(told("redis://host:1/0").contains("redis://host:1/0"));
+        let token =
+            format!("listen: {{http: {{}}, admin: {{token: hunter2hunter2hunter2}}}}{FILE}");
+        let config = Config::parse("g.yaml", &token, &|_| None).unwrap();
+        let told = serde_json::to_string(&*config.effective).unwrap();
+        assert!(!told.contains("hunter2"), "{told}");
+        assert!(told.contains("listen.admin.token"), "{told}");
     }
 }

@@ -149,3 +149,28 @@ async fn without_a_gateway_to_ask_the_address_is_named() {
     let said = run_on(&config, &["check", &asked(&scene)]).await.failed(1);
     assert!(said.contains(&admin), "{said}");
 }
+
+#[tokio::test]
+async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let admin = "admin: { address: \"127.0.0.1:0\"";
+    let with = text_of(&scene).replace(admin, &format!("{admin}, token: 0123456789abcdef"));
+    let file = next(&scene, &with);
+    // The running one has none yet: the difference is that there is one, not what it is.
+    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(said.contains("listen.admin.token"), "{said}");
+    assert!(!said.contains("0123456789abcdef"), "{said}");
+    scene.gateways[0].put_file(&with);
+    eventually("the token is needed", DEADLINE, async || {
+        (scene.admin(0, "/config").await.0 == 401).then_some(())
+    })
+    .await;
+    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(said.contains("nothing changes in effect"), "{said}");
+    let other = next(
+        &scene,
+        &with.replace("0123456789abcdef", "another-token-of-16"),
+    );
+    let said = run_on(&other, &["check", &asked(&scene)]).await.failed(1);
+    assert!(said.contains("401"), "{said}");
+}
