@@ -19,6 +19,7 @@
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
+//! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are told that an endpoint is going away |
@@ -28,6 +29,7 @@
 pub mod api_key;
 pub mod audit;
 pub mod calendar;
+pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;

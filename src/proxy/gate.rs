@@ -10,6 +10,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
+use super::crossings::Crossings;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
@@ -132,6 +133,8 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub access_log: AccessLog,
+    /// Keys near their limits.
+    pub crossings: Crossings,
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
@@ -153,6 +156,7 @@ impl Gate {
             store,
             metrics,
             access_log,
+            crossings: Crossings::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
             rates: Rates::new(),
