@@ -74,7 +74,7 @@ enum Command {
         after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31"
     )]
     Keys(keys::KeysCommand),
-    /// Show what was used, by key or by day.
+    /// Show what was used, prove that it reconciles, list a month for invoices.
     #[command(
         after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
     )]
@@ -312,6 +312,10 @@ mod tests {
             "touchline keys grant 4fZk09QwXy2B --reason x",
             "touchline usage --from yesterday",
             "touchline usage --by week",
+            "touchline usage --by day verify",
+            "touchline usage invoice",
+            "touchline usage invoice --month 2026-13",
+            "touchline usage invoice --month 2026-10-01",
             "touchline openapi --output csv",
             "touchline audit --from soon",
             "touchline audit --what theft",

@@ -55,6 +55,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// The division of time into quota days (`quota.timezone`).
     pub calendar: Calendar,
+    /// How long the ledger waits for late settlements, and is kept.
+    pub ledger: Ledger,
     /// What issued keys look like, and what a 401 says.
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
@@ -248,6 +250,8 @@ pub struct Keys {
 pub struct Tier {
     /// Units a quota day.
     pub daily: NonZeroU64,
+    /// What a month of it costs, in cents of US dollars; `None` where the file does not say.
+    pub price_cents: Option<u64>,
     /// How fast one key may send requests, on each gateway.
     pub burst: Option<Rate>,
     /// Requests that one key may have under way, on each gateway.
@@ -276,6 +280,15 @@ pub struct Webhook {
     pub timeout: Duration,
     /// An event that is older is not tried again.
     pub give_up: Duration,
+}
+
+/// The ledger's days.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ledger {
+    /// How long after its end a day is closed.
+    pub settle_window: Duration,
+    /// How long after its end a day is kept; always longer than `settle_window`.
+    pub retention: Duration,
 }
 
 /// A service behind the gateway.

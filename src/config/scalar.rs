@@ -16,6 +16,8 @@ pub(super) trait Scalar: Sized {
     const HINT: &'static str;
     /// Whether YAML numbers are meant rather than texts.
     const NUMBER: bool = false;
+    /// Whether such a number has no fraction.
+    const WHOLE: bool = true;
     /// Whether YAML's `true` and `false` are meant rather than texts.
     const BOOLEAN: bool = false;
     /// The words that it may be, where they can be listed.
@@ -298,6 +300,39 @@ impl Scalar for Percent {
 
 impl Quantity for Percent {}
 
+/// An amount of money in cents of US dollars.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) struct Price(pub(super) u64);
+
+impl Scalar for Price {
+    const WHAT: &'static str = "a price";
+    const HINT: &'static str =
+        "write US dollars, with cents after a point or without, such as 99 or 99.50";
+    const NUMBER: bool = true;
+    const WHOLE: bool = false;
+
+    /// Digits only: no amount is ever a floating-point number of ours.
+    fn parse(text: &str) -> Option<Price> {
+        let (dollars, cents) = match text.split_once('.') {
+            None => (text, 0),
+            // YAML writes the number 99.50 as 99.5.
+            Some((dollars, tens)) if tens.len() == 1 => (dollars, whole_number(tens)? * 10),
+            Some((dollars, cents)) if cents.len() == 2 => (dollars, whole_number(cents)?),
+            Some(_) => return None,
+        };
+        whole_number(dollars)?
+            .checked_mul(100)?
+            .checked_add(cents)
+            .map(Price)
+    }
+
+    fn show(&self) -> String {
+        format!("{}.{:02}", self.0 / 100, self.0 % 100)
+    }
+}
+
+impl Quantity for Price {}
+
 impl Scalar for Level {
     const WHAT: &'static str = "a log level";
     const HINT: &'static str = "write error, warn, info, debug or trace";
@@ -431,6 +466,28 @@ mod tests {
         assert_eq!(Duration::ZERO.show(), "0ms");
         assert_eq!(Bytes(1 << 20).show(), "1MiB");
         assert_eq!(Bytes(1_000).show(), "1000B");
+    }
+
+    #[test]
+    fn a_price_is_read_to_the_cent() {
+        for (text, cents) in [
+            ("99", Some(9_900)),
+            ("99.5", Some(9_950)),
+            ("99.50", Some(9_950)),
+            ("0.05", Some(5)),
+            ("0", Some(0)),
+            ("99.999", None),
+            ("99.", None),
+            (".5", None),
+            ("-1", None),
+            ("1e3", None),
+            ("184467440737095517", None),
+            ("", None),
+        ] {
+            let price = Price::parse(text);
+            assert_eq!(price.map(|price| price.0), cents, "{text:?}");
+        }
+        assert_eq!(Price(9_905).show(), "99.05");
     }
 
     #[test]

@@ -168,7 +168,8 @@ impl<T: Scalar> Shape for T {
 fn form<T: Scalar>() -> Json {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     if T::NUMBER {
-        return json!({ "type": ["integer", "string"], "pattern": VARIABLE });
+        let number = if T::WHOLE { "integer" } else { "number" };
+        return json!({ "type": [number, "string"], "pattern": VARIABLE });
     }
     if T::BOOLEAN {
         return json!({ "type": ["boolean", "string"], "pattern": VARIABLE });

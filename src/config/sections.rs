@@ -17,7 +17,7 @@ use super::text::{
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
+    Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -53,6 +53,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = seconds(1);
 const MINUTE: Duration = seconds(60);
 const HOUR: Duration = seconds(3_600);
+const DAY: Duration = seconds(86_400);
 
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port)
@@ -73,7 +74,7 @@ pub(super) fn config(
     let text = check.section(&at, root)?;
     let listen = listen(check, &at.key("listen"), text.listen);
     let store = store(check, &at.key("store"), text.store);
-    let calendar = calendar(check, &at.key("quota"), text.quota);
+    let (calendar, ledger) = quota(check, &at.key("quota"), text.quota);
     let keys = keys(check, &at.key("keys"), text.keys);
     let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
     let upstreams = traffic::upstreams(check, &at.key("upstreams"), text.upstreams);
@@ -98,6 +99,7 @@ pub(super) fn config(
         listen,
         store,
         calendar: calendar?,
+        ledger,
         keys,
         tiers: tiers?,
         events,
@@ -270,7 +272,11 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
     EmbeddedStore { path, durability }
 }
 
-fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Option<Calendar> {
+fn quota(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<QuotaText>,
+) -> (Option<Calendar>, Ledger) {
     let text = check.section(at, section).unwrap_or_default();
     let of_zone = |name: &str| {
         Calendar::of_zone(name).map_err(|_| {
@@ -281,10 +287,26 @@ fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Op
         })
     };
     let given = text.timezone.is_given();
-    let at = at.key("timezone");
-    check.default(&at, ZONE);
-    let calendar = check.parsed(&at, &text.timezone, of_zone);
-    if given { calendar } else { of_zone(ZONE).ok() }
+    let zone_at = at.key("timezone");
+    check.default(&zone_at, ZONE);
+    let calendar = check.parsed(&zone_at, &text.timezone, of_zone);
+    // A day is invoiced, and what came late to it found, before it goes: a month and the longest window fit.
+    let ledger = Ledger {
+        settle_window: check.bounded(
+            &at.key("settle_window"),
+            &text.settle_window,
+            DAY * 7,
+            HOUR..=DAY * 30,
+        ),
+        retention: check.bounded(
+            &at.key("retention"),
+            &text.retention,
+            DAY * 396,
+            DAY * 62..=DAY * 3_660,
+        ),
+    };
+    let calendar = if given { calendar } else { of_zone(ZONE).ok() };
+    (calendar, ledger)
 }
 
 fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {

@@ -5,7 +5,9 @@
 
 use super::check::Check;
 use super::outline::Path;
-use super::{Config, EmbeddedStore, Http, Https, Outage, RedisPlace, RedisStore, StoreConfig};
+use super::{
+    Config, EmbeddedStore, Http, Https, Ledger, Outage, RedisPlace, RedisStore, StoreConfig,
+};
 use crate::policy::key_record::TierName;
 
 /// What a configuration is to take the place of.
@@ -93,10 +95,20 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
         (StoreConfig::Embedded(_), StoreConfig::Redis(_))
         | (StoreConfig::Redis(_), StoreConfig::Embedded(_)) => compare(false, store),
     }
+    let quota = at.key("quota");
     compare(
         running.calendar.name() == next.calendar.name(),
-        at.key("quota").key("timezone"),
+        quota.key("timezone"),
     );
+    let Ledger {
+        settle_window,
+        retention,
+    } = running.ledger;
+    compare(
+        settle_window == next.ledger.settle_window,
+        quota.key("settle_window"),
+    );
+    compare(retention == next.ledger.retention, quota.key("retention"));
     compare(
         running.runtime.threads == next.runtime.threads,
         at.key("runtime").key("threads"),
@@ -232,6 +244,11 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 "quota: {timezone: Asia/Tokyo}",
                 "1 quota.timezone",
             ),
+            (
+                "quota: {}",
+                "quota: {settle_window: 1d, retention: 100d}",
+                "1 quota.settle_window, 1 quota.retention",
+            ),
             ("quota: {timezone: UTC}", "runtime: {threads: 0}", ""),
         ] {
             let (running, next) = (format!("{running}{TRAFFIC}"), format!("{next}{TRAFFIC}"));
@@ -265,7 +282,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
         let other = "
 listen: {http: {cleartext: allowed}, https: {}}
 keys: {prefix: abc, realm: other}
-tiers: {pro: {daily: 7}}
+tiers: {pro: {daily: 7, price: 1}}
 endpoints: [{path: /b, tiers: [pro], upstream: v, cost: 3}]
 upstreams: {v: {servers: [127.0.0.1:9001], retries: 0}}
 forward: {headers_denied: []}

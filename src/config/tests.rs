@@ -114,6 +114,16 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
         3_000
     );
     assert!(config.tier(&"gold".parse().unwrap()).is_none());
+    let prices = config.tiers.iter().map(|(_, tier)| tier.price_cents);
+    assert_eq!(
+        prices.collect::<Vec<_>>(),
+        [Some(9_900), Some(29_900), Some(79_900)]
+    );
+    let day = Duration::from_secs(86_400);
+    assert_eq!(
+        (config.ledger.settle_window, config.ledger.retention),
+        (7 * day, 396 * day)
+    );
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
         [Server {
@@ -378,6 +388,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         (
             "store: {redis: {max_staleness: 59s}}",
             "1:32 store.redis.max_staleness: 59s is too small",
+        ),
+        (
+            "quota: {settle_window: 31d}",
+            "1:24 quota.settle_window: 31d is too large",
+        ),
+        (
+            "quota: {retention: 61d}",
+            "1:20 quota.retention: 61d is too small",
         ),
         (
             "quota: {timezone: Mars/Olympus}",

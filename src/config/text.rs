@@ -17,7 +17,7 @@ use serde_json::Value as Json;
 use serde_yaml::{Mapping, Value};
 
 use super::outline::Path;
-use super::scalar::{Bytes, Percent, Text};
+use super::scalar::{Bytes, Percent, Price, Text};
 use super::schema::{self, Learnt, Shape};
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
 use crate::policy::enforcement::Enforcement;
@@ -315,6 +315,10 @@ sections! {
         /// The IANA zone whose midnights begin a quota day. The store remembers it: it cannot be changed once keys are in use,
         /// and never without a restart.
         timezone: Leaf<Text>,
+        /// The ledger closes a day so long after its end: what is settled later is dated when it came.
+        settle_window: Leaf<Duration>,
+        /// How long after its end a day of the ledger is kept.
+        retention: Leaf<Duration>,
     }
     KeysText {
         /// What issued keys begin with.
@@ -325,6 +329,8 @@ sections! {
     TierText {
         /// Units a quota day; a request takes its endpoint's cost.
         daily: Leaf<u64>,
+        /// US dollars a month, as 99 or 99.50: what invoices reckon with; no amount without it.
+        price: Leaf<Price>,
         /// false: requests of this tier are counted and told their standing, but none is refused by tier or quota.
         enforce: Leaf<Enforcement>,
         /// How fast one key may send requests, on each gateway; without it there is no bound. What is more gets a 429 and is

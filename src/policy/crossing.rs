@@ -243,7 +243,7 @@ mod tests {
             let reached = shares.reached(used, limit).iter();
             reached.map(|share| share.percent()).collect::<Vec<_>>()
         };
-        assert_eq!(reached(799, 1_000), []);
+        assert_eq!(reached(799, 1_000), [0; 0]);
         assert_eq!(reached(800, 1_000), [80]);
         assert_eq!(reached(949, 1_000), [80]);
         assert_eq!(reached(950, 1_000), [80, 95]);
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(reached(1_000, 1_000), [80, 95, 100]);
         assert_eq!(reached(5_000, 1_000), [80, 95, 100]);
         // Of a limit that is no multiple of the share: the first whole unit that is not below it.
-        assert_eq!(reached(2, 3), []);
+        assert_eq!(reached(2, 3), [0; 0]);
         assert_eq!(reached(3, 3), [80, 95, 100]);
         assert_eq!(reached(u64::MAX, u64::MAX), [80, 95, 100]);
     }

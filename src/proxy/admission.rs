@@ -324,10 +324,14 @@ impl Admission<'_> {
         if caller.has_changed(self.gate) {
             return self.changed(caller);
         }
-        if let (Rejection::TierInsufficient { .. }, Some(Place::Endpoint(endpoint))) =
-            (&rejection, &place)
-        {
-            caller.note_refusal(self.gate, endpoint, LedgerRefusal::Tier);
+        let endpoint = match &place {
+            Some(Place::Endpoint(endpoint)) => Some(Some(endpoint)),
+            None => Some(None),
+            // The gateway's own paths are in no ledger.
+            Some(Place::Own(_)) => None,
+        };
+        if let (Some(endpoint), Some(reason)) = (endpoint, in_ledger(&rejection)) {
+            caller.note_refusal(self.gate, endpoint, reason);
         }
         let standing = caller.standing_with(used.ok());
         Halt::Refused(Refusal {
@@ -461,5 +465,25 @@ impl Admission<'_> {
         *self.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
+    }
+}
+
+/// As what the ledger counts a refusal at an endpoint, or at none.
+fn in_ledger(rejection: &Rejection) -> Option<LedgerRefusal> {
+    match rejection {
+        Rejection::NotFound => Some(LedgerRefusal::NotFound),
+        Rejection::MethodNotAllowed { .. } => Some(LedgerRefusal::Method),
+        Rejection::TierInsufficient { .. } => Some(LedgerRefusal::Tier),
+        Rejection::BurstExceeded { .. } => Some(LedgerRefusal::Burst),
+        Rejection::TooManyConcurrent { .. } => Some(LedgerRefusal::Concurrent),
+        Rejection::DailyQuotaExceeded { .. } => Some(LedgerRefusal::DailyQuota),
+        Rejection::BadRequest(_)
+        | Rejection::PayloadTooLarge
+        | Rejection::UriTooLong
+        | Rejection::HeadersTooLarge
+        | Rejection::MissingApiKey
+        | Rejection::InvalidApiKey
+        | Rejection::UsageReadTooOften { .. }
+        | Rejection::Internal => None,
     }
 }

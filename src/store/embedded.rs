@@ -12,7 +12,9 @@
 //! | `group` | what is decided and written in one transaction |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
-//! | `usage` | reading the ledger |
+//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
+//! | `usage` | reading and proving the ledger |
+//! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
 //! | `learnt` | counts seen within the last second |
 //!
@@ -26,11 +28,13 @@
 //! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
 //! caller's record, unlike in a store that can lose its memory.
 
+mod events;
 mod feed;
 mod group;
 mod inbox;
 mod keys;
 mod learnt;
+mod retention;
 mod schema;
 mod status;
 mod usage;
@@ -55,13 +59,15 @@ use self::learnt::Learnt;
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyTable,
-    NodeName, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
+    Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -97,6 +103,8 @@ pub struct Settings {
     pub durability: Durability,
     /// How long a caller waits for an answer. Default: 5 s.
     pub timeout: Duration,
+    /// When days of the ledger are closed, and when they go.
+    pub keeping: Keeping,
 }
 
 impl Settings {
@@ -106,6 +114,7 @@ impl Settings {
             path: path.into(),
             durability: Durability::default(),
             timeout: Duration::from_secs(5),
+            keeping: Keeping::default(),
         }
     }
 }
@@ -154,6 +163,7 @@ fn open_blocking(
         path,
         durability,
         timeout,
+        keeping,
     } = settings;
     schema::create_file(&path)?;
     let mut writing = schema::connect(&path, durability)?;
@@ -180,6 +190,7 @@ fn open_blocking(
             inbox: Arc::new(Inbox::default()),
             keys,
             learnt: Learnt::default(),
+            keeping,
             up: AtomicBool::new(true),
             dirty: AtomicBool::new(true),
         }),
@@ -424,8 +435,10 @@ impl Store for EmbeddedStore {
         self.answered(answer).await
     }
 
-    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
-        self.desk.inbox.put_refusal(key, day, endpoint, refusal);
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        self.desk
+            .inbox
+            .put_refusal(&key.record, day, endpoint, refusal);
     }
 
     fn health(&self) -> Health {
@@ -435,6 +448,42 @@ impl Store for EmbeddedStore {
             without_store: WithoutStore::Denies,
             pending_units: 0,
         }
+    }
+
+    /// The database is the authority: it forgets nothing.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError> {
+        let (crossing, node) = (crossing.clone(), node.clone());
+        self.on_writer(move |connection, desk| {
+            events::claim(connection, &crossing, &node, delivery, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError> {
+        let courier = courier.clone();
+        self.on_writer(move |connection, desk| {
+            events::undelivered(connection, &courier, lease, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
+        let event = event.clone();
+        self.on_writer(move |connection, _| events::delivered(connection, &event))
+            .await
     }
 
     async fn close(&self, deadline: Duration) {
@@ -552,6 +601,16 @@ impl Store for EmbeddedStore {
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
         self.on_reader(move |connection| usage::read(connection, from, to, key))
+            .await
+    }
+
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError> {
+        self.on_reader(move |connection| usage::prove(connection, from, to, key))
             .await
     }
 }

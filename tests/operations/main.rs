@@ -10,6 +10,7 @@ mod check;
 mod drain;
 mod explain;
 mod keys;
+mod ledger;
 mod lifecycle;
 mod metrics;
 mod redis_outage;

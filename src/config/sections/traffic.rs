@@ -13,7 +13,7 @@ use super::retirement::retirement;
 use super::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
-use crate::config::scalar::Text;
+use crate::config::scalar::{Price, Text};
 use crate::config::text::{
     BurstText, EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
@@ -27,6 +27,8 @@ use crate::policy::token_bucket::Rate;
 
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
+/// A million dollars a month.
+const PRICE_MAX: Price = Price(100_000_000);
 const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 /// Requests a second of one key on one gateway: the most that is still told exactly.
 const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
@@ -61,6 +63,13 @@ pub(super) fn tiers(
             "write daily: and the requests a day",
         );
         let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
+        let price_at = at.key("price");
+        let prices = Price(0)..=PRICE_MAX;
+        check.bounds(&price_at, &prices);
+        let price = text.price.is_given().then(|| {
+            let price = check.bounded(&price_at, &text.price, Price(0), prices);
+            price.0
+        });
         let burst = burst(check, &at.key("burst"), text.burst);
         let concurrent_at = at.key("concurrent");
         let bounds = NonZeroU32::MIN..=CONCURRENT_MAX;
@@ -76,6 +85,7 @@ pub(super) fn tiers(
                 Tier {
                     enforcement,
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
+                    price_cents: price,
                     burst,
                     concurrent,
                 },

@@ -143,7 +143,7 @@ fn every_policy_of_a_429_has_an_example_where_a_tier_has_it() {
         realm: "API",
     });
     let text = String::from_utf8(without.body().to_vec()).unwrap();
-    assert!(text.contains("\"daily\"") && !text.contains("concurrent"));
+    assert!(text.contains("\"daily\"") && !text.contains("\"concurrent\""));
 }
 
 #[test]

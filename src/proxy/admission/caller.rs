@@ -12,6 +12,7 @@ use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Rate;
 use crate::proxy::gate::{Gate, Snapshot};
+use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{KeyEntry, Refusal as LedgerRefusal};
 
 /// Whoever presented a usable key.
@@ -84,10 +85,16 @@ impl Caller {
         newest.is_some_and(|entry| entry.record.version > record.version)
     }
 
-    /// Counts a refusal in the ledger.
-    pub fn note_refusal(&self, gate: &Gate, endpoint: &Arc<Endpoint>, refusal: LedgerRefusal) {
-        let (id, today) = (self.key.record.id, self.standing.day);
-        gate.store.refused(id, today, &endpoint.pattern, refusal);
+    /// Counts a refusal in the ledger, at its endpoint if there is one.
+    pub fn note_refusal(
+        &self,
+        gate: &Gate,
+        endpoint: Option<&Arc<Endpoint>>,
+        refusal: LedgerRefusal,
+    ) {
+        let pattern = endpoint.map_or(&*NO_ENDPOINT, |endpoint| &endpoint.pattern);
+        gate.store
+            .refused(&self.key, self.standing.day, pattern, refusal);
     }
 
     /// Hands over what shares of its limit it has come to.
@@ -108,7 +115,7 @@ impl Caller {
 
     /// The answer where the day has no room for the endpoint's cost.
     pub fn refuse_exhausted(self, gate: &Gate, endpoint: Arc<Endpoint>, used: u64) -> Refusal {
-        self.note_refusal(gate, &endpoint, LedgerRefusal::DailyQuota);
+        self.note_refusal(gate, Some(&endpoint), LedgerRefusal::DailyQuota);
         let standing = self.standing_with(Some(used));
         Refusal {
             rejection: Rejection::DailyQuotaExceeded { standing },

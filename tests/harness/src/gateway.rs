@@ -67,6 +67,8 @@ pub struct TierSpec {
     pub name: String,
     /// Units a day.
     pub daily: u64,
+    /// US dollars a month.
+    pub price: u64,
 }
 
 /// An endpoint.
@@ -154,17 +156,18 @@ pub struct GatewaySpec {
 impl GatewaySpec {
     /// The shipped tiers and endpoints in front of `upstream`.
     pub fn new(store: StoreSpec, upstream: SocketAddr) -> GatewaySpec {
-        let tier = |name: &str, daily| TierSpec {
+        let tier = |name: &str, daily, price| TierSpec {
             name: name.into(),
             daily,
+            price,
         };
         let all = ["starter", "pro", "enterprise"];
         GatewaySpec {
             store,
             tiers: vec![
-                tier("starter", 1_000),
-                tier("pro", 3_000),
-                tier("enterprise", 10_000),
+                tier("starter", 1_000, 99),
+                tier("pro", 3_000, 299),
+                tier("enterprise", 10_000, 799),
             ],
             endpoints: vec![
                 EndpointSpec::get("/api/v1/data/markets", &all),
@@ -216,8 +219,9 @@ impl GatewaySpec {
             .tiers
             .iter()
             .map(|tier| {
-                let more = more(self.tier_extra.get(&tier.name));
-                format!("  {}: {{ daily: {}{more} }}\n", tier.name, tier.daily)
+                let TierSpec { name, daily, price } = tier;
+                let more = more(self.tier_extra.get(name));
+                format!("  {name}: {{ daily: {daily}, price: {price}{more} }}\n")
             })
             .collect();
         let endpoints: String = self
