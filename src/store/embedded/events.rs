@@ -84,7 +84,8 @@ pub(super) fn undelivered(
     let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
     // Written anew only when half of it is over: whoever waits for events need not write twice a second.
     let held = connection.query_row(LEASE, [&courier.0], |row| row.get::<_, i64>(0));
-    let lasts = held.optional()?.unwrap_or(0) - now > (until - now) / 2;
+    let (left, whole) = (held.optional()?.unwrap_or(0) - now, until - now);
+    let lasts = left > whole / 2 && left <= whole;
     if !lasts && connection.execute(COURIER, (&courier.0, until, now))? == 0 {
         return Ok(None);
     }
