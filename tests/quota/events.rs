@@ -306,7 +306,7 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
         events[0].split('_').nth(1).unwrap()
     );
     eventually("the claims are back", DEADLINE, async || {
-        (redis.command(&["HLEN", &claims]).await.ok()? == "3").then_some(())
+        (redis.command(&["HLEN", &claims]).await.ok()? == ":3\r\n").then_some(())
     })
     .await;
     // A gateway that was not there before meets the claims.
