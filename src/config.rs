@@ -15,6 +15,7 @@ use std::time::Duration;
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
+use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 use crate::policy::crossing::{Shares, SigningSecret};
@@ -360,8 +361,12 @@ pub struct Limits {
     pub tls_handshake: Duration,
     /// Connections in all.
     pub connections: usize,
-    /// Connections of one client address (of IPv6 a /64); loopback addresses are exempt.
+    /// Connections of one client address (of IPv6 a /64).
     pub connections_per_address: usize,
+    /// Requests a second of one client address with no key or one that is not valid, after which its connections are closed.
+    pub failed_authentications: u32,
+    /// Networks whose addresses these two limits leave alone.
+    pub exempt_addresses: Vec<Network>,
     /// Requests on one connection, at least 1.
     pub requests_per_connection: u64,
     /// After this time a connection takes no further request.

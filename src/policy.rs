@@ -8,6 +8,7 @@
 //! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`target`] | is the request target unambiguous (step 1) |
+//! | [`address`] | which networks a client's address lies in, and what it is counted by |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
@@ -26,6 +27,7 @@
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
+pub mod address;
 pub mod api_key;
 pub mod audit;
 pub mod calendar;

@@ -26,6 +26,7 @@ use crate::telemetry::metrics::Metrics;
 
 mod accept;
 mod application;
+mod descriptors;
 mod events;
 mod listeners;
 mod notify;
@@ -103,6 +104,7 @@ pub fn serve(
         config.logging.level.as_str(),
         format_of(config.logging.format),
     );
+    descriptors::raise(config.limits.connections);
     let listener = Listener::bind(&config.listen)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))

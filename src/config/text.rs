@@ -437,8 +437,13 @@ sections! {
         tls_handshake: Leaf<Duration>,
         /// Connections in all.
         connections: Leaf<u64>,
-        /// Connections of one client address (IPv6: a /64; loopback addresses are exempt).
+        /// Connections of one client address (IPv6: a /64).
         connections_per_address: Leaf<u64>,
+        /// Requests a second of one client address without a valid key, after which its connections are closed; five seconds'
+        /// worth may come at once.
+        failed_authentications: Leaf<u64>,
+        /// Networks that the limits of one client address leave alone.
+        exempt_addresses: List<Text>,
         /// A connection takes no further request after so many.
         requests_per_connection: Leaf<u64>,
         /// A connection takes no further request after this time.

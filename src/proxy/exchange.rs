@@ -1,6 +1,5 @@
 //! One request from its header to its line in the access log: what pingora hands from hook to hook.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,6 @@ use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
 use super::rates::Slot;
 use super::upstreams::Upstream;
-use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
 use crate::policy::own_path::OwnPath;
@@ -199,11 +197,7 @@ impl Exchange {
     /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
     pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
         let prefix = &self.snapshot.config.keys.prefix;
-        let harmless = |value: &&HeaderValue| {
-            let text = value.to_str().unwrap_or_default();
-            request_id::is_acceptable(value.as_bytes())
-                && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_))
-        };
+        let harmless = |value: &&HeaderValue| request_id::kept(value.as_bytes(), prefix).is_some();
         self.request_id = match client_sent.filter(harmless) {
             Some(kept) => kept.clone(),
             None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
 use super::well_formed::HeadLimits;
-use crate::config::{self, Config};
+use crate::config::{self, Config, Limits};
+use crate::policy::address;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
 use crate::policy::openapi::{self, Document};
@@ -31,6 +33,12 @@ const USAGE_RATE: Rate = Rate {
 };
 /// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond it others wait.
 const USAGE_READERS_MAX: usize = 10_000;
+
+/// Client addresses whose last failed authentication is remembered; about 10 MiB. Where there are more, the connections of
+/// the others are closed after one: a flood from everywhere.
+const FAILING_ADDRESSES_MAX: usize = 100_000;
+/// So many seconds' worth of failed authentications may come at once.
+const BURST_SECONDS: u32 = 5;
 
 /// A checked configuration with what is made of it once. A request loads it once and keeps it to its end.
 #[derive(Debug)]
@@ -138,6 +146,7 @@ pub struct Gate {
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
+    failed_authentications: Mutex<TokenBuckets<IpAddr>>,
     /// What the keys have used up of their tiers' burst and concurrency.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
@@ -159,6 +168,7 @@ impl Gate {
             crossings: Crossings::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
+            failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
             rates: Rates::new(),
             draining: AtomicBool::new(false),
         }
@@ -192,6 +202,19 @@ impl Gate {
         self.usage_reads
             .lock()
             .take(key, USAGE_RATE, Instant::now())
+    }
+
+    /// Notes that no valid key came with a request, and says whether that happens too often from the client's address.
+    pub fn note_failed_authentication(&self, client: IpAddr, limits: &Limits) -> Result<(), Empty> {
+        let Some(address) = address::counted(client, &limits.exempt_addresses) else {
+            return Ok(());
+        };
+        let rate = Rate {
+            burst: limits.failed_authentications.saturating_mul(BURST_SECONDS),
+            interval: Duration::from_secs(1) / limits.failed_authentications.max(1),
+        };
+        let mut buckets = self.failed_authentications.lock();
+        buckets.take(address, rate, Instant::now())
     }
 
     /// Says that the gateway is about to stop: connections are closed after their current request.

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::proxy::HttpProxy;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::application::Application;
 use super::tls::Front;
 use crate::config::Limits;
+use crate::policy::address;
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
 use crate::proxy::connection::guard::{Guard, Silent};
@@ -76,6 +78,9 @@ impl Door {
     }
 }
 
+/// What the system may hold unsent for a client before the gateway waits for it, beside what is under way.
+const UNSENT_BYTES_MAX: u32 = 128 * 1024;
+
 /// How long a connection may be.
 struct Times {
     /// Until it takes no further request.
@@ -110,13 +115,16 @@ impl Room {
             all: limits.connections,
             each_address: limits.connections_per_address,
         };
-        let _seat = match self.census.seat(peer.ip(), places) {
+        let address = address::counted(peer.ip(), &limits.exempt_addresses);
+        let _seat = match self.census.seat(address, places) {
             Ok(seat) => seat,
             Err(Full::All) => return self.note_limit("connections"),
             Err(Full::Address) => return self.note_limit("connections_per_address"),
         };
         // Answers are gathered before they are written, so waiting for more would only delay them.
         let _ = socket.set_nodelay(true);
+        // Without it the system takes megabytes for a client that reads nothing, and what it reads of them is not seen.
+        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
         let Some(transport) = self.shake_hands(socket, limits).await else {
             return;
         };

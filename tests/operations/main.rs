@@ -7,6 +7,7 @@ mod admin;
 mod audit;
 mod certificates;
 mod check;
+mod descriptors;
 mod drain;
 mod explain;
 mod keys;
