@@ -85,8 +85,10 @@ pub struct Listen {
     pub http: Option<Http>,
     /// HTTPS for clients.
     pub https: Option<Https>,
-    /// Metrics and health for operators; always a loopback address.
+    /// Metrics and health for operators; outside loopback only with a token.
     pub admin: SocketAddr,
+    /// What opens `/metrics`; never absent where `admin` is no loopback address.
+    pub admin_token: Option<Secret>,
 }
 
 /// The cleartext listener.

@@ -19,6 +19,7 @@
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
@@ -30,6 +31,7 @@
 pub mod address;
 pub mod api_key;
 pub mod audit;
+pub mod caching;
 pub mod calendar;
 pub mod crossing;
 pub mod endpoint;

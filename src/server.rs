@@ -210,6 +210,7 @@ fn start(
             draining: gate.is_draining(),
             access_log_dropped: gate.access_log.dropped_lines(),
             config: config.load_full(),
+            token: gate.snapshot().config.listen.admin_token.clone(),
         }
     };
     let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use super::Secret;
 use super::check::{Check, Wrong};
 use super::outline::Path;
+use super::scalar::Text;
 use super::text::{
     AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, ListenText, LoggingText,
     QuotaText, RootText, RuntimeText, Section, StoreText,
@@ -128,7 +130,7 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
     let http = (shipped || text.http.is_given()).then(|| http(check, &at.key("http"), text.http));
     let https =
         (shipped || text.https.is_given()).then(|| https(check, &at.key("https"), text.https));
-    let admin = admin(check, &at.key("admin"), text.admin);
+    let (admin, admin_token) = admin(check, &at.key("admin"), text.admin);
     let used = [
         (http.as_ref().map(|http| http.address), "http"),
         (https.as_ref().map(|https| https.address), "https"),
@@ -147,7 +149,12 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
             );
         }
     }
-    Listen { http, https, admin }
+    Listen {
+        http,
+        https,
+        admin,
+        admin_token,
+    }
 }
 
 fn http(check: &mut Check<'_>, at: &Path, section: Section<HttpText>) -> Http {
@@ -217,18 +224,44 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
     }
 }
 
-fn admin(check: &mut Check<'_>, at: &Path, section: Section<AdminText>) -> SocketAddr {
+fn admin(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<AdminText>,
+) -> (SocketAddr, Option<Secret>) {
     let text = check.section(at, section).unwrap_or_default();
+    let (token_at, file_at) = (at.key("token"), at.key("token_file"));
+    if text.token.is_given() && text.token_file.is_given() {
+        check.wrong_key(&file_at, "there are two tokens", "keep one of them");
+    }
+    let written = check
+        .leaf(&token_at, &text.token)
+        .map(|Text(token)| Secret::from(token));
+    let read = check
+        .leaf(&file_at, &text.token_file)
+        .and_then(|file| check.secret_file(&file_at, &file));
+    for (at, token) in [(&token_at, &written), (&file_at, &read)] {
+        if token.as_ref().is_some_and(|token| !is_token(token)) {
+            let hint = "16 to 256 printable characters without spaces, such as `openssl rand -hex 32` makes";
+            check.wrong(at, "it is not a token", hint);
+        }
+    }
+    let token_given = text.token.is_given() || text.token_file.is_given();
     let at = at.key("address");
     let address = check.leaf_or(&at, &text.address, ADMIN_ADDRESS);
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && !token_given {
         check.wrong(
             &at,
             format!("{address} would open the admin listener to the network"),
-            "listen on 127.0.0.1",
+            "listen on 127.0.0.1, or write token: \"${VARIABLE}\" or token_file: FILE",
         );
     }
-    address
+    (address, written.or(read))
+}
+
+fn is_token(token: &Secret) -> bool {
+    let token = token.reveal().as_bytes();
+    (16..=256).contains(&token.len()) && token.iter().all(u8::is_ascii_graphic)
 }
 
 fn store(check: &mut Check<'_>, at: &Path, section: Section<StoreText>) -> StoreConfig {

@@ -281,6 +281,18 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:37 listen.admin.address: 0.0.0.0:9 would open the admin listener to the network",
         ),
         (
+            "listen: {http: {}, admin: {token: short}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token: \"${SECRET} ${SECRET} ${SECRET}\"}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token_file: /none}}",
+            "1:40 listen.admin.token_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
             "listen: {http: {address: 127.0.0.1:9090}}",
             "1:1 listen.admin.address: the http listener has this address already",
         ),
@@ -744,6 +756,7 @@ fn both_ends_of_a_range_are_taken() {
         "store: {redis: {outage: deny, journal_interval: 1m, min_nodes: 1000, cold_cap: 100%, count_staleness: 1d}}",
         "store: {redis: {outage: open}}",
         "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
+        "listen: {http: {}, admin: {address: '0.0.0.0:9', token: '${SECRET}${SECRET}${SECRET}'}}",
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {
         assert_eq!(problems_of(with(more), 3), Vec::<String>::new(), "{more}");

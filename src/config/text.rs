@@ -222,7 +222,7 @@ sections! {
         http: Section<HttpText>,
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Section<HttpsText>,
-        /// Metrics and health for operators, without authentication: loopback addresses only.
+        /// Metrics and health for operators; outside loopback addresses only with a token.
         admin: Section<AdminText>,
     }
     HttpText {
@@ -242,8 +242,12 @@ sections! {
         private_key: Leaf<PathBuf>,
     }
     AdminText {
-        /// A loopback address and port. A change needs a restart.
+        /// IP address and port; another than a loopback address needs a token. A change needs a restart.
         address: Leaf<SocketAddr>,
+        /// What /metrics asks for, as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a ${VARIABLE}.
+        token: Leaf<Text>,
+        /// A file with the token.
+        token_file: Leaf<PathBuf>,
     }
     StoreText {
         /// SQLite on this machine.

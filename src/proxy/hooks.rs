@@ -414,6 +414,7 @@ impl ProxyHttp for Edge {
             session.set_keepalive(None);
         }
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        forward::confine_response(response)?;
         let now = self.gate.store.now();
         match exchange.forwarding() {
             Some(forwarding) => {

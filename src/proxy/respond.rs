@@ -3,14 +3,16 @@
 //! An answer to `HEAD` has the header of the answer to `GET`, and no body: over HTTP/2 a body would break the stream.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK};
+use http::header::{
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::Session;
 
 use super::exchange::Exchange;
-use super::forward::X_REQUEST_ID;
+use super::forward::{NOSNIFF, X_REQUEST_ID};
 use crate::policy::endpoint::Endpoint;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
@@ -49,6 +51,7 @@ impl Answer {
         );
         let mut header = refusal_header(&problem, standing, endpoint, now)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         let body = if method == Method::HEAD {
             Bytes::new()
         } else {
@@ -76,6 +79,7 @@ impl Answer {
         header.insert_header(ETAG, document.etag().clone())?;
         header.insert_header(CACHE_CONTROL, DOCUMENT_CACHING)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         Ok(Answer { header, body })
     }
 
@@ -93,6 +97,7 @@ impl Answer {
         let (mut header, body) = Answer::json(method, Bytes::from(report))?;
         header.insert_header(CACHE_CONTROL, USAGE_CACHING)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         insert_standing(&mut header, standing, now)?;
         Ok(Answer { header, body })
     }

@@ -4,6 +4,7 @@
 mod answers;
 mod head;
 mod keys;
+mod leaks;
 mod malformed;
 mod order;
 mod own_paths;

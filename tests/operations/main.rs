@@ -10,6 +10,7 @@ mod check;
 mod descriptors;
 mod drain;
 mod explain;
+mod import;
 mod keys;
 mod ledger;
 mod lifecycle;

@@ -13,7 +13,7 @@ const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a gateway may take to end after SIGTERM.
 const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
 /// How long one command may take.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(20);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(240);
 
 /// The store of a gateway.
 #[derive(Debug, Clone)]
@@ -145,6 +145,8 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More entries of `listen.admin`, such as `token_file: F`.
+    pub admin_extra: String,
     /// More entries of `store.redis`, such as `timeout: 1s`.
     pub redis_extra: String,
     /// More top-level YAML, such as `limits: { header_count: 64 }`.
@@ -190,6 +192,7 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
             extra_yaml: String::new(),
             clock: None,
@@ -259,11 +262,15 @@ impl GatewaySpec {
             AccessLogSpec::File => format!("\"{}\"", access_log.display()),
             AccessLogSpec::Stdout => "stdout".to_owned(),
         };
+        let admin = match self.admin_extra.as_str() {
+            "" => String::new(),
+            extra => format!(", {extra}"),
+        };
         format!(
             "listen:
   http: {{ address: \"127.0.0.1:0\" }}
   https: {{ address: \"127.0.0.1:0\", {certificate} }}
-  admin: {{ address: \"127.0.0.1:0\" }}
+  admin: {{ address: \"127.0.0.1:0\"{admin} }}
 store:
 {store}
 quota: {{ timezone: {} }}
