@@ -129,6 +129,11 @@ impl Crossings {
         state.waiting.is_empty() && !state.taken
     }
 
+    /// Forgets all that was seen: the next request of each key shows it again.
+    pub fn forget(&self) {
+        self.state.lock().seen.clear();
+    }
+
     /// Forgets what was seen on days before `today`.
     pub fn sweep(&self, today: Date) {
         self.state.lock().seen.retain(|_, seen| seen.date >= today);

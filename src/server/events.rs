@@ -9,7 +9,8 @@
 //!
 //! Claim and event are one atomic step of the store. What was seen and not claimed yet is lost with the process, and seen
 //! again with the key's next request. A store that loses its memory is told this process's claims again: with no line and
-//! no count, but the event may be delivered once more, by the same id.
+//! no count, but the event may be delivered once more, by the same id. What a process had claimed that is gone by then is
+//! seen anew.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +30,8 @@ const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
 /// A crossing of a day that has been over for so long is not claimed any more.
 const LATE_MAX_SECONDS: i64 = 86_400;
+/// After the store may have lost something, every gateway has made its claims again by then; what is not claimed is seen anew.
+const FORGET_AFTER: Duration = Duration::from_secs(10);
 /// Own claims that are remembered for a store that loses its memory; some 20 MiB.
 const OWN_MAX: usize = 100_000;
 /// How often whoever stops looks whether all is claimed.
@@ -41,6 +44,8 @@ pub struct Teller {
     /// Of this process and of days that are not over.
     own: Vec<Crossing>,
     losses: u64,
+    /// When what was seen is to be forgotten.
+    forget: Option<Instant>,
 }
 
 /// What a claim is made for.
@@ -61,6 +66,7 @@ impl Teller {
             node,
             own: Vec::new(),
             losses,
+            forget: None,
         }
     }
 
@@ -91,9 +97,15 @@ impl Teller {
         let losses = self.gate.store.losses();
         if losses != self.losses {
             self.losses = losses;
+            self.forget = Some(Instant::now() + FORGET_AFTER);
             for crossing in std::mem::take(&mut self.own) {
                 self.claim(crossing, Occasion::Again).await;
             }
+        }
+        if self.forget.is_some_and(|at| at <= Instant::now()) {
+            self.forget = None;
+            // Claims of a gateway that is gone were not made again: the next request of their key shows them.
+            self.gate.crossings.forget();
         }
     }
 
@@ -112,7 +124,10 @@ impl Teller {
                         tracing::error!(%error, event = crossing.id(), "given up: the day is long over");
                         return;
                     }
-                    tracing::debug!(%error, event = crossing.id(), "not claimed yet");
+                    // A store that is away is told of elsewhere.
+                    if pause == RETRY_MIN && !error.is_transient() {
+                        tracing::warn!(%error, event = crossing.id(), "an event is not claimed yet; trying again");
+                    }
                 }
             }
             tokio::time::sleep(pause).await;

@@ -358,3 +358,31 @@ async fn a_share_that_was_passed_without_redis_is_told_when_it_is_back() {
     scene.expect_used(&key, 36).await;
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_told_again() {
+    let mut scene = builder(Store::Redis).gateways(2).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client_of(1, Protocol::Http1);
+    for _ in 0..32 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    expect_counted(&scene, &[(80, 1)]).await;
+    // The other gateway has seen it too, and that it is told.
+    let other = scene.client_of(0, Protocol::Http1);
+    assert_eq!(other.get(&key, MARKETS).await.status, 200);
+    scene.gateways[1].kill9();
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let first = logged(&scene);
+    assert_eq!(first.len(), 1, "{first:?}");
+    eventually("it is told again, by the same id", DEADLINE, async || {
+        other.get(&key, MARKETS).await;
+        let again = logged(&scene)
+            .iter()
+            .filter(|event| **event == first[0])
+            .count();
+        (again == 2).then_some(())
+    })
+    .await;
+}

@@ -122,7 +122,7 @@ impl Courier {
                 self.give_up(&event).await;
                 continue;
             }
-            let request = request(client, &event, webhook);
+            let request = request(client, &event, webhook, self.gate.store.now());
             attempts.spawn(async move { (event, attempt(request).await) });
         }
         while let Some(joined) = attempts.join_next().await {
@@ -182,8 +182,13 @@ impl Courier {
     }
 }
 
-fn request(client: &reqwest::Client, event: &Event, webhook: &Webhook) -> reqwest::RequestBuilder {
-    let sent = Timestamp::now().as_second();
+fn request(
+    client: &reqwest::Client,
+    event: &Event,
+    webhook: &Webhook,
+    now: Timestamp,
+) -> reqwest::RequestBuilder {
+    let sent = now.as_second();
     client
         .post(webhook.url.reveal())
         .timeout(webhook.timeout)
