@@ -2,24 +2,33 @@
 //!
 //! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not.
+//! without the store (`degraded`), and else why not. With a token configured, only whoever has it sees more than that.
 
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{Method, Response, StatusCode};
+use http::header::{
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderValue, Method, Response, StatusCode};
+use jiff::Timestamp;
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde::Serialize;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
 
+use crate::config::Secret;
 use crate::store::{Store, WithoutStore};
 use crate::telemetry::metrics::Metrics;
 
 /// The Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON_TYPE: &str = "application/json";
+/// What comes before a token.
+const BEARER: &[u8] = b"Bearer ";
 /// What `/readyz` calls the gateway: served by the store, served without it, not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
@@ -33,12 +42,55 @@ pub struct Admin {
 }
 
 /// What the composition tells the admin listener of the rest of the gateway.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct View {
     /// Whether the gateway is about to stop.
     pub draining: bool,
     /// Access log lines lost so far.
     pub access_log_dropped: usize,
+    /// The configuration.
+    pub config: Arc<ConfigView>,
+    /// What opens the metrics; without one they are open.
+    pub token: Option<Secret>,
+}
+
+/// The running configuration, and what keeps the file from being it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConfigView {
+    /// The hash of what runs.
+    pub hash: String,
+    /// Since when it runs.
+    pub applied: Timestamp,
+    /// Why the file is not what runs, where it is not.
+    pub refused: Option<Refused>,
+}
+
+/// A configuration file that was not applied.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Refused {
+    /// When.
+    pub at: Timestamp,
+    /// Why: its problems, one a line.
+    pub reason: String,
+}
+
+impl ConfigView {
+    /// The configuration with this hash runs from now on.
+    pub fn applied(hash: String, now: Timestamp) -> ConfigView {
+        ConfigView {
+            hash,
+            applied: now,
+            refused: None,
+        }
+    }
+
+    /// The same configuration, beside a file that was refused.
+    pub fn but_refused(&self, refused: Refused) -> ConfigView {
+        ConfigView {
+            refused: Some(refused),
+            ..self.clone()
+        }
+    }
 }
 
 /// The body of `/readyz`.
@@ -54,6 +106,7 @@ struct Readiness {
     keys_age_seconds: f64,
     keys_usable: bool,
     keys: usize,
+    config: ConfigView,
 }
 
 impl Admin {
@@ -72,7 +125,9 @@ impl Admin {
 
     fn readiness(&self) -> Readiness {
         let health = self.store.health();
-        let draining = (self.view)().draining;
+        let View {
+            draining, config, ..
+        } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         Readiness {
@@ -89,6 +144,7 @@ impl Admin {
             keys_age_seconds: health.keys.age.as_secs_f64(),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
+            config: ConfigView::clone(&config),
         }
     }
 
@@ -112,7 +168,14 @@ impl Admin {
         self.metrics.render()
     }
 
-    fn answer(&self, method: &Method, path: &str) -> Response<Vec<u8>> {
+    fn answer(
+        &self,
+        method: &Method,
+        path: &str,
+        authorization: Option<&HeaderValue>,
+    ) -> Response<Vec<u8>> {
+        let token = (self.view)().token;
+        let opened = token.is_none_or(|token| opens(authorization, &token));
         let (status, content_type, body) = match path {
             "/livez" => (StatusCode::OK, JSON_TYPE, br#"{"status":"live"}"#.to_vec()),
             "/readyz" => {
@@ -125,9 +188,18 @@ impl Admin {
                 (
                     status,
                     JSON_TYPE,
-                    serde_json::to_vec(&readiness).unwrap_or_default(),
+                    if opened {
+                        serde_json::to_vec(&readiness).unwrap_or_default()
+                    } else {
+                        format!(r#"{{"status":"{}"}}"#, readiness.status).into_bytes()
+                    },
                 )
             }
+            _ if !opened => (
+                StatusCode::UNAUTHORIZED,
+                JSON_TYPE,
+                br#"{"status":"unauthorized"}"#.to_vec(),
+            ),
             "/metrics" => (
                 StatusCode::OK,
                 METRICS_TYPE,
@@ -149,7 +221,11 @@ impl Admin {
             .status(status)
             .header(CONTENT_TYPE, content_type)
             .header(CONTENT_LENGTH, body.len())
-            .header(CACHE_CONTROL, "no-store");
+            .header(CACHE_CONTROL, "no-store")
+            .header(X_CONTENT_TYPE_OPTIONS, "nosniff");
+        if status == StatusCode::UNAUTHORIZED {
+            answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
+        }
         if !taken {
             answer = answer.header(ALLOW, "GET, HEAD");
         }
@@ -166,8 +242,23 @@ impl Admin {
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let header = session.req_header();
-        self.answer(&header.method, header.uri.path())
+        self.answer(
+            &header.method,
+            header.uri.path(),
+            header.headers.get(AUTHORIZATION),
+        )
     }
+}
+
+/// Whether these are the credentials (RFC 6750 section 2.1). How long it takes does not tell how much of the token fits.
+fn opens(authorization: Option<&HeaderValue>, token: &Secret) -> bool {
+    let Some((scheme, presented)) =
+        authorization.and_then(|value| value.as_bytes().split_at_checked(BEARER.len()))
+    else {
+        return false;
+    };
+    let (presented, token) = (Sha256::digest(presented), Sha256::digest(token.reveal()));
+    scheme.eq_ignore_ascii_case(BEARER) && presented.ct_eq(&token).into()
 }
 
 impl fmt::Debug for Admin {

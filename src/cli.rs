@@ -19,9 +19,11 @@ use crate::store::{ChangeMark, Role, Store};
 
 mod audit;
 mod check;
+mod explain;
 mod keys;
 mod openapi;
 mod output;
+mod schema;
 mod serve;
 mod store;
 mod usage;
@@ -72,7 +74,7 @@ enum Command {
         after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31"
     )]
     Keys(keys::KeysCommand),
-    /// Show what was used, by key or by day.
+    /// Show what was used, prove that it reconciles, list a month for invoices.
     #[command(
         after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
     )]
@@ -80,11 +82,20 @@ enum Command {
     /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
     #[command(after_help = "Example:\n  touchline openapi --output yaml > openapi.yaml")]
     Openapi(openapi::OpenapiArguments),
+    /// Print the JSON Schema of gateway.yaml (2020-12), with which editors describe, complete and check it.
+    #[command(after_help = "Example:\n  touchline schema > gateway.schema.json")]
+    Schema,
     /// Show who changed which key, when, how and why.
     #[command(
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
     )]
     Audit(audit::AuditArguments),
+    /// Say what would become of a request with a key, step by step, and which settings decide it. Charges nothing.
+    #[command(
+        after_help = "Example:\n  touchline explain --key-id 4fZk09QwXy2B --method GET --path /api/v1/data/insights\n\n\
+                      Exit code 0 says that the request could be explained, whatever becomes of it."
+    )]
+    Explain(explain::ExplainArguments),
     /// See how the store is doing.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
@@ -121,15 +132,20 @@ pub fn run() -> ExitCode {
 }
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
-    let config = Config::load(&arguments.config)?;
     let out = &mut io::stdout();
+    if let Command::Schema = arguments.command {
+        return schema::run(out);
+    }
+    let config = Config::load(&arguments.config)?;
     match &arguments.command {
-        Command::Serve => serve::run(config, out),
+        Command::Serve => serve::run(&arguments.config, config, out),
         Command::Check => check::run(&arguments.config, &config, out),
         Command::Keys(command) => keys::run(command, config, out),
         Command::Usage(arguments) => usage::run(arguments, config, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config, out),
+        Command::Schema => schema::run(out),
         Command::Audit(arguments) => audit::run(arguments, config, out),
+        Command::Explain(arguments) => explain::run(arguments, config, out),
         Command::Store(command) => store::run(command, config, out),
     }
 }
@@ -296,12 +312,21 @@ mod tests {
             "touchline keys grant 4fZk09QwXy2B --reason x",
             "touchline usage --from yesterday",
             "touchline usage --by week",
+            "touchline usage --by day verify",
+            "touchline usage invoice",
+            "touchline usage invoice --month 2026-13",
+            "touchline usage invoice --month 2026-10-01",
             "touchline openapi --output csv",
             "touchline audit --from soon",
             "touchline audit --what theft",
             "touchline audit --key short",
             "touchline keys suspend 4fZk09QwXy2B --by",
             "touchline keys suspend 4fZk09QwXy2B --reason",
+            "touchline explain --key-id 4fZk09QwXy2B",
+            "touchline explain --path /api/v1/data/markets",
+            "touchline explain --key-id short --path /a",
+            "touchline explain --key-id 4fZk09QwXy2B --path /a --method A(B",
+            "touchline explain --key-id 4fZk09QwXy2B --path /a --at noon",
             "touchline store",
             "touchline store status --output csv",
         ] {

@@ -7,7 +7,7 @@
 
 use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,22 +15,29 @@ use std::time::Duration;
 use http::HeaderName;
 use sha2::{Digest, Sha256};
 
+use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::token_bucket::Rate;
 
 mod check;
 mod outline;
+mod places;
 mod problem;
 mod scalar;
+mod schema;
 mod secret;
 mod sections;
+mod succession;
 mod text;
 
+pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
+pub use succession::Running;
 
 /// The largest file that is read: some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -40,12 +47,16 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
     pub hash: String,
+    /// Where each setting stands in the file.
+    pub places: Places,
     /// Where clients and operators connect.
     pub listen: Listen,
     /// Where keys and counts live.
     pub store: StoreConfig,
     /// The division of time into quota days (`quota.timezone`).
     pub calendar: Calendar,
+    /// How long the ledger waits for late settlements, and is kept.
+    pub ledger: Ledger,
     /// What issued keys look like, and what a 401 says.
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
@@ -71,8 +82,10 @@ pub struct Listen {
     pub http: Option<Http>,
     /// HTTPS for clients.
     pub https: Option<Https>,
-    /// Metrics and health for operators; always a loopback address.
+    /// Metrics and health for operators; outside loopback only with a token.
     pub admin: SocketAddr,
+    /// What opens `/metrics`; never absent where `admin` is no loopback address.
+    pub admin_token: Option<Secret>,
 }
 
 /// The cleartext listener.
@@ -237,8 +250,23 @@ pub struct Keys {
 pub struct Tier {
     /// Units a quota day.
     pub daily: NonZeroU64,
+    /// What a month of it costs, in cents of US dollars; `None` where the file does not say.
+    pub price_cents: Option<u64>,
+    /// How fast one key may send requests, on each gateway.
+    pub burst: Option<Rate>,
+    /// Requests that one key may have under way, on each gateway.
+    pub concurrent: Option<NonZeroU32>,
     /// Whether its limits refuse (`enforce`).
     pub enforcement: Enforcement,
+}
+
+/// The ledger's days.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ledger {
+    /// How long after its end a day is closed.
+    pub settle_window: Duration,
+    /// How long after its end a day is kept; always longer than `settle_window`.
+    pub retention: Duration,
 }
 
 /// A service behind the gateway.
@@ -310,8 +338,12 @@ pub struct Limits {
     pub tls_handshake: Duration,
     /// Connections in all.
     pub connections: usize,
-    /// Connections of one client address (of IPv6 a /64); loopback addresses are exempt.
+    /// Connections of one client address (of IPv6 a /64).
     pub connections_per_address: usize,
+    /// Requests a second of one client address with no key or one that is not valid, after which its connections are closed.
+    pub failed_authentications: u32,
+    /// Networks whose addresses these two limits leave alone.
+    pub exempt_addresses: Vec<Network>,
     /// Requests on one connection, at least 1.
     pub requests_per_connection: u64,
     /// After this time a connection takes no further request.
@@ -395,12 +427,30 @@ pub enum AccessLog {
     File(PathBuf),
 }
 
+/// The JSON Schema of `gateway.yaml` (2020-12), for editors.
+pub fn schema() -> serde_json::Value {
+    schema::document()
+}
+
 impl Config {
     /// Reads and checks a file. Variables come from the environment of the process; host names of upstreams are resolved.
     ///
     /// # Errors
     /// All problems of the file at once; one alone where it cannot be read or is not YAML.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+        Config::read(path, None)
+    }
+
+    /// The same for a configuration that is to take the place of one that runs.
+    ///
+    /// # Errors
+    /// As [`Config::load`]; where the file alone is good, everything in it that needs a restart, and tiers that are gone
+    /// though keys hold them.
+    pub fn load_over(path: &Path, running: &Running<'_>) -> Result<Config, ConfigErrors> {
+        Config::read(path, Some(running))
+    }
+
+    fn read(path: &Path, running: Option<&Running<'_>>) -> Result<Config, ConfigErrors> {
         let name = path.display().to_string();
         let fail = |line, column, message: String, hint: &str| ConfigErrors {
             file: name.clone(),
@@ -438,7 +488,12 @@ impl Config {
                 "save it as UTF-8",
             )
         })?;
-        Config::parse(&name, text, &|variable| std::env::var(variable).ok())
+        Config::parse_over(
+            &name,
+            text,
+            &|variable| std::env::var(variable).ok(),
+            running,
+        )
     }
 
     /// Checks a text. `file_name` is what problems show; `env` answers `${VARIABLE}`. Reads the files that `…_file` keys
@@ -451,12 +506,22 @@ impl Config {
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigErrors> {
+        Config::parse_over(file_name, text, env, None)
+    }
+
+    fn parse_over(
+        file_name: &str,
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        running: Option<&Running<'_>>,
+    ) -> Result<Config, ConfigErrors> {
         let resolve = |server: &str| server.to_socket_addrs().map(Iterator::collect);
         let surroundings = check::Surroundings {
             env,
             resolve: &resolve,
         };
-        parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new(file_name, problems))
+        parse_in(file_name, text, &surroundings, running)
+            .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
     /// The tier with this name.
@@ -481,7 +546,12 @@ impl Config {
     }
 }
 
-fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config, Vec<Problem>> {
+fn parse_in(
+    file_name: &str,
+    text: &str,
+    surroundings: &check::Surroundings<'_>,
+    running: Option<&Running<'_>>,
+) -> Result<Config, Vec<Problem>> {
     let start = outline::Position::START;
     let root = outline::Path::default();
     if text.len() > FILE_BYTES_MAX {
@@ -491,7 +561,7 @@ fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config
             Some("at most 1MiB"),
         )]);
     }
-    let outline = outline::Outline::of(text)?;
+    let outline = Arc::new(outline::Outline::of(text)?);
     if outline.is_empty() {
         return Err(vec![start.problem(
             &root,
@@ -509,7 +579,11 @@ fn parse_in(text: &str, surroundings: &check::Surroundings<'_>) -> Result<Config
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let config = sections::config(&mut check, section, hash_of(text));
+    let places = Places::new(file_name, outline.clone());
+    let config = sections::config(&mut check, section, hash_of(text), places);
+    if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
+        succession::check(&mut check, running, config);
+    }
     match config {
         Some(config) if check.problems().is_empty() => Ok(config),
         Some(_) | None => Err(check.into_problems()),

@@ -13,7 +13,8 @@
 //! 2. there is an API key, and 3. it is known and usable ([`policy::api_key`], [`store::KeyTable`],
 //!    [`policy::key_record`]);
 //! 4. the path is an endpoint, 5. it takes the method, 6. the key's tier includes it ([`policy::endpoint`]);
-//! 7. (burst and concurrency limits: not built yet);
+//! 7. the key is within its tier's burst and concurrency, where it has such limits ([`proxy::rates`],
+//!    [`policy::token_bucket`]);
 //! 8. the daily quota has room: one atomic charge ([`store::Store::charge`]) on the quota day of
 //!    [`policy::calendar`].
 //!
@@ -27,6 +28,12 @@
 //! ([`policy::rate_limit`]); every request leaves one line in the access log and its traces in the metrics
 //! ([`telemetry`]).
 //!
+//! # The life of a configuration
+//!
+//! [`config`] reads `gateway.yaml` whole or tells all its problems; [`server`] makes of it a [`proxy::Snapshot`], which a
+//! request loads once and keeps. When the file changes or SIGHUP comes, `server::reload` prepares another snapshot, with
+//! everything that can fail, and exchanges one pointer; or says why not.
+//!
 //! # Floors
 //!
 //! A module imports only from lower floors, and siblings do not know each other; `tests/house` keeps it so.
@@ -34,7 +41,7 @@
 //! | Floor | Room | Job |
 //! |---|---|---|
 //! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
-//! | 4 | [`server`] | composition: configuration → store, services, listeners; drain |
+//! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
 //! | 3 | [`proxy`] | the edge on pingora: the request path, forwarding, answers |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/metrics` |
 //! | 2 | [`config`] | `gateway.yaml`: text types → checked `Config`; problems with positions |

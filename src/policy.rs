@@ -8,15 +8,18 @@
 //! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`target`] | is the request target unambiguous (step 1) |
+//! | [`address`] | which networks a client's address lies in, and what it is counted by |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`audit`] | what the audit trail says of a change |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
+//! | [`explanation`] | what all steps would make of a request, and why |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
@@ -24,11 +27,14 @@
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
+pub mod address;
 pub mod api_key;
 pub mod audit;
+pub mod caching;
 pub mod calendar;
 pub mod endpoint;
 pub mod enforcement;
+pub mod explanation;
 pub mod http1;
 pub mod http2;
 pub mod key_record;

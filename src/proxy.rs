@@ -9,6 +9,7 @@
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
 //! | [`well_formed`] | step 1 on the head of a request |
 //! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
+//! | [`rates`] | how fast a key may send requests, and how many of it are under way |
 //! | [`record`] | a request's line in the access log and its traces in the metrics |
 //! | [`respond`] | writing the gateway's own answers |
 //! | [`usage`] | the body of `/api/v1/usage` |
@@ -23,6 +24,7 @@ pub mod exchange;
 pub mod forward;
 pub mod gate;
 pub mod hooks;
+pub mod rates;
 pub mod record;
 pub mod respond;
 pub mod upstreams;

@@ -5,29 +5,38 @@
 //! finished and waited for, no longer than needed and no longer than `limits.shutdown_grace`.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use pingora::server::configuration::ServerConf;
 use serde::Serialize;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::admin::{Admin, View};
+use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::proxy::{Gate, Snapshot};
 use crate::store::{NodeName, Role, StoreError};
-use crate::telemetry::access_log::{AccessLog, Destination};
+use crate::telemetry::access_log::{AccessLog, Destination, Sink};
 use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
 mod accept;
+mod application;
+mod descriptors;
 mod listeners;
+mod notify;
+mod reload;
 mod stores;
 mod tls;
+mod watched;
 
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
+use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
 
@@ -74,17 +83,23 @@ pub struct Addresses {
     admin: SocketAddr,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT. `announce` is called once, when all listeners are bound.
+/// Runs a gateway until SIGTERM or SIGINT with the configuration that was read from `file`, and with what `file` holds later.
+/// `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
 /// [`ServeError`] where it cannot start; nothing listens then.
-pub fn serve(config: Config, announce: impl FnOnce(&Addresses)) -> Result<(), ServeError> {
+pub fn serve(
+    file: &Path,
+    config: Config,
+    announce: impl FnOnce(&Addresses),
+) -> Result<(), ServeError> {
     // Fails only where a provider is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     diagnostics::install(
         config.logging.level.as_str(),
         format_of(config.logging.format),
     );
+    descriptors::raise(config.limits.connections);
     let listener = Listener::bind(&config.listen)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
@@ -92,7 +107,7 @@ pub fn serve(config: Config, announce: impl FnOnce(&Addresses)) -> Result<(), Se
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
-    let served = runtime.block_on(run(config, listener, announce));
+    let served = runtime.block_on(run(file, config, listener, announce));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
 }
@@ -106,6 +121,7 @@ fn worker_threads(threads: usize) -> usize {
 }
 
 async fn run(
+    file: &Path,
     config: Config,
     listener: Listener,
     announce: impl FnOnce(&Addresses),
@@ -113,16 +129,11 @@ async fn run(
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let mut stop = StopSignals::install().map_err(|error| system(&error))?;
     let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
-    let access_log =
-        AccessLog::open(&destination_of(&config.logging.access_log)).map_err(|error| {
-            ServeError::AccessLog {
-                path: format!("{:?}", config.logging.access_log),
-                error,
-            }
-        })?;
+    // From here on it does not end the process.
+    let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
+    let access_log = AccessLog::new(open_access_log(&config.logging.access_log)?);
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
-    let grace = config.limits.shutdown_grace;
     let configuration = config.hash.clone();
     let gate = Arc::new(Gate::new(
         Snapshot::new(config),
@@ -131,18 +142,27 @@ async fn run(
         access_log,
     ));
 
-    for (tier, _) in gate.snapshot().config.shadow_tiers() {
-        tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
-    }
+    warn_of_shadow_tiers(&gate.snapshot().config);
     let (shutdown, watch) = watch::channel(false);
-    let mut bound = start(&listener, &gate, &watch).map_err(|error| system(&error))?;
+    let now = store.now();
+    let view = Arc::new(ArcSwap::from_pointee(ConfigView::applied(
+        configuration.clone(),
+        now,
+    )));
+    metrics.config_runs(&configuration, now);
+    let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
+    let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
+    let reloading = tokio::spawn(reloader.run(hangup));
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
+    notify::ready(&configuration);
 
     stop.wait().await;
     tracing::info!("stopping: finishing the requests in flight");
-    let deadline = Instant::now() + grace;
+    notify::stopping();
+    reloading.abort();
+    let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
     gate.start_draining();
     // Nobody is listening only if all services are gone already.
     let _ = shutdown.send(true);
@@ -166,6 +186,7 @@ async fn run(
 fn start(
     listener: &Listener,
     gate: &Arc<Gate>,
+    config: &Arc<ArcSwap<ConfigView>>,
     watch: &watch::Receiver<bool>,
 ) -> std::io::Result<Bound> {
     let settings = Arc::new(ServerConf {
@@ -173,10 +194,12 @@ fn start(
         ..ServerConf::default()
     });
     let view = {
-        let gate = gate.clone();
+        let (gate, config) = (gate.clone(), config.clone());
         move || View {
             draining: gate.is_draining(),
             access_log_dropped: gate.access_log.dropped_lines(),
+            config: config.load_full(),
+            token: gate.snapshot().config.listen.admin_token.clone(),
         }
     };
     let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);
@@ -194,13 +217,12 @@ async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
 
 /// SIGTERM and SIGINT.
 struct StopSignals {
-    terminate: tokio::signal::unix::Signal,
-    interrupt: tokio::signal::unix::Signal,
+    terminate: Signal,
+    interrupt: Signal,
 }
 
 impl StopSignals {
     fn install() -> std::io::Result<StopSignals> {
-        use tokio::signal::unix::{SignalKind, signal};
         Ok(StopSignals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
@@ -215,6 +237,13 @@ impl StopSignals {
     }
 }
 
+/// Says of every configuration that runs which tiers it does not enforce.
+fn warn_of_shadow_tiers(config: &Config) {
+    for (tier, _) in config.shadow_tiers() {
+        tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
+    }
+}
+
 fn format_of(format: config::LogFormat) -> diagnostics::Format {
     match format {
         config::LogFormat::Json => diagnostics::Format::Json,
@@ -222,13 +251,18 @@ fn format_of(format: config::LogFormat) -> diagnostics::Format {
     }
 }
 
-fn destination_of(access_log: &config::AccessLog) -> Destination {
-    match access_log {
+/// Opens the access log's place; `None` is nowhere.
+fn open_access_log(access_log: &config::AccessLog) -> Result<Option<Sink>, ServeError> {
+    let destination = match access_log {
         config::AccessLog::Stdout => Destination::Stdout,
         config::AccessLog::Stderr => Destination::Stderr,
         config::AccessLog::Off => Destination::Off,
         config::AccessLog::File(path) => Destination::File(path.clone()),
-    }
+    };
+    Sink::open(&destination).map_err(|error| ServeError::AccessLog {
+        path: format!("{access_log:?}"),
+        error,
+    })
 }
 
 /// A name for this process start: host, process id and 32 random bits.

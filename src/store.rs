@@ -11,7 +11,6 @@
 //! - a charge whose key record is older than the store's is never granted;
 //! - a key is changed together with the entry of the change in the audit trail, or neither is.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,14 +23,16 @@ use serde::Serialize;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::key_record::KeyRecord;
+use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod embedded;
 pub mod key_table;
+pub mod ledger;
 pub mod redis;
 pub mod status;
 
 pub use key_table::{KeyEntry, KeyTable};
+pub use ledger::{Adjustment, DayUsage, Keeping, Proof, Refusal, Totals};
 use status::{Replicas, StoreStatus};
 
 /// The limit of a charge that only counts.
@@ -83,50 +84,14 @@ pub enum Decision {
 pub struct Receipt {
     /// The key that was charged.
     pub key: KeyId,
+    /// The tier it had.
+    pub tier: TierName,
     /// The day it was charged on.
     pub day: Day,
     /// The endpoint the units were for.
     pub endpoint: Arc<str>,
     /// The units.
     pub units: u32,
-}
-
-/// Why a request of a known key was refused without a charge, for the ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Refusal {
-    /// 403: the tier does not include the endpoint.
-    Tier,
-    /// 429: the daily quota is used up.
-    DailyQuota,
-}
-
-/// What the ledger holds for one key, day and endpoint.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Totals {
-    /// Requests charged.
-    pub requests: u64,
-    /// Units charged for them.
-    pub charged: u64,
-    /// Units given back.
-    pub refunded: u64,
-    /// Requests refused because of the tier.
-    pub refused_tier: u64,
-    /// Requests refused because of the daily quota.
-    pub refused_quota: u64,
-}
-
-/// The ledger of one key on one day.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct DayUsage {
-    /// The day.
-    pub date: Date,
-    /// The key.
-    pub key: KeyId,
-    /// Units charged minus units refunded: what the quota counts.
-    pub used: u64,
-    /// The same by endpoint; may lag behind `used` by up to a second.
-    pub endpoints: BTreeMap<String, Totals>,
 }
 
 /// The place of a change of the key table in the store's order of changes.
@@ -280,7 +245,7 @@ pub trait Store: Send + Sync + 'static {
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
 
     /// Counts a refused request in the ledger, within a second. Never waits.
-    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal);
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal);
 
     /// How the store is doing, without asking it.
     fn health(&self) -> Health;
@@ -341,4 +306,27 @@ pub trait Store: Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError>;
+
+    /// The same days, each held against everything that the store knows of them: what is told of no fault reconciles.
+    /// A gateway that charges meanwhile may be caught between a count and its entry in the ledger; ask again.
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError>;
+}
+
+impl Receipt {
+    /// The receipt of a granted charge.
+    pub fn of(charge: &Charge) -> Receipt {
+        let record = &charge.key.record;
+        Receipt {
+            key: record.id,
+            tier: record.tier.clone(),
+            day: charge.day,
+            endpoint: charge.endpoint.clone(),
+            units: charge.cost,
+        }
+    }
 }

@@ -19,6 +19,7 @@ mod change;
 mod find;
 mod issue;
 mod orders;
+mod transfer;
 mod view;
 
 #[derive(Debug, Subcommand)]
@@ -86,6 +87,21 @@ pub(super) enum KeysCommand {
         after_help = "Example:\n  touchline keys grant 4fZk09QwXy2B --extra 500 --reason \"Cup final, ticket 4711\"\n  touchline keys grant 4fZk09QwXy2B --extra 500 --day 2026-11-28 --reason \"Load test\""
     )]
     Grant(arguments::GrantArguments),
+    /// Bring in keys that were made elsewhere, by value or by SHA-256 digest, in any format of their own.
+    ///
+    /// The file is CSV with a header line or JSON Lines, with the fields `customer`, `tier`, and `key` or `digest`, and if wanted
+    /// `id`, `label`, `state`, `expires`, `grants`, `created`, `previous_digest` and `previous_until`. It is checked as a whole
+    /// first: if anything is wrong, all mistakes are told with their lines and nothing is written. Then it is written in batches
+    /// that charges pass between. Importing it again skips what is there, so an import that was interrupted is completed.
+    #[command(
+        after_help = "Example:\n  touchline keys import keys.csv --dry-run\n  touchline keys import keys.jsonl --reason \"moved from the old gateway\"\n  touchline keys import - --format csv"
+    )]
+    Import(transfer::ImportArguments),
+    /// Write all keys as rows, without their values, which are not stored.
+    #[command(
+        after_help = "Example:\n  touchline keys export > keys.csv\n  touchline keys export keys.jsonl --with-digests"
+    )]
+    Export(transfer::ExportArguments),
 }
 
 /// Runs one of the commands on the configured store.
@@ -136,6 +152,12 @@ pub(super) fn run(
         }),
         KeysCommand::Grant(order) => Session::run(config, async |session| {
             orders::grant(session, order, out).await
+        }),
+        KeysCommand::Import(order) => Session::run(config, async |session| {
+            transfer::import(session, order, out).await
+        }),
+        KeysCommand::Export(order) => Session::run(config, async |session| {
+            transfer::export(session, order, out).await
         }),
     }
 }

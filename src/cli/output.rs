@@ -61,6 +61,11 @@ pub(super) fn write_table(
     numbers: &[&str],
     rows: &[Vec<String>],
 ) -> anyhow::Result<()> {
+    write_lines(out, table_lines(header, numbers, rows))
+}
+
+/// The lines of such a table, its header first, without spaces at their ends.
+pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(
@@ -77,7 +82,7 @@ pub(super) fn write_table(
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    write_lines(out, &table)
+    lines(&table)
 }
 
 /// Writes names and values under each other.
@@ -90,12 +95,19 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
-    write_lines(out, &table)
+    write_lines(out, lines(&table))
 }
 
-fn write_lines(out: &mut dyn Write, table: &Table) -> anyhow::Result<()> {
-    for line in table.lines() {
-        writeln!(out, "{}", line.trim_end())?;
+fn lines(table: &Table) -> Vec<String> {
+    table
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect()
+}
+
+fn write_lines(out: &mut dyn Write, lines: Vec<String>) -> anyhow::Result<()> {
+    for line in lines {
+        writeln!(out, "{line}")?;
     }
     Ok(out.flush()?)
 }

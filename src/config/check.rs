@@ -1,11 +1,13 @@
 //! The way from the text to checked values: reads leaves, expands `${VARIABLE}`, and collects every problem.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::Path as FilePath;
 
 use serde::de::DeserializeOwned;
+use serde_json::Value as Json;
 use serde_yaml::Value;
 
 use super::outline::{Outline, Path};
@@ -42,11 +44,23 @@ impl Wrong {
     }
 }
 
+/// What was found out about one leaf while it was read.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Reading {
+    /// What it is, in one form for equal values; one with a variable as it is written. `None`: nothing is written.
+    pub(super) value: Option<String>,
+    /// What it is where nothing is written, as JSON.
+    pub(super) default: Option<Json>,
+    /// The least and the most that it may be.
+    pub(super) bounds: Option<(String, String)>,
+}
+
 /// One check of one file.
 pub(super) struct Check<'a> {
     outline: &'a Outline,
     surroundings: &'a Surroundings<'a>,
     problems: Vec<Problem>,
+    readings: BTreeMap<String, Reading>,
 }
 
 impl<'a> Check<'a> {
@@ -55,7 +69,27 @@ impl<'a> Check<'a> {
             outline,
             surroundings,
             problems: Vec::new(),
+            readings: BTreeMap::new(),
         }
+    }
+
+    /// What was found out about each leaf that was read so far, by its path.
+    pub(super) fn readings(&self) -> &BTreeMap<String, Reading> {
+        &self.readings
+    }
+
+    /// Notes what a leaf is where nothing is written.
+    pub(super) fn default(&mut self, at: &Path, default: impl Into<Json>) {
+        self.reading(at).default = Some(default.into());
+    }
+
+    /// Notes the least and the most that a leaf may be.
+    pub(super) fn bounds<T: Quantity>(&mut self, at: &Path, bounds: &RangeInclusive<T>) {
+        self.reading(at).bounds = Some((bounds.start().show(), bounds.end().show()));
+    }
+
+    fn reading(&mut self, at: &Path) -> &mut Reading {
+        self.readings.entry(at.as_str().to_owned()).or_default()
     }
 
     pub(super) fn problems(&self) -> &[Problem] {
@@ -121,9 +155,14 @@ impl<'a> Check<'a> {
 
     /// The scalar as a `T`; `None` where it is absent or wrong.
     pub(super) fn leaf<T: Scalar>(&mut self, at: &Path, leaf: &Leaf<T>) -> Option<T> {
-        let value = leaf.0.as_ref()?;
-        match self.scalar(value) {
-            Ok(value) => Some(value),
+        let written = leaf.0.as_ref()?;
+        match self.scalar::<T>(written) {
+            Ok(value) => {
+                let with_variable = written.as_str().filter(|text| text.contains("${"));
+                let shown = with_variable.map_or_else(|| value.show(), str::to_owned);
+                self.reading(at).value = Some(shown);
+                Some(value)
+            }
             Err(wrong) => {
                 self.wrong(at, wrong.message, wrong.hint);
                 None
@@ -133,6 +172,7 @@ impl<'a> Check<'a> {
 
     /// The scalar as a `T`, or the default.
     pub(super) fn leaf_or<T: Scalar>(&mut self, at: &Path, leaf: &Leaf<T>, default: T) -> T {
+        self.default(at, json_of(&default));
         self.leaf(at, leaf).unwrap_or(default)
     }
 
@@ -144,6 +184,8 @@ impl<'a> Check<'a> {
         default: T,
         bounds: RangeInclusive<T>,
     ) -> T {
+        self.default(at, json_of(&default));
+        self.bounds(at, &bounds);
         match self.leaf(at, leaf) {
             Some(value) if bounds.contains(&value) => value,
             Some(value) => {
@@ -223,7 +265,9 @@ impl<'a> Check<'a> {
         mut parse: impl FnMut(&str) -> Result<T, Wrong>,
     ) -> Option<Vec<T>> {
         let mut values = Vec::new();
-        for (at, item) in self.items(at, list)? {
+        let items = self.items(at, list)?;
+        self.note_items(at, &items);
+        for (at, item) in items {
             if let Some(value) = self.parsed(&at, &Leaf::of(&item), &mut parse) {
                 if values.contains(&value) {
                     self.wrong(&at, "it is in the list already", "remove one of them");
@@ -233,6 +277,12 @@ impl<'a> Check<'a> {
             }
         }
         Some(values)
+    }
+
+    /// Notes what a list holds.
+    pub(super) fn note_items(&mut self, at: &Path, items: &[(Path, Value)]) {
+        let texts: Vec<&str> = items.iter().filter_map(|(_, item)| item.as_str()).collect();
+        self.reading(at).value = Some(texts.join(", "));
     }
 
     /// The named values with their names and paths, in the order of the file; `None` where there is no mapping.
@@ -351,6 +401,16 @@ impl<'a> Check<'a> {
             };
             Wrong::new(format!("{shown} is not {}", T::WHAT), T::HINT)
         })
+    }
+}
+
+/// A value as JSON has it.
+fn json_of<T: Scalar>(value: &T) -> Json {
+    let shown = value.show();
+    if T::NUMBER || T::BOOLEAN {
+        serde_json::from_str(&shown).unwrap_or(Json::Null)
+    } else {
+        Json::String(shown)
     }
 }
 

@@ -33,6 +33,11 @@ impl Path {
         Path(format!("{}[{index}]", self.0))
     }
 
+    /// The path that is written so; it may be no value's.
+    pub(super) fn written(text: &str) -> Path {
+        Path(text.to_owned())
+    }
+
     pub(super) fn as_str(&self) -> &str {
         &self.0
     }
@@ -101,6 +106,11 @@ impl Outline {
     /// Whether there is no value at all.
     pub(super) fn is_empty(&self) -> bool {
         self.values.is_empty()
+    }
+
+    /// Whether there is a value at `path`.
+    pub(super) fn has(&self, path: &Path) -> bool {
+        self.values.contains_key(path)
     }
 
     /// Where the value at `path` stands: a scalar itself, a mapping or list its key. The nearest value around it where

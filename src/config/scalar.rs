@@ -16,16 +16,23 @@ pub(super) trait Scalar: Sized {
     const HINT: &'static str;
     /// Whether YAML numbers are meant rather than texts.
     const NUMBER: bool = false;
+    /// Whether such a number has no fraction.
+    const WHOLE: bool = true;
     /// Whether YAML's `true` and `false` are meant rather than texts.
     const BOOLEAN: bool = false;
+    /// The words that it may be, where they can be listed.
+    const CHOICES: &'static [&'static str] = &[];
+    /// What else it may look like, as a regular expression; empty: anything, or nothing where there are words.
+    const PATTERN: &'static str = "";
 
     fn parse(text: &str) -> Option<Self>;
+
+    /// As it is written, in one way for equal values.
+    fn show(&self) -> String;
 }
 
 /// A [`Scalar`] with bounds, which messages show.
-pub(super) trait Quantity: Scalar + PartialOrd {
-    fn show(&self) -> String;
-}
+pub(super) trait Quantity: Scalar + PartialOrd {}
 
 /// Any text.
 pub(super) struct Text(pub(super) String);
@@ -36,6 +43,10 @@ impl Scalar for Text {
 
     fn parse(text: &str) -> Option<Text> {
         Some(Text(text.to_owned()))
+    }
+
+    fn show(&self) -> String {
+        self.0.clone()
     }
 }
 
@@ -53,17 +64,18 @@ const BYTE_UNITS: [(&str, u64); 4] = [
 impl Scalar for Bytes {
     const WHAT: &'static str = "a size";
     const HINT: &'static str = "write a whole number and B, KiB, MiB or GiB, such as 16KiB";
+    const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
 
     fn parse(text: &str) -> Option<Bytes> {
         with_unit(text, &BYTE_UNITS).map(Bytes)
     }
-}
 
-impl Quantity for Bytes {
     fn show(&self) -> String {
         show_unit(self.0, &BYTE_UNITS)
     }
 }
+
+impl Quantity for Bytes {}
 
 const MILLISECOND_UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
@@ -76,13 +88,12 @@ const MILLISECOND_UNITS: [(&str, u64); 5] = [
 impl Scalar for Duration {
     const WHAT: &'static str = "a duration";
     const HINT: &'static str = "write a whole number and ms, s, m, h or d, such as 100ms";
+    const PATTERN: &'static str = "^[0-9]+(ms|s|m|h|d)$";
 
     fn parse(text: &str) -> Option<Duration> {
         with_unit(text, &MILLISECOND_UNITS).map(Duration::from_millis)
     }
-}
 
-impl Quantity for Duration {
     fn show(&self) -> String {
         show_unit(
             u64::try_from(self.as_millis()).unwrap_or(u64::MAX),
@@ -90,6 +101,8 @@ impl Quantity for Duration {
         )
     }
 }
+
+impl Quantity for Duration {}
 
 /// Digits and one of the units, nothing between them.
 fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
@@ -122,13 +135,13 @@ impl Scalar for u64 {
     fn parse(text: &str) -> Option<u64> {
         whole_number(text)
     }
-}
 
-impl Quantity for u64 {
     fn show(&self) -> String {
         self.to_string()
     }
 }
+
+impl Quantity for u64 {}
 
 impl Scalar for NonZeroU32 {
     const WHAT: &'static str = "a positive whole number";
@@ -140,13 +153,13 @@ impl Scalar for NonZeroU32 {
             .and_then(|number| u32::try_from(number).ok())
             .and_then(NonZeroU32::new)
     }
-}
 
-impl Quantity for NonZeroU32 {
     fn show(&self) -> String {
         self.to_string()
     }
 }
+
+impl Quantity for NonZeroU32 {}
 
 impl Scalar for Enforcement {
     const WHAT: &'static str = "true or false";
@@ -160,31 +173,50 @@ impl Scalar for Enforcement {
             _ => None,
         }
     }
+
+    fn show(&self) -> String {
+        let word = match self {
+            Enforcement::Enforced => "true",
+            Enforcement::Shadow => "false",
+        };
+        word.to_owned()
+    }
 }
 
 impl Scalar for SocketAddr {
     const WHAT: &'static str = "an address to listen on";
     const HINT: &'static str =
         "write an IP address and a port, such as 127.0.0.1:8080 or \"[::]:8080\"";
+    const PATTERN: &'static str = ":[0-9]+$";
 
     fn parse(text: &str) -> Option<SocketAddr> {
         text.parse().ok()
+    }
+
+    fn show(&self) -> String {
+        self.to_string()
     }
 }
 
 impl Scalar for PathBuf {
     const WHAT: &'static str = "a file name";
     const HINT: &'static str = "write a path, absolute or from the working directory";
+    const PATTERN: &'static str = ".";
 
     fn parse(text: &str) -> Option<PathBuf> {
         let fits = !text.is_empty() && !text.contains('\0');
         fits.then(|| PathBuf::from(text))
+    }
+
+    fn show(&self) -> String {
+        self.display().to_string()
     }
 }
 
 impl Scalar for Cleartext {
     const WHAT: &'static str = "a choice for cleartext";
     const HINT: &'static str = "write loopback or allowed";
+    const CHOICES: &'static [&'static str] = &["loopback", "allowed"];
 
     fn parse(text: &str) -> Option<Cleartext> {
         match text {
@@ -193,11 +225,21 @@ impl Scalar for Cleartext {
             _ => None,
         }
     }
+
+    fn show(&self) -> String {
+        let word = match self {
+            Cleartext::Loopback => "loopback",
+            Cleartext::Allowed => "allowed",
+        };
+        word.to_owned()
+    }
 }
 
 impl Scalar for Durability {
     const WHAT: &'static str = "a durability";
     const HINT: &'static str = "write commit, or a duration such as 1s";
+    const CHOICES: &'static [&'static str] = &["commit"];
+    const PATTERN: &'static str = Duration::PATTERN;
 
     fn parse(text: &str) -> Option<Durability> {
         match text {
@@ -205,11 +247,19 @@ impl Scalar for Durability {
             _ => Duration::parse(text).map(Durability::Interval),
         }
     }
+
+    fn show(&self) -> String {
+        match self {
+            Durability::Commit => "commit".to_owned(),
+            Durability::Interval(interval) => interval.show(),
+        }
+    }
 }
 
 impl Scalar for OutagePolicy {
     const WHAT: &'static str = "an outage policy";
     const HINT: &'static str = "write bounded, deny or open";
+    const CHOICES: &'static [&'static str] = &["bounded", "deny", "open"];
 
     fn parse(text: &str) -> Option<OutagePolicy> {
         match text {
@@ -218,6 +268,15 @@ impl Scalar for OutagePolicy {
             "open" => Some(OutagePolicy::Open),
             _ => None,
         }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            OutagePolicy::Bounded => "bounded",
+            OutagePolicy::Deny => "deny",
+            OutagePolicy::Open => "open",
+        };
+        word.to_owned()
     }
 }
 
@@ -228,21 +287,56 @@ pub(super) struct Percent(pub(super) u64);
 impl Scalar for Percent {
     const WHAT: &'static str = "a percentage";
     const HINT: &'static str = "write a whole number and %, such as 2%";
+    const PATTERN: &'static str = "^[0-9]+%$";
 
     fn parse(text: &str) -> Option<Percent> {
         with_unit(text, &[("%", 1)]).map(Percent)
     }
-}
 
-impl Quantity for Percent {
     fn show(&self) -> String {
         format!("{}%", self.0)
     }
 }
 
+impl Quantity for Percent {}
+
+/// An amount of money in cents of US dollars.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+pub(super) struct Price(pub(super) u64);
+
+impl Scalar for Price {
+    const WHAT: &'static str = "a price";
+    const HINT: &'static str =
+        "write US dollars, with cents after a point or without, such as 99 or 99.50";
+    const NUMBER: bool = true;
+    const WHOLE: bool = false;
+
+    /// Digits only: no amount is ever a floating-point number of ours.
+    fn parse(text: &str) -> Option<Price> {
+        let (dollars, cents) = match text.split_once('.') {
+            None => (text, 0),
+            // YAML writes the number 99.50 as 99.5.
+            Some((dollars, tens)) if tens.len() == 1 => (dollars, whole_number(tens)? * 10),
+            Some((dollars, cents)) if cents.len() == 2 => (dollars, whole_number(cents)?),
+            Some(_) => return None,
+        };
+        whole_number(dollars)?
+            .checked_mul(100)?
+            .checked_add(cents)
+            .map(Price)
+    }
+
+    fn show(&self) -> String {
+        format!("{}.{:02}", self.0 / 100, self.0 % 100)
+    }
+}
+
+impl Quantity for Price {}
+
 impl Scalar for Level {
     const WHAT: &'static str = "a log level";
     const HINT: &'static str = "write error, warn, info, debug or trace";
+    const CHOICES: &'static [&'static str] = &["error", "warn", "info", "debug", "trace"];
 
     fn parse(text: &str) -> Option<Level> {
         [
@@ -255,11 +349,16 @@ impl Scalar for Level {
         .into_iter()
         .find(|level| level.as_str() == text)
     }
+
+    fn show(&self) -> String {
+        self.as_str().to_owned()
+    }
 }
 
 impl Scalar for LogFormat {
     const WHAT: &'static str = "a log format";
     const HINT: &'static str = "write json or pretty";
+    const CHOICES: &'static [&'static str] = &["json", "pretty"];
 
     fn parse(text: &str) -> Option<LogFormat> {
         match text {
@@ -268,12 +367,22 @@ impl Scalar for LogFormat {
             _ => None,
         }
     }
+
+    fn show(&self) -> String {
+        let word = match self {
+            LogFormat::Json => "json",
+            LogFormat::Pretty => "pretty",
+        };
+        word.to_owned()
+    }
 }
 
 impl Scalar for AccessLog {
     const WHAT: &'static str = "a place for the access log";
     const HINT: &'static str =
         "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
+    const CHOICES: &'static [&'static str] = &["stdout", "stderr", "off"];
+    const PATTERN: &'static str = "/";
 
     fn parse(text: &str) -> Option<AccessLog> {
         match text {
@@ -283,6 +392,15 @@ impl Scalar for AccessLog {
             // A word without a slash is more likely a misspelt choice than a file.
             file if file.contains('/') => PathBuf::parse(file).map(AccessLog::File),
             _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            AccessLog::Stdout => "stdout".to_owned(),
+            AccessLog::Stderr => "stderr".to_owned(),
+            AccessLog::Off => "off".to_owned(),
+            AccessLog::File(path) => path.show(),
         }
     }
 }
@@ -348,6 +466,28 @@ mod tests {
         assert_eq!(Duration::ZERO.show(), "0ms");
         assert_eq!(Bytes(1 << 20).show(), "1MiB");
         assert_eq!(Bytes(1_000).show(), "1000B");
+    }
+
+    #[test]
+    fn a_price_is_read_to_the_cent() {
+        for (text, cents) in [
+            ("99", Some(9_900)),
+            ("99.5", Some(9_950)),
+            ("99.50", Some(9_950)),
+            ("0.05", Some(5)),
+            ("0", Some(0)),
+            ("99.999", None),
+            ("99.", None),
+            (".5", None),
+            ("-1", None),
+            ("1e3", None),
+            ("184467440737095517", None),
+            ("", None),
+        ] {
+            let price = Price::parse(text);
+            assert_eq!(price.map(|price| price.0), cents, "{text:?}");
+        }
+        assert_eq!(Price(9_905).show(), "99.05");
     }
 
     #[test]

@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use http::HeaderName;
 
+use super::Secret;
 use super::check::{Check, Wrong};
 use super::outline::Path;
+use super::scalar::Text;
 use super::text::{
     AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, ListenText, LoggingText,
     QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
     AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Level, Listen, LogFormat, Logging, Runtime, StoreConfig,
+    Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -33,6 +35,7 @@ const HTTPS_ADDRESS: SocketAddr = loopback(8443);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
 const REALM: &str = "touchline";
+const ZONE: &str = "UTC";
 const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
 const HEADERS_DENIED: [HeaderName; 9] = [
@@ -51,6 +54,7 @@ const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = seconds(1);
 const MINUTE: Duration = seconds(60);
 const HOUR: Duration = seconds(3_600);
+const DAY: Duration = seconds(86_400);
 
 const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port)
@@ -65,12 +69,13 @@ pub(super) fn config(
     check: &mut Check<'_>,
     root: Section<RootText>,
     hash: String,
+    places: Places,
 ) -> Option<Config> {
     let at = Path::default();
     let text = check.section(&at, root)?;
     let listen = listen(check, &at.key("listen"), text.listen);
     let store = store(check, &at.key("store"), text.store);
-    let calendar = calendar(check, &at.key("quota"), text.quota);
+    let (calendar, ledger) = quota(check, &at.key("quota"), text.quota);
     let keys = keys(check, &at.key("keys"), text.keys);
     let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
     let upstreams = traffic::upstreams(check, &at.key("upstreams"), text.upstreams);
@@ -90,9 +95,11 @@ pub(super) fn config(
     let logging = logging(check, &at.key("logging"), text.logging);
     Some(Config {
         hash,
+        places,
         listen,
         store,
         calendar: calendar?,
+        ledger,
         keys,
         tiers: tiers?,
         endpoints: endpoints?,
@@ -120,7 +127,7 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
     let http = (shipped || text.http.is_given()).then(|| http(check, &at.key("http"), text.http));
     let https =
         (shipped || text.https.is_given()).then(|| https(check, &at.key("https"), text.https));
-    let admin = admin(check, &at.key("admin"), text.admin);
+    let (admin, admin_token) = admin(check, &at.key("admin"), text.admin);
     let used = [
         (http.as_ref().map(|http| http.address), "http"),
         (https.as_ref().map(|https| https.address), "https"),
@@ -139,7 +146,12 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
             );
         }
     }
-    Listen { http, https, admin }
+    Listen {
+        http,
+        https,
+        admin,
+        admin_token,
+    }
 }
 
 fn http(check: &mut Check<'_>, at: &Path, section: Section<HttpText>) -> Http {
@@ -161,6 +173,7 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
     let address = check.leaf_or(&at.key("address"), &text.address, HTTPS_ADDRESS);
     let certificate_at = at.key("certificate");
     let key_at = at.key("private_key");
+    check.default(&certificate_at, SELF_SIGNED);
     let certificate = check
         .parsed(&certificate_at, &text.certificate, |text| match text {
             "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
@@ -208,18 +221,44 @@ fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https
     }
 }
 
-fn admin(check: &mut Check<'_>, at: &Path, section: Section<AdminText>) -> SocketAddr {
+fn admin(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<AdminText>,
+) -> (SocketAddr, Option<Secret>) {
     let text = check.section(at, section).unwrap_or_default();
+    let (token_at, file_at) = (at.key("token"), at.key("token_file"));
+    if text.token.is_given() && text.token_file.is_given() {
+        check.wrong_key(&file_at, "there are two tokens", "keep one of them");
+    }
+    let written = check
+        .leaf(&token_at, &text.token)
+        .map(|Text(token)| Secret::from(token));
+    let read = check
+        .leaf(&file_at, &text.token_file)
+        .and_then(|file| check.secret_file(&file_at, &file));
+    for (at, token) in [(&token_at, &written), (&file_at, &read)] {
+        if token.as_ref().is_some_and(|token| !is_token(token)) {
+            let hint = "16 to 256 printable characters without spaces, such as `openssl rand -hex 32` makes";
+            check.wrong(at, "it is not a token", hint);
+        }
+    }
+    let token_given = text.token.is_given() || text.token_file.is_given();
     let at = at.key("address");
     let address = check.leaf_or(&at, &text.address, ADMIN_ADDRESS);
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && !token_given {
         check.wrong(
             &at,
             format!("{address} would open the admin listener to the network"),
-            "listen on 127.0.0.1",
+            "listen on 127.0.0.1, or write token: \"${VARIABLE}\" or token_file: FILE",
         );
     }
-    address
+    (address, written.or(read))
+}
+
+fn is_token(token: &Secret) -> bool {
+    let token = token.reveal().as_bytes();
+    (16..=256).contains(&token.len()) && token.iter().all(u8::is_ascii_graphic)
 }
 
 fn store(check: &mut Check<'_>, at: &Path, section: Section<StoreText>) -> StoreConfig {
@@ -254,6 +293,7 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
     let at = at.key("durability");
     let durability = check.leaf_or(&at, &text.durability, Durability::Interval(SECOND));
     let bounds = MS * 10..=MINUTE;
+    check.bounds(&at, &bounds);
     if let Durability::Interval(interval) = durability
         && !bounds.contains(&interval)
     {
@@ -262,7 +302,11 @@ fn embedded(check: &mut Check<'_>, at: &Path, section: Section<EmbeddedText>) ->
     EmbeddedStore { path, durability }
 }
 
-fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Option<Calendar> {
+fn quota(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<QuotaText>,
+) -> (Option<Calendar>, Ledger) {
     let text = check.section(at, section).unwrap_or_default();
     let of_zone = |name: &str| {
         Calendar::of_zone(name).map_err(|_| {
@@ -273,8 +317,26 @@ fn calendar(check: &mut Check<'_>, at: &Path, section: Section<QuotaText>) -> Op
         })
     };
     let given = text.timezone.is_given();
-    let calendar = check.parsed(&at.key("timezone"), &text.timezone, of_zone);
-    if given { calendar } else { of_zone("UTC").ok() }
+    let zone_at = at.key("timezone");
+    check.default(&zone_at, ZONE);
+    let calendar = check.parsed(&zone_at, &text.timezone, of_zone);
+    // A day is invoiced, and what came late to it found, before it goes: a month and the longest window fit.
+    let ledger = Ledger {
+        settle_window: check.bounded(
+            &at.key("settle_window"),
+            &text.settle_window,
+            DAY * 7,
+            HOUR..=DAY * 30,
+        ),
+        retention: check.bounded(
+            &at.key("retention"),
+            &text.retention,
+            DAY * 396,
+            DAY * 62..=DAY * 3_660,
+        ),
+    };
+    let calendar = if given { calendar } else { of_zone(ZONE).ok() };
+    (calendar, ledger)
 }
 
 fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
@@ -296,6 +358,8 @@ fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
             )),
         }
     });
+    check.default(&at.key("prefix"), KeyPrefix::default().as_str());
+    check.default(&at.key("realm"), REALM);
     Keys {
         prefix: prefix.unwrap_or_default(),
         realm: realm.unwrap_or_else(|| REALM.to_owned()),
@@ -312,6 +376,8 @@ fn forward(check: &mut Check<'_>, at: &Path, section: Section<ForwardText>) -> F
             )
         })
     });
+    let names = HEADERS_DENIED.map(|name| name.as_str().to_owned());
+    check.default(&at.key("headers_denied"), names.to_vec());
     Forward {
         headers_denied: denied.unwrap_or_else(|| HEADERS_DENIED.to_vec()),
     }

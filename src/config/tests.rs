@@ -1,6 +1,7 @@
 //! Facts about `gateway.yaml`: the shipped file, the defaults, and every kind of mistake.
 
 use std::io;
+use std::num::NonZeroU32;
 
 use proptest::prelude::*;
 
@@ -40,7 +41,8 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
         env: &env,
         resolve: &resolve,
     };
-    parse_in(text, &surroundings).map_err(|problems| ConfigErrors::new("g.yaml", problems))
+    parse_in("g.yaml", text, &surroundings, None)
+        .map_err(|problems| ConfigErrors::new("g.yaml", problems))
 }
 
 /// A configuration of [`NEEDED`] and `more` after it.
@@ -112,6 +114,16 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
         3_000
     );
     assert!(config.tier(&"gold".parse().unwrap()).is_none());
+    let prices = config.tiers.iter().map(|(_, tier)| tier.price_cents);
+    assert_eq!(
+        prices.collect::<Vec<_>>(),
+        [Some(9_900), Some(29_900), Some(79_900)]
+    );
+    let day = Duration::from_secs(86_400);
+    assert_eq!(
+        (config.ledger.settle_window, config.ledger.retention),
+        (7 * day, 396 * day)
+    );
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
         [Server {
@@ -204,6 +216,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:24 limits.header_count: expected a whole number, found \"64\"",
         ),
         (
+            "limits: {exempt_addresses: [10.0.0.1/8]}",
+            "1:29 limits.exempt_addresses[0]: \"10.0.0.1/8\" is not a network",
+        ),
+        (
+            "limits: {failed_authentications: 0}",
+            "1:34 limits.failed_authentications: 0 is too small",
+        ),
+        (
             "limits: {header_count: -1}",
             "1:24 limits.header_count: \"-1\" is not a whole number",
         ),
@@ -259,6 +279,18 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         (
             "listen: {http: {}, admin: {address: 0.0.0.0:9}}",
             "1:37 listen.admin.address: 0.0.0.0:9 would open the admin listener to the network",
+        ),
+        (
+            "listen: {http: {}, admin: {token: short}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token: \"${SECRET} ${SECRET} ${SECRET}\"}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token_file: /none}}",
+            "1:40 listen.admin.token_file: cannot read /none: No such file or directory (os error 2)",
         ),
         (
             "listen: {http: {address: 127.0.0.1:9090}}",
@@ -376,6 +408,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
         (
             "store: {redis: {max_staleness: 59s}}",
             "1:32 store.redis.max_staleness: 59s is too small",
+        ),
+        (
+            "quota: {settle_window: 31d}",
+            "1:24 quota.settle_window: 31d is too large",
+        ),
+        (
+            "quota: {retention: 61d}",
+            "1:20 quota.retention: 61d is too small",
         ),
         (
             "quota: {timezone: Mars/Olympus}",
@@ -700,6 +740,8 @@ fn both_ends_of_a_range_are_taken() {
     for more in [
         "limits: {header_count: 8, header_bytes: 1KiB, target_bytes: 256B, body_bytes: 0B, shutdown_grace: 0s}",
         "limits: {header_count: 256, header_bytes: 1MiB, target_bytes: 64KiB, body_bytes: 1GiB, shutdown_grace: 1h}",
+        "limits: {exempt_addresses: [], failed_authentications: 1}",
+        "limits: {exempt_addresses: ['2001:db8::/32', 192.0.2.1], failed_authentications: 10000}",
         "runtime: {threads: 256}",
         "store: {embedded: {durability: 10ms}}",
         "store: {embedded: {durability: commit}}",
@@ -714,9 +756,65 @@ fn both_ends_of_a_range_are_taken() {
         "store: {redis: {outage: deny, journal_interval: 1m, min_nodes: 1000, cold_cap: 100%, count_staleness: 1d}}",
         "store: {redis: {outage: open}}",
         "listen: {http: {address: '0.0.0.0:80', cleartext: allowed}}",
+        "listen: {http: {}, admin: {address: '0.0.0.0:9', token: '${SECRET}${SECRET}${SECRET}'}}",
         "listen: {http: {address: '[::1]:0'}, https: {address: '[::1]:0'}}",
     ] {
         assert_eq!(problems_of(with(more), 3), Vec::<String>::new(), "{more}");
+    }
+}
+
+/// What a tier with `more` in it is.
+fn tier_with(more: &str) -> Result<Config, ConfigErrors> {
+    parse(&NEEDED.replace("daily: 5", &format!("daily: 5, {more}")))
+}
+
+#[test]
+fn a_tier_has_the_rates_that_are_written_and_else_none() {
+    let tier = |config: Config| config.tier(&"pro".parse().unwrap()).unwrap().clone();
+    let plain = tier(with("").unwrap());
+    assert_eq!((plain.burst, plain.concurrent), (None, None));
+    let limited =
+        tier(tier_with("burst: {rate: 10000, burst: 1000000}, concurrent: 1000000").unwrap());
+    let number = NonZeroU32::new;
+    let rate = Rate::per_second(number(10_000).unwrap(), number(1_000_000).unwrap());
+    assert_eq!(
+        (limited.burst, limited.concurrent),
+        (Some(rate), number(1_000_000))
+    );
+    for (more, expected) in [
+        (
+            "burst: {rate: 20}",
+            vec!["1:25 tiers.pro.burst.burst: the key is missing"],
+        ),
+        (
+            "burst: {burst: 20}",
+            vec!["1:25 tiers.pro.burst.rate: the key is missing"],
+        ),
+        (
+            "burst: {rate: 0, burst: 0}",
+            vec![
+                "1:39 tiers.pro.burst.rate: \"0\" is not a positive whole number",
+                "1:49 tiers.pro.burst.burst: \"0\" is not a positive whole number",
+            ],
+        ),
+        (
+            "burst: {rate: 10001, burst: 1000001}, concurrent: 1000001",
+            vec![
+                "1:39 tiers.pro.burst.rate: 10001 is too large",
+                "1:53 tiers.pro.burst.burst: 1000001 is too large",
+                "1:75 tiers.pro.concurrent: 1000001 is too large",
+            ],
+        ),
+        (
+            "burst: 20",
+            vec!["1:32 tiers.pro.burst: expected keys, found a number"],
+        ),
+        (
+            "concurrent: none",
+            vec!["1:37 tiers.pro.concurrent: expected a positive whole number, found \"none\""],
+        ),
+    ] {
+        assert_eq!(problems_of(tier_with(more), 0), expected, "{more}");
     }
 }
 

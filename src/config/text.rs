@@ -13,9 +13,12 @@ use std::time::Duration;
 
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor, value};
 use serde::{Deserialize, forward_to_deserialize_any};
+use serde_json::Value as Json;
 use serde_yaml::{Mapping, Value};
 
-use super::scalar::{Bytes, Percent, Text};
+use super::outline::Path;
+use super::scalar::{Bytes, Percent, Price, Text};
+use super::schema::{self, Learnt, Shape};
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
 use crate::policy::enforcement::Enforcement;
 
@@ -154,12 +157,33 @@ pub(super) fn known_keys<T: DeserializeOwned>() -> &'static [&'static str] {
 }
 
 macro_rules! sections {
-    ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
+    ($($(#[$doc:meta])* $name:ident { $($(#[doc = $field_doc:literal])+ $field:ident: $type:ty,)* })*) => {$(
         $(#[$doc])*
         #[derive(Default, Deserialize)]
         #[serde(default, deny_unknown_fields)]
         pub(super) struct $name {
-            $(pub(super) $field: $type,)*
+            $($(#[doc = $field_doc])+ pub(super) $field: $type,)*
+        }
+
+        impl Shape for $name {
+            fn probe() -> Option<Value> {
+                let mut probe = Mapping::new();
+                $(if let Some(inner) = <$type as Shape>::probe() {
+                    probe.insert(stringify!($field).into(), inner);
+                })*
+                Some(Value::Mapping(probe))
+            }
+
+            fn shape(at: &Path, learnt: &Learnt) -> Json {
+                schema::section(at, learnt, [$(
+                    schema::Field {
+                        name: stringify!($field),
+                        description: concat!($($field_doc),+),
+                        shape: <$type as Shape>::shape(&at.key(stringify!($field)), learnt),
+                        probed: <$type as Shape>::probe().is_some(),
+                    },
+                )*])
+            }
         }
     )*};
 }
@@ -167,137 +191,268 @@ macro_rules! sections {
 sections! {
     /// The whole file.
     RootText {
+        /// Where clients and operators connect.
         listen: Section<ListenText>,
+        /// Where keys and counts live: exactly one of embedded (one machine) and redis (any number of gateways). A change needs
+        /// a restart.
         store: Section<StoreText>,
+        /// The quota day.
         quota: Section<QuotaText>,
+        /// What keys look like.
         keys: Section<KeysText>,
+        /// The tiers by name: what a key may use. A change holds from the next request and never touches what was used.
         tiers: Named<TierText>,
+        /// What can be called, and by whom. No two paths may match the same request.
         endpoints: List<EndpointText>,
+        /// The services behind the gateway, by name.
         upstreams: Named<UpstreamText>,
+        /// What is passed on to upstreams.
         forward: Section<ForwardText>,
+        /// Threads.
         runtime: Section<RuntimeText>,
+        /// Bounds on what one client can take.
         limits: Section<LimitsText>,
+        /// Logs.
         logging: Section<LoggingText>,
     }
     ListenText {
+        /// Cleartext HTTP for clients. At least one of http and https is needed.
         http: Section<HttpText>,
+        /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Section<HttpsText>,
+        /// Metrics and health for operators; outside loopback addresses only with a token.
         admin: Section<AdminText>,
     }
     HttpText {
+        /// IP address and port; port 0 is whatever port is free. Another than a loopback address needs `cleartext: allowed`. A
+        /// change needs a restart.
         address: Leaf<SocketAddr>,
+        /// Whether API keys may cross a network in clear text: `allowed` where TLS ends in front of the gateway.
         cleartext: Leaf<Cleartext>,
     }
     HttpsText {
+        /// IP address and port; port 0 is whatever port is free. A change needs a restart.
         address: Leaf<SocketAddr>,
+        /// `self-signed` (loopback addresses only), or a PEM file with the chain, the server's own certificate first. A renewed
+        /// file is presented from the next handshake on.
         certificate: Leaf<Text>,
+        /// The PEM file of the certificate's key.
         private_key: Leaf<PathBuf>,
     }
     AdminText {
+        /// IP address and port; another than a loopback address needs a token. A change needs a restart.
         address: Leaf<SocketAddr>,
+        /// What /metrics asks for, as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a ${VARIABLE}.
+        token: Leaf<Text>,
+        /// A file with the token.
+        token_file: Leaf<PathBuf>,
     }
     StoreText {
+        /// SQLite on this machine.
         embedded: Section<EmbeddedText>,
+        /// Redis 7 or newer, or Valkey: one server, Sentinel or Cluster.
         redis: Section<RedisText>,
     }
     EmbeddedText {
+        /// The database file.
         path: Leaf<PathBuf>,
+        /// What a power cut may cost: `commit` nothing, a duration at most what was counted in it. A crash of the gateway alone
+        /// never costs anything.
         durability: Leaf<Durability>,
     }
     RedisText {
+        /// Where Redis is, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`,
+        /// rediss:// for TLS.
         url: Leaf<Text>,
+        /// A file with the URL, for one with a password in it.
         url_file: Leaf<PathBuf>,
+        /// The sentinels, each host:port; with `master`.
         sentinels: List<Text>,
+        /// What the sentinels call the master.
         master: Leaf<Text>,
+        /// Some nodes of the cluster, each host:port; the others are learnt.
         cluster: List<Text>,
+        /// The database; goes before the one in the URL. A cluster has only 0.
         database: Leaf<u64>,
+        /// The ACL user; goes before the one in the URL.
         username: Leaf<Text>,
+        /// A file with the password; goes before one in the URL.
         password_file: Leaf<PathBuf>,
+        /// A file with the password of the sentinels.
         sentinel_password_file: Leaf<PathBuf>,
+        /// TLS to every server; {} trusts what the operating system trusts.
         tls: Section<RedisTlsText>,
+        /// What every name in Redis begins with.
         key_prefix: Leaf<Text>,
+        /// For one call.
         timeout: Leaf<Duration>,
+        /// This gateway's copy of the key table (digests, no keys), for days without Redis.
         replica: Leaf<PathBuf>,
+        /// How long known keys are served by that copy.
         max_staleness: Leaf<Duration>,
+        /// While Redis is away: `bounded`, each gateway serves its share of what was left of each key's quota; `deny`, nothing
+        /// is served; `open`, everything is.
         outage: Leaf<OutagePolicy>,
+        /// Where each gateway writes down what it serves without Redis, on a local disk, one for each machine; it belongs to
+        /// this store alone.
         journal: Leaf<PathBuf>,
+        /// What an emptied Redis and a killed gateway together may cost.
         journal_interval: Leaf<Duration>,
+        /// Share at least so finely while Redis is away, even if fewer gateways were seen alive.
         min_nodes: Leaf<u64>,
+        /// Of the limit, for a key whose count this gateway does not know while Redis is away.
         cold_cap: Leaf<Percent>,
+        /// A count older than this when Redis went away is not known.
         count_staleness: Leaf<Duration>,
     }
     RedisTlsText {
+        /// PEM file of the authorities that sign the servers.
         ca_file: Leaf<PathBuf>,
+        /// PEM file of this gateway's certificate, where Redis asks for one; read anew for every connection.
         certificate: Leaf<PathBuf>,
+        /// PEM file of that certificate's key.
         private_key: Leaf<PathBuf>,
     }
     QuotaText {
+        /// The IANA zone whose midnights begin a quota day. The store remembers it: it cannot be changed once keys are in use,
+        /// and never without a restart.
         timezone: Leaf<Text>,
+        /// The ledger closes a day so long after its end: what is settled later is dated when it came.
+        settle_window: Leaf<Duration>,
+        /// How long after its end a day of the ledger is kept.
+        retention: Leaf<Duration>,
     }
     KeysText {
+        /// What issued keys begin with.
         prefix: Leaf<Text>,
+        /// What a 401 names in WWW-Authenticate.
         realm: Leaf<Text>,
     }
     TierText {
+        /// Units a quota day; a request takes its endpoint's cost.
         daily: Leaf<u64>,
+        /// US dollars a month, as 99 or 99.50: what invoices reckon with; no amount without it.
+        price: Leaf<Price>,
+        /// false: requests of this tier are counted and told their standing, but none is refused by tier or quota.
         enforce: Leaf<Enforcement>,
+        /// How fast one key may send requests, on each gateway; without it there is no bound. What is more gets a 429 and is
+        /// never charged.
+        burst: Section<BurstText>,
+        /// Requests that one key may have under way at the same time, on each gateway; without it there is no bound. What is
+        /// more gets a 429 and is never charged.
+        concurrent: Leaf<NonZeroU32>,
+    }
+    BurstText {
+        /// Requests a second, after those at once.
+        rate: Leaf<NonZeroU32>,
+        /// Requests at once.
+        burst: Leaf<NonZeroU32>,
     }
     EndpointText {
+        /// The path, matched exactly; `{name}` stands for one segment.
         path: Leaf<Text>,
+        /// The methods it takes: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is taken wherever GET is.
         methods: List<Text>,
+        /// The tiers that include it.
         tiers: List<Text>,
+        /// What one request takes from the daily quota.
         cost: Leaf<NonZeroU32>,
+        /// The upstream that it is forwarded to.
         upstream: Leaf<Text>,
+        /// Since when clients should not use it any more: a date, which is its first instant in quota.timezone, or an instant
+        /// such as 2027-06-30T12:00:00Z.
         deprecation: Leaf<Text>,
+        /// When it will go, told as `deprecation` is and not before it. It is served all the same while it stands here.
         sunset: Leaf<Text>,
+        /// Where clients read more of its end.
         links: Section<LinksText>,
     }
     LinksText {
+        /// What the deprecation means: an http or https address, or a path of this API.
         deprecation: Leaf<Text>,
+        /// What its end means.
         sunset: Leaf<Text>,
+        /// What takes its place.
         successor_version: Leaf<Text>,
     }
     UpstreamText {
+        /// Its servers, each host:port; they take turns. Names are resolved whenever the file is read.
         servers: List<Text>,
+        /// How long it may take.
         timeouts: Section<TimeoutsText>,
+        /// How often a request that reached no server is tried again. Never charged.
         retries: Leaf<u64>,
     }
     TimeoutsText {
+        /// To accept a connection.
         connect: Leaf<Duration>,
+        /// Silence: before the header of the answer, and between two parts of it.
         read: Leaf<Duration>,
+        /// For the whole answer.
         total: Leaf<Duration>,
+        /// A client that hangs up is refunded only if no header came for longer than this.
         slow: Leaf<Duration>,
+        /// How long an unused connection is kept.
         idle: Leaf<Duration>,
     }
     ForwardText {
+        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-* and hop-by-hop headers.
         headers_denied: List<Text>,
     }
     RuntimeText {
+        /// Worker threads; 0 is one per core. A change needs a restart.
         threads: Leaf<u64>,
     }
     LimitsText {
+        /// All request headers together.
         header_bytes: Leaf<Bytes>,
+        /// How many request headers.
         header_count: Leaf<u64>,
+        /// Path and query.
         target_bytes: Leaf<Bytes>,
+        /// A request body, where the method takes one.
         body_bytes: Leaf<Bytes>,
+        /// For the whole head of a request, and before the first one of a connection.
         request_head: Leaf<Duration>,
+        /// For the TLS handshake.
         tls_handshake: Leaf<Duration>,
+        /// Connections in all.
         connections: Leaf<u64>,
+        /// Connections of one client address (IPv6: a /64).
         connections_per_address: Leaf<u64>,
+        /// Requests a second of one client address without a valid key, after which its connections are closed; five seconds'
+        /// worth may come at once.
+        failed_authentications: Leaf<u64>,
+        /// Networks that the limits of one client address leave alone.
+        exempt_addresses: List<Text>,
+        /// A connection takes no further request after so many.
         requests_per_connection: Leaf<u64>,
+        /// A connection takes no further request after this time.
         connection_age: Leaf<Duration>,
+        /// A client that lets an answer wait must read this many bytes a second, looked at each response_write.
         response_rate: Leaf<Bytes>,
+        /// HTTP/2 streams that may be open at once.
         h2_streams: Leaf<u64>,
+        /// HTTP/2 resets a second; five seconds' worth may come at once.
         h2_resets: Leaf<u64>,
+        /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and
+        /// data pay for; five seconds' worth may come at once.
         h2_control_frames: Leaf<u64>,
+        /// Idle between two requests of a connection.
         keepalive_idle: Leaf<Duration>,
+        /// For the body of a request.
         request_read: Leaf<Duration>,
+        /// How often it is looked at whether a client reads an answer at response_rate.
         response_write: Leaf<Duration>,
+        /// For requests in flight to end when the gateway stops.
         shutdown_grace: Leaf<Duration>,
     }
     LoggingText {
+        /// The least important messages of the diagnostic log (standard error).
         level: Leaf<Level>,
+        /// The form of its lines; pretty is for people.
         format: Leaf<LogFormat>,
+        /// Where the access log goes: stdout, stderr, off or a file name with a slash in it.
         access_log: Leaf<AccessLog>,
     }
 }

@@ -3,6 +3,8 @@
 //! In shadow, steps 6 to 8 of the contract let everything pass and say what they would have refused; steps 1 to 5 refuse
 //! as ever: who is nobody, and what is nothing, has no tier.
 
+use super::rejection::Rejection;
+
 /// What becomes of a request that a limit of its tier would refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
@@ -17,6 +19,10 @@ pub enum Enforcement {
 pub enum Waived {
     /// Step 6: the tier does not include the endpoint.
     Tier,
+    /// Step 7: the key sends requests faster than its tier allows.
+    Burst,
+    /// Step 7: too many requests of the key are under way.
+    Concurrent,
     /// Step 8: the daily quota is used up.
     Daily,
 }
@@ -26,6 +32,8 @@ impl Waived {
     pub fn as_str(self) -> &'static str {
         match self {
             Waived::Tier => "tier",
+            Waived::Burst => "burst",
+            Waived::Concurrent => "concurrent",
             Waived::Daily => "daily",
         }
     }
@@ -38,6 +46,28 @@ impl Enforcement {
             Enforcement::Enforced => Some(limit),
             Enforcement::Shadow => None,
         }
+    }
+
+    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    pub fn refuse_or_waive(
+        self,
+        rejection: Rejection,
+        reason: Waived,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        match self {
+            Enforcement::Enforced => Err(rejection),
+            Enforcement::Shadow => {
+                waived.get_or_insert(reason);
+                Ok(())
+            }
+        }
+    }
+
+    /// Whether a request of `cost` units is let in where `used` are counted: what every store decides of a charge, atomically.
+    pub fn has_room(self, used: u64, cost: u64, limit: u64) -> bool {
+        self.bound(limit)
+            .is_none_or(|bound| used.saturating_add(cost) <= bound)
     }
 
     /// What the quota would have refused of a request that took the count to `used`. An enforced one was not granted.
@@ -61,5 +91,13 @@ mod tests {
         assert_eq!(waived.map(Waived::as_str), Some("daily"));
         assert_eq!(Enforcement::Enforced.bound(5), Some(5));
         assert_eq!(Enforcement::Enforced.waived_by_quota(6, 5), None);
+    }
+
+    #[test]
+    fn a_day_has_room_up_to_its_limit_or_without_end() {
+        for (used, cost, room) in [(0, 5, true), (4, 1, true), (4, 2, false), (5, 1, false)] {
+            assert_eq!(Enforcement::Enforced.has_room(used, cost, 5), room);
+            assert!(Enforcement::Shadow.has_room(used, cost, 5));
+        }
     }
 }

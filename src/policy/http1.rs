@@ -26,6 +26,8 @@ const LINE_OVERHEAD_BYTES: usize = 12;
 /// Room for white space around values, which the limit of the headers does not count.
 const SLACK_BYTES: usize = 1024;
 
+const X_REQUEST_ID: &[u8] = b"x-request-id";
+
 /// What the head of a request may measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadBounds {
@@ -343,6 +345,26 @@ pub fn told_apart(head: &[u8]) -> (String, String) {
     let (method, target) = (word(), word());
     let path = target.split(['?', '#']).next().unwrap_or_default();
     (method, path.to_owned())
+}
+
+/// The value of `X-Request-Id` in a head that was refused, whole or not, as far as it can be told.
+pub fn request_id(head: &[u8]) -> Option<&[u8]> {
+    // The end of the last line may be missing, and with it a part of the value.
+    let whole = head.iter().rposition(|byte| *byte == b'\n')?;
+    let lines = head
+        .get(..whole)?
+        .trim_ascii_start()
+        .split(|byte| *byte == b'\n');
+    lines
+        .skip(1)
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .take_while(|line| !line.is_empty())
+        .find_map(|line| {
+            let (name, value) = line.split_at_checked(X_REQUEST_ID.len())?;
+            let value = value.strip_prefix(b":")?;
+            name.eq_ignore_ascii_case(X_REQUEST_ID)
+                .then(|| value.trim_ascii())
+        })
 }
 
 /// The refusal of `CONNECT`, over HTTP/2 too: no endpoint takes it, and a tunnel would carry what nobody counts.

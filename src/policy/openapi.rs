@@ -6,6 +6,7 @@
 //! configuration gives the same bytes, hence the same `ETag`, on every node.
 
 use std::collections::HashSet;
+use std::num::NonZeroU32;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -16,6 +17,7 @@ use super::endpoint::{Endpoint, EndpointTable};
 use super::key_record::TierName;
 use super::own_path::OwnPath;
 use super::retirement::Retirement;
+use super::token_bucket::Rate;
 use responses::Sort;
 
 mod responses;
@@ -36,6 +38,10 @@ pub struct Api<'a> {
     pub endpoints: &'a EndpointTable,
     /// The tiers with their units a day, in the order of the configuration.
     pub tiers: Vec<(&'a TierName, u64)>,
+    /// What one of the tiers takes at once and a second, if any tier has such a limit.
+    pub burst: Option<Rate>,
+    /// The requests that one of the tiers may have under way, if any tier has such a limit.
+    pub concurrent: Option<NonZeroU32>,
     /// The realm of `WWW-Authenticate`.
     pub realm: &'a str,
 }

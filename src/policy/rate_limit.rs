@@ -25,6 +25,10 @@ pub const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
 pub const DAILY_POLICY: &str = "daily";
 /// The name in `violated-policies` of the limit on reading `/api/v1/usage`.
 pub const USAGE_POLICY: &str = "usage";
+/// The name in `violated-policies` of a tier's `burst`.
+pub const BURST_POLICY: &str = "burst";
+/// The name in `violated-policies` of a tier's `concurrent`.
+pub const CONCURRENT_POLICY: &str = "concurrent";
 
 /// Every header above; an upstream's own are removed.
 pub const ALL: [HeaderName; 5] = [

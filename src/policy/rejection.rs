@@ -5,6 +5,7 @@
 //! for ever. Nothing here names hosts, stores, files or keys: texts are constants, values are numbers, tier names and
 //! the request id.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::header::{ALLOW, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -13,11 +14,14 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::key_record::TierName;
-use super::rate_limit::{DAILY_POLICY, Standing, USAGE_POLICY};
+use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, Standing, USAGE_POLICY};
 use super::target::TargetError;
+use super::token_bucket::Rate;
 
 /// Seconds after which a client should try again when we failed: time for a breaker or an upstream to come back.
 const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
+/// Seconds after which a key with too many requests under way should try again: nobody knows when one of them ends.
+const CONCURRENT_RETRY_AFTER_SECONDS: u32 = 1;
 /// The problem type of an exhausted quota, from the RateLimit draft.
 const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
@@ -95,6 +99,22 @@ pub enum Rejection {
         /// When the next read will be answered.
         wait: Duration,
     },
+    /// 429 `RATE_LIMIT_EXCEEDED`, policy `burst`: the key sends requests faster than its tier allows.
+    BurstExceeded {
+        /// Where the key stands in its daily quota, of which nothing was used.
+        standing: Standing,
+        /// What the tier allows.
+        rate: Rate,
+        /// When the next request will be let in.
+        wait: Duration,
+    },
+    /// 429 `RATE_LIMIT_EXCEEDED`, policy `concurrent`: too many requests of the key are under way.
+    TooManyConcurrent {
+        /// Where the key stands in its daily quota, of which nothing was used.
+        standing: Standing,
+        /// What the tier allows.
+        allowed: NonZeroU32,
+    },
     /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
     Internal,
 }
@@ -165,9 +185,10 @@ impl Rejection {
             Rejection::NotFound => StatusCode::NOT_FOUND,
             Rejection::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Rejection::TierInsufficient { .. } => StatusCode::FORBIDDEN,
-            Rejection::DailyQuotaExceeded { .. } | Rejection::UsageReadTooOften { .. } => {
-                StatusCode::TOO_MANY_REQUESTS
-            }
+            Rejection::DailyQuotaExceeded { .. }
+            | Rejection::UsageReadTooOften { .. }
+            | Rejection::BurstExceeded { .. }
+            | Rejection::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
             Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -184,10 +205,31 @@ impl Rejection {
             Rejection::NotFound => "NOT_FOUND",
             Rejection::MethodNotAllowed { .. } => "METHOD_NOT_ALLOWED",
             Rejection::TierInsufficient { .. } => "TIER_INSUFFICIENT",
-            Rejection::DailyQuotaExceeded { .. } | Rejection::UsageReadTooOften { .. } => {
-                "RATE_LIMIT_EXCEEDED"
-            }
+            Rejection::DailyQuotaExceeded { .. }
+            | Rejection::UsageReadTooOften { .. }
+            | Rejection::BurstExceeded { .. }
+            | Rejection::TooManyConcurrent { .. } => "RATE_LIMIT_EXCEEDED",
             Rejection::Internal => "INTERNAL_ERROR",
+        }
+    }
+
+    /// The quota or rate that a 429 is about, as `violated-policies` and the access log name it.
+    pub fn policy(&self) -> Option<&'static str> {
+        match self {
+            Rejection::DailyQuotaExceeded { .. } => Some(DAILY_POLICY),
+            Rejection::UsageReadTooOften { .. } => Some(USAGE_POLICY),
+            Rejection::BurstExceeded { .. } => Some(BURST_POLICY),
+            Rejection::TooManyConcurrent { .. } => Some(CONCURRENT_POLICY),
+            Rejection::BadRequest(_)
+            | Rejection::PayloadTooLarge
+            | Rejection::UriTooLong
+            | Rejection::HeadersTooLarge
+            | Rejection::MissingApiKey
+            | Rejection::InvalidApiKey
+            | Rejection::NotFound
+            | Rejection::MethodNotAllowed { .. }
+            | Rejection::TierInsufficient { .. }
+            | Rejection::Internal => None,
         }
     }
 
@@ -200,6 +242,15 @@ impl Rejection {
             Rejection::UsageReadTooOften { wait, .. } => Rejection::UsageReadTooOften {
                 standing: now_at,
                 wait,
+            },
+            Rejection::BurstExceeded { rate, wait, .. } => Rejection::BurstExceeded {
+                standing: now_at,
+                rate,
+                wait,
+            },
+            Rejection::TooManyConcurrent { allowed, .. } => Rejection::TooManyConcurrent {
+                standing: now_at,
+                allowed,
             },
             Rejection::BadRequest(_)
             | Rejection::PayloadTooLarge
@@ -220,7 +271,9 @@ impl Rejection {
             Rejection::PayloadTooLarge => Some("body_bytes"),
             Rejection::UriTooLong => Some("target_bytes"),
             Rejection::HeadersTooLarge => Some("headers"),
-            Rejection::UsageReadTooOften { .. } => Some("usage"),
+            Rejection::UsageReadTooOften { .. }
+            | Rejection::BurstExceeded { .. }
+            | Rejection::TooManyConcurrent { .. } => self.policy(),
             Rejection::BadRequest(_)
             | Rejection::MissingApiKey
             | Rejection::InvalidApiKey
@@ -232,7 +285,8 @@ impl Rejection {
         }
     }
 
-    fn detail(&self) -> String {
+    /// The sentence for the client.
+    pub fn detail(&self) -> String {
         match self {
             Rejection::BadRequest(malformed) => malformed.detail().into(),
             Rejection::PayloadTooLarge => "The request body is larger than this service accepts.".into(),
@@ -257,6 +311,15 @@ impl Rejection {
             Rejection::UsageReadTooOften { .. } => {
                 "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into()
             }
+            Rejection::BurstExceeded { rate, .. } => {
+                let (a_second, burst) = (rate.tokens_per_second(), rate.burst);
+                format!(
+                    "Requests come too fast: your tier takes {a_second} a second and {burst} at once. The daily quota is not touched."
+                )
+            }
+            Rejection::TooManyConcurrent { allowed, .. } => format!(
+                "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
+            ),
             Rejection::Internal => "The request could not be served. It was not charged; please try again.".into(),
         }
     }
@@ -304,9 +367,16 @@ impl Rejection {
             }
             Rejection::UsageReadTooOften { standing, wait } => {
                 body.exceed(standing, USAGE_POLICY, now);
-                let seconds = wait.as_millis().div_ceil(1_000).max(1);
-                let seconds = u64::try_from(seconds).unwrap_or(u64::MAX);
-                headers.push((RETRY_AFTER, HeaderValue::from(seconds)));
+                headers.push((RETRY_AFTER, whole_seconds(*wait)));
+            }
+            Rejection::BurstExceeded { standing, wait, .. } => {
+                body.exceed(standing, BURST_POLICY, now);
+                headers.push((RETRY_AFTER, whole_seconds(*wait)));
+            }
+            Rejection::TooManyConcurrent { standing, .. } => {
+                body.exceed(standing, CONCURRENT_POLICY, now);
+                let seconds = HeaderValue::from(CONCURRENT_RETRY_AFTER_SECONDS);
+                headers.push((RETRY_AFTER, seconds));
             }
             Rejection::Internal => {
                 headers.push((RETRY_AFTER, HeaderValue::from(INTERNAL_RETRY_AFTER_SECONDS)))
@@ -324,6 +394,12 @@ impl Rejection {
             body,
         }
     }
+}
+
+/// A wait in whole seconds, rounded up, at least one.
+fn whole_seconds(wait: Duration) -> HeaderValue {
+    let seconds = wait.as_nanos().div_ceil(1_000_000_000).max(1);
+    HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -366,6 +442,11 @@ mod tests {
                 standing,
                 wait: Duration::from_millis(1),
             },
+            burst(standing, Duration::ZERO),
+            Rejection::TooManyConcurrent {
+                standing,
+                allowed: NonZeroU32::MIN,
+            },
             Rejection::Internal,
         ] {
             let body = body(&rejection);
@@ -377,6 +458,52 @@ mod tests {
             }
             assert_eq!(body["status"], rejection.status().as_u16());
             assert_eq!(body["request_id"], "r-1");
+        }
+    }
+
+    fn burst(standing: Standing, wait: Duration) -> Rejection {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        Rejection::BurstExceeded {
+            standing,
+            rate: Rate::per_second(number(3), number(40)),
+            wait,
+        }
+    }
+
+    #[test]
+    fn a_429_of_a_rate_names_it_with_its_numbers_and_waits_whole_seconds() {
+        let standing = Standing {
+            limit: 1_000,
+            used: Some(7),
+            day: day(),
+        };
+        let concurrent = Rejection::TooManyConcurrent {
+            standing,
+            allowed: NonZeroU32::new(10).unwrap(),
+        };
+        for (rejection, policy, told, seconds) in [
+            (
+                burst(standing, Duration::from_nanos(1)),
+                "burst",
+                "3 a second and 40 at once",
+                1,
+            ),
+            (
+                burst(standing, Duration::from_millis(1_001)),
+                "burst",
+                "3 a second",
+                2,
+            ),
+            (concurrent, "concurrent", "takes 10.", 1),
+        ] {
+            let body = body(&rejection);
+            assert_eq!(body["violated-policies"], serde_json::json!([policy]));
+            assert_eq!(rejection.policy(), Some(policy));
+            assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
+            let detail = body["detail"].as_str().unwrap();
+            assert!(detail.contains(told), "{detail}");
+            let headers = rejection.problem("r", "t", now()).headers;
+            assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
         }
     }
 

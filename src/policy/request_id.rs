@@ -1,5 +1,9 @@
 //! Request ids: a client's own is kept if it is harmless, else a new one is made.
 
+use std::borrow::Cow;
+
+use super::api_key::{self, KeyPrefix};
+
 /// The longest client-sent id that is kept.
 const CHARS_MAX: usize = 128;
 
@@ -9,6 +13,14 @@ pub fn is_acceptable(value: &[u8]) -> bool {
         && value
             .iter()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
+}
+
+/// The id of a client that is kept: harmless, and no API key with this prefix, which would go into every log.
+pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
+    let text = std::str::from_utf8(client_sent).ok()?;
+    let harmless =
+        is_acceptable(client_sent) && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_));
+    harmless.then_some(text)
 }
 
 /// A new id from 128 random bits, as 32 hexadecimal characters.

@@ -2,11 +2,18 @@
 //!
 //! A bucket is kept as the instant at which it will be full again (the generic cell rate algorithm), so a full one need
 //! not be kept at all and nothing is counted in fractions. Time is an argument. Invariant: in any span of time, a key is
-//! given at most the burst and one token for each interval of the span.
+//! given at most the burst and one token for each interval of the span. The rate is an argument too: where it changes,
+//! the tokens that are missing stay missing.
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
+
+/// Of a second.
+const NANOSECONDS: u64 = 1_000_000_000;
+/// Full buckets are looked for at most so often when room is needed: that costs a look at all of them.
+const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a bucket fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +22,24 @@ pub struct Rate {
     pub burst: u32,
     /// The time in which one token comes.
     pub interval: Duration,
+}
+
+impl Rate {
+    /// A full bucket of `burst`, and `tokens` a second after that.
+    pub fn per_second(tokens: NonZeroU32, burst: NonZeroU32) -> Rate {
+        // Rounded up, so that no second gives more.
+        let nanoseconds = NANOSECONDS.div_ceil(u64::from(tokens.get()));
+        Rate {
+            burst: burst.get(),
+            interval: Duration::from_nanos(nanoseconds),
+        }
+    }
+
+    /// Tokens a second, to the nearest whole number.
+    pub fn tokens_per_second(self) -> u128 {
+        let interval = self.interval.as_nanos().max(1);
+        (u128::from(NANOSECONDS) + interval / 2) / interval
+    }
 }
 
 /// Why a token was not given.
@@ -44,37 +69,57 @@ impl Empty {
 /// The buckets of all keys.
 #[derive(Debug)]
 pub struct TokenBuckets<K> {
-    rate: Rate,
     keys_max: usize,
-    /// When each bucket that is less than full will be full again.
-    full_at: HashMap<K, Instant>,
-    /// Full buckets are thrown away when room is needed, at most once an interval.
+    /// Each bucket that is less than full.
+    buckets: HashMap<K, Bucket>,
+    /// No full buckets are looked for before.
     sweep_after: Option<Instant>,
+}
+
+/// A bucket that is less than full.
+#[derive(Debug, Clone, Copy)]
+struct Bucket {
+    full_at: Instant,
+    /// In which a token came when this was noted.
+    interval: Duration,
+}
+
+impl Bucket {
+    /// The time until it is full, where a token comes in `rate.interval` from now on.
+    fn missing(self, rate: Rate, now: Instant) -> Duration {
+        let missing = self.full_at.saturating_duration_since(now);
+        if self.interval == rate.interval {
+            return missing;
+        }
+        let tokens_by_interval = missing.as_nanos() * rate.interval.as_nanos();
+        let missing = tokens_by_interval.div_ceil(self.interval.as_nanos().max(1));
+        let missing = Duration::from_nanos(u64::try_from(missing).unwrap_or(u64::MAX));
+        missing.min(rate.interval * rate.burst)
+    }
 }
 
 impl<K: Eq + Hash> TokenBuckets<K> {
     /// Full buckets, of which at most `keys_max` are kept in memory once they are less than full.
-    pub fn new(rate: Rate, keys_max: usize) -> TokenBuckets<K> {
+    pub fn new(keys_max: usize) -> TokenBuckets<K> {
         TokenBuckets {
-            rate,
             keys_max,
-            full_at: HashMap::new(),
+            buckets: HashMap::new(),
             sweep_after: None,
         }
     }
 
-    /// Takes a token of `key` at `now`, which never goes back.
-    pub fn take(&mut self, key: K, now: Instant) -> Result<(), Empty> {
-        let Rate { burst, interval } = self.rate;
-        let known = self.full_at.get(&key).copied();
+    /// Takes a token of `key`, whose bucket fills at `rate`, at `now`, which never goes back.
+    pub fn take(&mut self, key: K, rate: Rate, now: Instant) -> Result<(), Empty> {
+        let Rate { burst, interval } = rate;
+        let known = self.buckets.get(&key).copied();
         if known.is_none() && !self.has_room(now) {
-            return Err(Empty::Room { wait: interval });
+            return Err(Empty::Room { wait: SWEEP_PAUSE });
         }
-        let full_at = known.map_or(now, |full_at| full_at.max(now)) + interval;
-        let missing = full_at.saturating_duration_since(now);
+        let missing = known.map_or(Duration::ZERO, |bucket| bucket.missing(rate, now)) + interval;
         match missing.checked_sub(interval * burst) {
             None | Some(Duration::ZERO) => {
-                self.full_at.insert(key, full_at);
+                let full_at = now + missing;
+                self.buckets.insert(key, Bucket { full_at, interval });
                 Ok(())
             }
             Some(wait) => Err(Empty::Bucket { wait }),
@@ -82,14 +127,14 @@ impl<K: Eq + Hash> TokenBuckets<K> {
     }
 
     fn has_room(&mut self, now: Instant) -> bool {
-        if self.full_at.len() < self.keys_max {
+        if self.buckets.len() < self.keys_max {
             return true;
         }
         if self.sweep_after.is_none_or(|after| after <= now) {
-            self.sweep_after = Some(now + self.rate.interval);
-            self.full_at.retain(|_, full_at| *full_at > now);
+            self.sweep_after = Some(now + SWEEP_PAUSE);
+            self.buckets.retain(|_, bucket| bucket.full_at > now);
         }
-        self.full_at.len() < self.keys_max
+        self.buckets.len() < self.keys_max
     }
 }
 
@@ -101,12 +146,55 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn five_and_one_a_second(keys_max: usize) -> TokenBuckets<u8> {
-        let rate = Rate {
-            burst: 5,
-            interval: SECOND,
-        };
-        TokenBuckets::new(rate, keys_max)
+    const FIVE_AND_ONE_A_SECOND: Rate = Rate {
+        burst: 5,
+        interval: SECOND,
+    };
+
+    /// Buckets of one rate.
+    struct Fixed(TokenBuckets<u8>);
+
+    impl Fixed {
+        fn take(&mut self, key: u8, now: Instant) -> Result<(), Empty> {
+            self.0.take(key, FIVE_AND_ONE_A_SECOND, now)
+        }
+    }
+
+    fn five_and_one_a_second(keys_max: usize) -> Fixed {
+        Fixed(TokenBuckets::new(keys_max))
+    }
+
+    fn rate(tokens: u32, burst: u32) -> Rate {
+        let number = |number| NonZeroU32::new(number).unwrap();
+        Rate::per_second(number(tokens), number(burst))
+    }
+
+    #[test]
+    fn a_rate_never_gives_more_tokens_a_second_than_it_says() {
+        for tokens in [1, 2, 3, 7, 1_000, 9_999, 10_000] {
+            assert_eq!(rate(tokens, 1).tokens_per_second(), u128::from(tokens));
+            let interval = rate(tokens, 1).interval;
+            assert!(interval * tokens >= SECOND, "{tokens}");
+            assert!((interval - Duration::from_nanos(1)) * tokens < SECOND);
+        }
+    }
+
+    #[test]
+    fn what_is_missing_stays_missing_where_the_rate_changes() {
+        let (start, slow, fast) = (Instant::now(), rate(1, 4), rate(10, 4));
+        let mut buckets = TokenBuckets::new(1);
+        for _ in 0..3 {
+            assert_eq!(buckets.take((), slow, start), Ok(()));
+        }
+        assert_eq!(buckets.take((), fast, start), Ok(()), "the fourth");
+        let wait = Duration::from_millis(100);
+        assert_eq!(buckets.take((), fast, start), Err(Empty::Bucket { wait }));
+        // Back at the slow rate the next token takes a second, and a smaller bucket is empty, not in debt.
+        let wait = SECOND;
+        assert_eq!(buckets.take((), slow, start), Err(Empty::Bucket { wait }));
+        let small = rate(1, 2);
+        assert_eq!(buckets.take((), small, start), Err(Empty::Bucket { wait }));
+        assert_eq!(buckets.take((), small, start + SECOND), Ok(()));
     }
 
     #[test]
@@ -136,7 +224,7 @@ mod tests {
         assert_eq!(buckets.take(3, start), Err(Empty::Room { wait }));
         assert_eq!(buckets.take(1, start), Ok(()), "a known key is served");
         assert_eq!(buckets.take(3, start + SECOND), Ok(()));
-        assert_eq!(buckets.full_at.len(), 2);
+        assert_eq!(buckets.0.buckets.len(), 2);
     }
 
     proptest! {
@@ -146,14 +234,14 @@ mod tests {
             burst in 1u32..7,
         ) {
             let rate = Rate { burst, interval: SECOND };
-            let mut buckets = TokenBuckets::new(rate, 1);
+            let mut buckets = TokenBuckets::new(1);
             let start = Instant::now();
             let full = u64::from(burst) * 1_000;
             let (mut at, mut thousandths, mut given) = (0, full, Vec::new());
             for pause in pauses {
                 at += pause;
                 thousandths = (thousandths + pause).min(full);
-                let taken = buckets.take((), start + Duration::from_millis(at)).is_ok();
+                let taken = buckets.take((), rate, start + Duration::from_millis(at)).is_ok();
                 prop_assert_eq!(taken, thousandths >= 1_000);
                 if taken {
                     thousandths -= 1_000;

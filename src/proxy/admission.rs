@@ -16,16 +16,17 @@ use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
+use super::rates::Slot;
 use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::{Enforcement, Waived};
+use crate::policy::enforcement::Waived;
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
-use crate::policy::token_bucket::Empty;
+use crate::policy::token_bucket::{Empty, Rate};
 use crate::store::{
     Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
 };
@@ -50,6 +51,7 @@ pub struct Permit {
     standing: Standing,
     waived: Option<Waived>,
     receipt: Receipt,
+    slot: Option<Slot>,
 }
 
 impl Permit {
@@ -78,9 +80,10 @@ impl Permit {
         self.waived
     }
 
-    /// Gives the permit up for its receipt, to be refunded.
-    pub fn into_receipt(self) -> Receipt {
-        self.receipt
+    /// Gives the permit up for its receipt, to be refunded, and its place among the key's requests under way, where
+    /// those are limited.
+    pub fn into_parts(self) -> (Receipt, Option<Slot>) {
+        (self.receipt, self.slot)
     }
 }
 
@@ -107,6 +110,7 @@ pub async fn admit(
         own,
         presented,
         store_wait,
+        token: Token::NotTaken,
     };
     let mut now = gate.store.now();
     let mut judged = None;
@@ -172,6 +176,13 @@ struct Admission<'a> {
     own: Option<OwnPath>,
     presented: KeyDigest,
     store_wait: &'a mut Duration,
+    token: Token,
+}
+
+/// Whether the request has drawn from its key's burst.
+enum Token {
+    NotTaken,
+    Taken,
 }
 
 impl Admission<'_> {
@@ -181,23 +192,25 @@ impl Admission<'_> {
         if self.own == Some(OwnPath::Usage) {
             return self.tell_usage(caller).await; // never charged
         }
-        let endpoint = match self.locate() {
-            Ok(endpoint) => endpoint, // 4, 5
-            Err((rejection, place)) => return Err(self.refuse(caller, rejection, place).await),
-        };
         let mut waived = None;
-        if let Err(rejection) = endpoint.admit_tier(&caller.key.record.tier) {
-            match caller.enforcement {
-                Enforcement::Shadow => waived = Some(Waived::Tier),
-                Enforcement::Enforced => {
-                    let place = Some(Place::Endpoint(endpoint));
-                    return Err(self.refuse(caller, rejection, place).await); // 6
-                }
+        let found = self.find(&caller, &mut waived); // 4, 5, 6
+        // 7. A request that was found wanting draws from the key's burst too.
+        let found = match (self.take_token(&caller, &mut waived), found) {
+            (Ok(()), found) => found,
+            (Err(rejection), Ok(endpoint)) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+            (Err(rejection), Err((_, place))) => Err((rejection, place)),
+        };
+        let entered = found.and_then(|endpoint| match self.enter(&caller, &mut waived) {
+            Ok(slot) => Ok((endpoint, slot)),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+        });
+        match entered {
+            Ok((endpoint, slot)) => {
+                let permit = self.charge(caller, endpoint, slot, waived).await?; // 8
+                Ok(Admitted::Forward(permit))
             }
+            Err((rejection, place)) => Err(self.refuse(caller, rejection, place).await),
         }
-        // 7. Burst and concurrency limits: not built yet.
-        let permit = self.charge(caller, endpoint, waived).await?; // 8
-        Ok(Admitted::Forward(permit))
     }
 
     /// Step 3: the key is known, its secret right, its state active, its subscription not over. Asks nobody: a key that
@@ -224,6 +237,21 @@ impl Admission<'_> {
         }
     }
 
+    /// Steps 4, 5 and 6: the endpoint, or why not with what had been found.
+    fn find(
+        &self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
+        let endpoint = self.locate()?;
+        let admitted = endpoint.admit_tier(&caller.key.record.tier);
+        match admitted.or_else(|rejection| caller.refuse_or_waive(rejection, Waived::Tier, waived))
+        {
+            Ok(()) => Ok(endpoint),
+            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
+        }
+    }
+
     /// Steps 4 and 5: the endpoint, or why not with what had been found.
     fn locate(&self) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
         let located = self.snapshot.config.endpoints.located(self.path);
@@ -234,16 +262,76 @@ impl Admission<'_> {
         }
     }
 
+    /// Step 7, for requests that steps 4 to 6 refuse too: one token of the key's burst, where its tier has one.
+    fn take_token(
+        &mut self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        let (Some(rate), Token::NotTaken) = (caller.burst, &self.token) else {
+            return Ok(());
+        };
+        let id = caller.key.record.id;
+        match self.gate.rates.take(id, rate, Instant::now()) {
+            Ok(()) => {
+                self.token = Token::Taken;
+                Ok(())
+            }
+            Err(empty) => {
+                let rejection = self.burst_exceeded(caller, rate, empty);
+                caller.refuse_or_waive(rejection, Waived::Burst, waived)
+            }
+        }
+    }
+
+    fn burst_exceeded(&self, caller: &Caller, rate: Rate, empty: Empty) -> Rejection {
+        if let Empty::Room { .. } = empty {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["burst_keys"]).inc();
+        }
+        Rejection::BurstExceeded {
+            standing: caller.standing,
+            rate,
+            wait: empty.wait(),
+        }
+    }
+
+    /// The second part of step 7: a place among the key's requests under way, where its tier limits those.
+    fn enter(
+        &self,
+        caller: &Caller,
+        waived: &mut Option<Waived>,
+    ) -> Result<Option<Slot>, Rejection> {
+        let Some(allowed) = caller.concurrent else {
+            return Ok(None);
+        };
+        match self.gate.rates.enter(caller.key.record.id, allowed) {
+            Some(slot) => Ok(Some(slot)),
+            None => {
+                let rejection = Rejection::TooManyConcurrent {
+                    standing: caller.standing,
+                    allowed,
+                };
+                caller.refuse_or_waive(rejection, Waived::Concurrent, waived)?;
+                Ok(None)
+            }
+        }
+    }
+
     /// A refusal that costs nothing and shows where the caller stands.
     async fn refuse(&mut self, caller: Caller, rejection: Rejection, place: Option<Place>) -> Halt {
         let used = self.used(&caller).await;
         if caller.has_changed(self.gate) {
             return self.changed(caller);
         }
-        if let (Rejection::TierInsufficient { .. }, Some(Place::Endpoint(endpoint))) =
-            (&rejection, &place)
-        {
-            caller.note_refusal(self.gate, endpoint, LedgerRefusal::Tier);
+        let endpoint = match &place {
+            Some(Place::Endpoint(endpoint)) => Some(Some(endpoint)),
+            None => Some(None),
+            // The gateway's own paths are in no ledger.
+            Some(Place::Own(_)) => None,
+        };
+        if let (Some(endpoint), Some(reason)) = (endpoint, in_ledger(&rejection)) {
+            caller.note_refusal(self.gate, endpoint, reason);
         }
         let standing = caller.standing_with(used.ok());
         Halt::Refused(Refusal {
@@ -309,11 +397,12 @@ impl Admission<'_> {
         })
     }
 
-    /// Step 8: one atomic charge. `waived` is what a step before let pass.
+    /// Step 8: one atomic charge. The slot is given back where it is refused; `waived` is what a step before let pass.
     async fn charge(
         &mut self,
         caller: Caller,
         endpoint: Arc<Endpoint>,
+        slot: Option<Slot>,
         waived: Option<Waived>,
     ) -> Result<Permit, Halt> {
         let (enforcement, limit) = (caller.enforcement, caller.standing.limit);
@@ -340,6 +429,7 @@ impl Admission<'_> {
                 waived: waived.or(enforcement.waived_by_quota(used, limit)),
                 upstream,
                 receipt,
+                slot,
             }),
             Ok(Decision::Exhausted { used }) => {
                 Err(caller.refuse_exhausted(self.gate, endpoint, used).into())
@@ -372,5 +462,25 @@ impl Admission<'_> {
         *self.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
+    }
+}
+
+/// As what the ledger counts a refusal at an endpoint, or at none.
+fn in_ledger(rejection: &Rejection) -> Option<LedgerRefusal> {
+    match rejection {
+        Rejection::NotFound => Some(LedgerRefusal::NotFound),
+        Rejection::MethodNotAllowed { .. } => Some(LedgerRefusal::Method),
+        Rejection::TierInsufficient { .. } => Some(LedgerRefusal::Tier),
+        Rejection::BurstExceeded { .. } => Some(LedgerRefusal::Burst),
+        Rejection::TooManyConcurrent { .. } => Some(LedgerRefusal::Concurrent),
+        Rejection::DailyQuotaExceeded { .. } => Some(LedgerRefusal::DailyQuota),
+        Rejection::BadRequest(_)
+        | Rejection::PayloadTooLarge
+        | Rejection::UriTooLong
+        | Rejection::HeadersTooLarge
+        | Rejection::MissingApiKey
+        | Rejection::InvalidApiKey
+        | Rejection::UsageReadTooOften { .. }
+        | Rejection::Internal => None,
     }
 }

@@ -1,6 +1,5 @@
 //! One request from its header to its line in the access log: what pingora hands from hook to hook.
 
-use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,8 +9,8 @@ use prometheus::IntGauge;
 
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
+use super::rates::Slot;
 use super::upstreams::Upstream;
-use crate::policy::api_key;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
 use crate::policy::own_path::OwnPath;
@@ -98,6 +97,8 @@ pub struct Forwarding {
     /// How it ended, unless served whole.
     pub ending: Option<Ending>,
     receipt: Option<Receipt>,
+    /// Its place among the key's requests under way, where those are limited.
+    slot: Option<Slot>,
 }
 
 /// When the client's connection refused bytes for long.
@@ -196,11 +197,7 @@ impl Exchange {
     /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
     pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
         let prefix = &self.snapshot.config.keys.prefix;
-        let harmless = |value: &&HeaderValue| {
-            let text = value.to_str().unwrap_or_default();
-            request_id::is_acceptable(value.as_bytes())
-                && matches!(api_key::redacted(text, prefix), Cow::Borrowed(_))
-        };
+        let harmless = |value: &&HeaderValue| request_id::kept(value.as_bytes(), prefix).is_some();
         self.request_id = match client_sent.filter(harmless) {
             Some(kept) => kept.clone(),
             None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
@@ -241,7 +238,7 @@ impl Forwarding {
         let endpoint = permit.endpoint().clone();
         let (standing, waived) = (permit.standing(), permit.waived());
         let upstream = permit.upstream().clone();
-        let receipt = permit.into_receipt();
+        let (receipt, slot) = permit.into_parts();
         Forwarding {
             key,
             endpoint,
@@ -257,7 +254,14 @@ impl Forwarding {
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
             receipt: Some(receipt),
+            slot,
         }
+    }
+
+    /// Says that the upstream has nothing more to do for the request: the key may have another one under way. Called
+    /// before the end of an answer is written, so that a client that has read it whole finds the place free.
+    pub fn leave(&mut self) {
+        self.slot = None;
     }
 
     /// Gives the units back, once; a second call does nothing.

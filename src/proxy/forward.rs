@@ -7,18 +7,23 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use http::header::{
-    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, TE, TRAILER, TRANSFER_ENCODING,
-    UPGRADE,
+    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 
-use crate::policy::rate_limit;
+use crate::policy::{caching, rate_limit};
 
 /// The header that carries the API key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The request id, in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Of every answer: a body is what its type says.
+pub const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
+/// What caches in front of a service are told past `Cache-Control` (RFC 9213).
+const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
+const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const X_CONSUMER_ID: HeaderName = HeaderName::from_static("x-consumer-id");
@@ -191,6 +196,25 @@ pub fn is_our_failure(status: StatusCode) -> bool {
         || matches!(status.as_u16(), 401 | 403 | 407 | 408 | 421 | 429)
         // A switch of protocols that nobody asked for.
         || status == StatusCode::SWITCHING_PROTOCOLS
+}
+
+/// Lets nobody keep the caller's answer for others, and no browser guess what it is.
+///
+/// # Errors
+/// Never in fact: the values are constants and parts of what the upstream said.
+pub fn confine_response(header: &mut ResponseHeader) -> pingora::Result<()> {
+    for name in [CDN_CACHE_CONTROL, SURROGATE_CONTROL] {
+        header.remove_header(&name);
+    }
+    let said = header.headers.get_all(CACHE_CONTROL).iter();
+    if let Some(private) = caching::cache_control(said.map(HeaderValue::as_bytes)) {
+        header.insert_header(CACHE_CONTROL, private)?;
+    }
+    let varies = header.headers.get_all(VARY).iter();
+    if !caching::varies_by(varies.map(HeaderValue::as_bytes), X_API_KEY.as_str()) {
+        header.append_header(VARY, X_API_KEY.as_str())?;
+    }
+    header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)
 }
 
 /// Removes from the upstream's answer what is between it and us, or ours to say.

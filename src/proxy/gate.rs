@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,9 +12,11 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 
 use super::forward::DeniedHeaders;
+use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
 use super::well_formed::HeadLimits;
-use crate::config::Config;
+use crate::config::{self, Config, Limits};
+use crate::policy::address;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
 use crate::policy::openapi::{self, Document};
@@ -29,6 +32,12 @@ const USAGE_RATE: Rate = Rate {
 };
 /// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond it others wait.
 const USAGE_READERS_MAX: usize = 10_000;
+
+/// Client addresses whose last failed authentication is remembered; about 10 MiB. Where there are more, the connections of
+/// the others are closed after one: a flood from everywhere.
+const FAILING_ADDRESSES_MAX: usize = 100_000;
+/// So many seconds' worth of failed authentications may come at once.
+const BURST_SECONDS: u32 = 5;
 
 /// A checked configuration with what is made of it once. A request loads it once and keeps it to its end.
 #[derive(Debug)]
@@ -47,16 +56,24 @@ pub struct Snapshot {
 impl Snapshot {
     /// A snapshot of `config`.
     pub fn new(config: Config) -> Snapshot {
-        let head_limits = HeadLimits {
-            target_bytes_max: config.limits.target_bytes,
-            header_bytes_max: config.limits.header_bytes,
-            header_count_max: config.limits.header_count,
-            body_bytes_max: usize::try_from(config.limits.body_bytes).unwrap_or(usize::MAX),
-        };
+        Snapshot::make(config, None)
+    }
+
+    /// A snapshot of `config` that keeps the upstreams which are as they were, with all that is known of their servers.
+    /// Connections to servers are pooled by address and stay in any case.
+    pub fn after(config: Config, previous: &Snapshot) -> Snapshot {
+        Snapshot::make(config, Some(previous))
+    }
+
+    fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
+        let head_limits = HeadLimits::of(&config.limits);
         let upstreams = config
             .upstreams
             .iter()
             .map(|upstream| {
+                if let Some(kept) = previous.and_then(|previous| previous.unchanged(upstream)) {
+                    return (upstream.name.clone(), kept);
+                }
                 let timeouts = Timeouts {
                     connect: upstream.timeouts.connect,
                     read: upstream.timeouts.read,
@@ -87,6 +104,12 @@ impl Snapshot {
         }
     }
 
+    /// The upstream that was made of this very configuration.
+    fn unchanged(&self, wanted: &config::Upstream) -> Option<Arc<Upstream>> {
+        let same = self.config.upstream(&wanted.name) == Some(wanted);
+        self.upstreams.get(&wanted.name).filter(|_| same).cloned()
+    }
+
     /// The upstream with this name.
     pub fn upstream(&self, name: &str) -> Option<&Arc<Upstream>> {
         self.upstreams.get(name)
@@ -98,7 +121,12 @@ pub fn document(config: &Config) -> Document {
     let tiers = config.tiers.iter();
     Document::of(&openapi::Api {
         endpoints: &config.endpoints,
-        tiers: tiers.map(|(name, tier)| (name, tier.daily.get())).collect(),
+        tiers: tiers
+            .clone()
+            .map(|(name, tier)| (name, tier.daily.get()))
+            .collect(),
+        burst: tiers.clone().find_map(|(_, tier)| tier.burst),
+        concurrent: tiers.clone().find_map(|(_, tier)| tier.concurrent),
         realm: &config.keys.realm,
     })
 }
@@ -115,6 +143,9 @@ pub struct Gate {
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
+    failed_authentications: Mutex<TokenBuckets<IpAddr>>,
+    /// What the keys have used up of their tiers' burst and concurrency.
+    pub rates: Arc<Rates>,
     draining: AtomicBool,
 }
 
@@ -132,7 +163,9 @@ impl Gate {
             metrics,
             access_log,
             day: ArcSwapOption::empty(),
-            usage_reads: Mutex::new(TokenBuckets::new(USAGE_RATE, USAGE_READERS_MAX)),
+            usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
+            failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),
+            rates: Rates::new(),
             draining: AtomicBool::new(false),
         }
     }
@@ -140,6 +173,12 @@ impl Gate {
     /// The snapshot of the moment.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
+    }
+
+    /// Puts another snapshot into the place of the present one: requests that begin from now on see it, those under way keep
+    /// theirs.
+    pub fn replace(&self, snapshot: Snapshot) {
+        self.snapshot.store(Arc::new(snapshot));
     }
 
     /// The quota day that `now` lies in. Costs a look into the zone table once a day, else nothing.
@@ -156,7 +195,22 @@ impl Gate {
 
     /// Whether a key may read its usage now, and that it does.
     pub fn take_usage_read(&self, key: KeyId) -> Result<(), Empty> {
-        self.usage_reads.lock().take(key, Instant::now())
+        self.usage_reads
+            .lock()
+            .take(key, USAGE_RATE, Instant::now())
+    }
+
+    /// Notes that no valid key came with a request, and says whether that happens too often from the client's address.
+    pub fn note_failed_authentication(&self, client: IpAddr, limits: &Limits) -> Result<(), Empty> {
+        let Some(address) = address::counted(client, &limits.exempt_addresses) else {
+            return Ok(());
+        };
+        let rate = Rate {
+            burst: limits.failed_authentications.saturating_mul(BURST_SECONDS),
+            interval: Duration::from_secs(1) / limits.failed_authentications.max(1),
+        };
+        let mut buckets = self.failed_authentications.lock();
+        buckets.take(address, rate, Instant::now())
     }
 
     /// Says that the gateway is about to stop: connections are closed after their current request.

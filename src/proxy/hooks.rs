@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use http::{Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
@@ -24,6 +25,7 @@ use super::respond::{Answer, announce, insert_standing};
 use super::well_formed;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::token_bucket::Empty;
 
 /// The answer's status said that the upstream failed us.
 const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
@@ -71,6 +73,9 @@ impl Edge {
         {
             let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
         }
+        if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
+            self.note_failed_authentication(session, exchange);
+        }
         if let Some(limit) = refusal.rejection.limit_hit() {
             self.gate
                 .metrics
@@ -91,6 +96,27 @@ impl Edge {
         )?;
         exchange.stage = Stage::Refused(refusal);
         answer.write(session).await
+    }
+
+    /// Closes, after their requests under way, the connections of an address from which keys are tried out. The answer is
+    /// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections.
+    fn note_failed_authentication(&self, session: &mut Session, exchange: &Exchange) {
+        let Some(connection) = Connection::of(session).cloned() else {
+            return;
+        };
+        let limits = &exchange.snapshot.config.limits;
+        let noted = self
+            .gate
+            .note_failed_authentication(connection.client.ip(), limits);
+        let limit = match noted {
+            Ok(()) => return,
+            Err(Empty::Bucket { .. }) => "failed_authentications",
+            Err(Empty::Room { .. }) => "failing_addresses",
+        };
+        let hits = &self.gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
+        session.set_keepalive(None);
+        connection.retire();
     }
 
     /// Writes an answer of the gateway's own.
@@ -114,6 +140,10 @@ impl Edge {
             .is_some_and(|header| !header.status.is_informational());
         let clients = *error.esource() == ErrorSource::Downstream;
         let too_large = *error.etype() == BODY_TOO_LARGE;
+        if clients && *error.etype() == ErrorType::WriteTimedout {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["response_rate"]).inc();
+        }
         let malformed = malformed_body(session, error);
         let (ending, reason) = if too_large && !header_passed {
             let rejection = Rejection::PayloadTooLarge;
@@ -138,6 +168,7 @@ impl Edge {
             (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
         forwarding.ending = Some(ending);
+        forwarding.leave();
         if let Some(reason) = reason {
             forwarding.refund(&self.gate, reason).await;
         }
@@ -172,7 +203,10 @@ impl ProxyHttp for Edge {
         };
         session.set_keepalive(keepalive);
         session.set_read_timeout(Some(limits.request_read));
-        session.set_write_timeout(Some(limits.response_write));
+        // Over HTTP/1 the connection's guard looks at what the client reads; over HTTP/2 it cannot, because a client that does not
+        // read says so in frames.
+        let is_http2 = session.is_http2();
+        session.set_write_timeout(is_http2.then_some(limits.response_write));
         exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
         let raw = session
             .as_http1()
@@ -380,9 +414,13 @@ impl ProxyHttp for Edge {
             session.set_keepalive(None);
         }
         response.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        forward::confine_response(response)?;
         let now = self.gate.store.now();
         match exchange.forwarding() {
             Some(forwarding) => {
+                if ends_with_header(&session.req_header().method, response) {
+                    forwarding.leave();
+                }
                 announce(response, &forwarding.endpoint.retirement)?;
                 insert_standing(response, forwarding.standing, now)
             }
@@ -400,7 +438,9 @@ impl ProxyHttp for Edge {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
             forwarding.client_waits.note(blocked, Instant::now());
-            if !end_of_stream && forwarding.is_over_time() {
+            if end_of_stream {
+                forwarding.leave();
+            } else if forwarding.is_over_time() {
                 return Err(over_time());
             }
         }
@@ -466,6 +506,14 @@ impl ProxyHttp for Edge {
     ) -> bool {
         true
     }
+}
+
+/// Whether an answer has no body (RFC 9112 section 6.3).
+fn ends_with_header(method: &Method, response: &ResponseHeader) -> bool {
+    let empty = response.headers.get(http::header::CONTENT_LENGTH);
+    method == Method::HEAD
+        || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status)
+        || empty.is_some_and(|length| length.as_bytes() == b"0")
 }
 
 fn over_time() -> Box<Error> {

@@ -68,6 +68,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
             .response_written()
             .map_or(0, |header| header.status.as_u16()),
         outcome: outcome.word,
+        policy: outcome.policy,
         would_refuse: outcome.waived.map(Waived::as_str),
         units: outcome.units,
         refunded: outcome.refunded,
@@ -82,6 +83,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
 /// What the access log and the metrics say of a request.
 struct Outcome<'a> {
     word: &'static str,
+    policy: Option<&'static str>,
     endpoint: Option<&'a str>,
     key_id: Option<&'a str>,
     tier: Option<&'a str>,
@@ -95,6 +97,7 @@ impl<'a> Outcome<'a> {
     fn of(stage: &'a Stage) -> Outcome<'a> {
         let nothing = Outcome {
             word: "INTERNAL_ERROR",
+            policy: None,
             endpoint: None,
             key_id: None,
             tier: None,
@@ -107,6 +110,7 @@ impl<'a> Outcome<'a> {
             Stage::Arrived => nothing,
             Stage::Refused(refusal) => Outcome {
                 word: refusal.rejection.code(),
+                policy: refusal.rejection.policy(),
                 endpoint: refusal.place.as_ref().map(Place::name),
                 key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
@@ -130,6 +134,7 @@ impl<'a> Outcome<'a> {
                 upstream: forwarding
                     .header_after
                     .map(|waited| (&*forwarding.upstream.name, waited)),
+                ..nothing
             },
         }
     }

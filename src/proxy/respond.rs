@@ -3,18 +3,20 @@
 //! An answer to `HEAD` has the header of the answer to `GET`, and no body: over HTTP/2 a body would break the stream.
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK};
+use http::header::{
+    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK, X_CONTENT_TYPE_OPTIONS,
+};
 use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::proxy::Session;
 
 use super::exchange::Exchange;
-use super::forward::X_REQUEST_ID;
+use super::forward::{NOSNIFF, X_REQUEST_ID};
 use crate::policy::endpoint::Endpoint;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
-use crate::policy::rejection::{PROBLEM_JSON, Rejection};
+use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
 use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -47,20 +49,9 @@ impl Answer {
             &exchange.snapshot.config.keys.realm,
             now,
         );
-        let mut header = ResponseHeader::build(problem.status, Some(16))?;
-        header.insert_header(CONTENT_TYPE, PROBLEM_JSON)?;
-        header.insert_header(CONTENT_LENGTH, HeaderValue::from(problem.body.len()))?;
-        header.insert_header(CACHE_CONTROL, HeaderValue::from_static("no-store"))?;
+        let mut header = refusal_header(&problem, standing, endpoint, now)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
-        for (name, value) in problem.headers {
-            header.insert_header(name, value)?;
-        }
-        if let Some(standing) = standing {
-            insert_standing(&mut header, standing, now)?;
-        }
-        if let Some(endpoint) = endpoint {
-            announce(&mut header, &endpoint.retirement)?;
-        }
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         let body = if method == Method::HEAD {
             Bytes::new()
         } else {
@@ -88,6 +79,7 @@ impl Answer {
         header.insert_header(ETAG, document.etag().clone())?;
         header.insert_header(CACHE_CONTROL, DOCUMENT_CACHING)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         Ok(Answer { header, body })
     }
 
@@ -105,6 +97,7 @@ impl Answer {
         let (mut header, body) = Answer::json(method, Bytes::from(report))?;
         header.insert_header(CACHE_CONTROL, USAGE_CACHING)?;
         header.insert_header(X_REQUEST_ID, exchange.request_id.clone())?;
+        header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)?;
         insert_standing(&mut header, standing, now)?;
         Ok(Answer { header, body })
     }
@@ -147,6 +140,32 @@ impl Answer {
             .write_error_response(self.header, self.body)
             .await
     }
+}
+
+/// The header of a refusal, but for its request id.
+///
+/// # Errors
+/// If a header cannot be built, which checked values exclude.
+pub fn refusal_header(
+    problem: &Problem,
+    standing: Option<Standing>,
+    endpoint: Option<&Endpoint>,
+    now: Timestamp,
+) -> pingora::Result<ResponseHeader> {
+    let mut header = ResponseHeader::build(problem.status, Some(16))?;
+    header.insert_header(CONTENT_TYPE, PROBLEM_JSON)?;
+    header.insert_header(CONTENT_LENGTH, HeaderValue::from(problem.body.len()))?;
+    header.insert_header(CACHE_CONTROL, HeaderValue::from_static("no-store"))?;
+    for (name, value) in &problem.headers {
+        header.insert_header(name.clone(), value.clone())?;
+    }
+    if let Some(standing) = standing {
+        insert_standing(&mut header, standing, now)?;
+    }
+    if let Some(endpoint) = endpoint {
+        announce(&mut header, &endpoint.retirement)?;
+    }
+    Ok(header)
 }
 
 /// Says that the endpoint is going away, if it is; links stand beside those that an upstream gave.

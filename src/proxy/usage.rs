@@ -105,6 +105,7 @@ pub fn first_day(today: Day) -> Date {
 mod tests {
     use super::*;
     use crate::policy::key_record::tests::key_of;
+    use crate::store::ledger::{Ceiling, Cell};
 
     fn table() -> EndpointTable {
         let endpoint = |pattern: &str, tier: &str, cost: u32| Endpoint {
@@ -141,11 +142,15 @@ mod tests {
             ..Totals::default()
         };
         let (_, stranger) = key_of("pro");
-        let day = |key| DayUsage {
-            date: "2026-02-28".parse().unwrap(),
-            key,
-            used: 2,
-            endpoints: BTreeMap::from([("/a".to_owned(), totals)]),
+        let day = |key| {
+            let cell = Cell {
+                tier: Some("pro".parse().unwrap()),
+                endpoint: "/a".to_owned(),
+                totals,
+                ceiling: Ceiling::default(),
+            };
+            let place = ("2026-02-28".parse().unwrap(), key);
+            DayUsage::of_cells(place, None, [cell], Vec::new())
         };
         let history = [day(record.id), day(stranger.id)];
         let table = table();
@@ -158,7 +163,8 @@ mod tests {
                 "subscription_expires": "2026-12-01T00:00:00Z",
                 "endpoints": [{"path": "/a", "methods": ["GET", "HEAD"], "cost": 2}],
                 "days": [{"date": "2026-02-28", "used": 2, "endpoints": {"/a":
-                    {"requests": 1, "charged": 2, "refunded": 0, "refused_tier": 0, "refused_quota": 0}}}],
+                    {"requests": 1, "charged": 2, "refunded": 0, "refused_tier": 0, "refused_quota": 0, "refused_burst": 0,
+                     "refused_concurrent": 0, "refused_not_found": 0, "refused_method": 0}}}],
             })
         );
     }

@@ -8,7 +8,8 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::RequestHeader;
 
-use crate::policy::http1::{self, is_host};
+use crate::config::Limits;
+use crate::policy::http1::{self, HeadBounds, Scan, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Target, TargetError};
 
@@ -26,6 +27,45 @@ pub struct HeadLimits {
     pub header_count_max: usize,
     /// Bytes of a body.
     pub body_bytes_max: usize,
+}
+
+impl HeadLimits {
+    /// The configured ones.
+    pub fn of(limits: &Limits) -> HeadLimits {
+        HeadLimits {
+            target_bytes_max: limits.target_bytes,
+            header_bytes_max: limits.header_bytes,
+            header_count_max: limits.header_count,
+            body_bytes_max: usize::try_from(limits.body_bytes).unwrap_or(usize::MAX),
+        }
+    }
+}
+
+/// Step 1 on a request over HTTP/1.1 of which nothing is known but method and target; the rest of it is as it should be.
+pub fn judge<'a>(
+    method: &Method,
+    target: &'a str,
+    limits: &HeadLimits,
+) -> Result<Target<'a>, Rejection> {
+    let host = HeaderValue::from_static("touchline");
+    let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
+    let bounds = HeadBounds {
+        target_bytes_max: limits.target_bytes_max,
+        header_bytes_max: limits.header_bytes_max,
+        header_count_max: limits.header_count_max,
+    };
+    match http1::scan(head.as_bytes(), 0, &bounds) {
+        Scan::Whole { end, .. } if end == head.len() => {}
+        Scan::Refused(rejection) => return Err(rejection),
+        Scan::Whole { .. } | Scan::Partial => return Err(malformed(Malformed::Head)),
+    }
+    let unreadable = |_| malformed(Malformed::Head);
+    let mut header =
+        RequestHeader::build(method.clone(), target.as_bytes(), None).map_err(unreadable)?;
+    header.set_version(Version::HTTP_11);
+    header.insert_header(HOST, host).map_err(unreadable)?;
+    check(&header, Some(head.as_bytes()), limits)?;
+    Target::parse(target.as_bytes()).map_err(|error| malformed(Malformed::Target(error)))
 }
 
 /// Checks a request's head; `raw` is the head as it came over HTTP/1.

@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use pingora::apps::{HttpServerApp, ServerApp};
 use pingora::proxy::HttpProxy;
+use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tokio_rustls::TlsAcceptor;
 
+use super::application::Application;
+use super::tls::Front;
 use crate::config::Limits;
+use crate::policy::address;
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
 use crate::proxy::connection::guard::{Guard, Silent};
@@ -28,7 +31,7 @@ pub struct Door {
     /// Bound and not blocking.
     pub listener: TcpListener,
     /// TLS, if it is spoken here.
-    pub tls: Option<TlsAcceptor>,
+    pub tls: Option<Arc<Front>>,
     /// What serves requests.
     pub proxy: Arc<HttpProxy<Edge>>,
     /// What requests share.
@@ -75,6 +78,9 @@ impl Door {
     }
 }
 
+/// What the system may hold unsent for a client before the gateway waits for it, beside what is under way.
+const UNSENT_BYTES_MAX: u32 = 128 * 1024;
+
 /// How long a connection may be.
 struct Times {
     /// Until it takes no further request.
@@ -93,7 +99,7 @@ fn longest_upstream(snapshot: &Snapshot) -> Duration {
 }
 
 struct Room {
-    tls: Option<TlsAcceptor>,
+    tls: Option<Arc<Front>>,
     proxy: Arc<HttpProxy<Edge>>,
     gate: Arc<Gate>,
     census: Arc<Census>,
@@ -109,13 +115,16 @@ impl Room {
             all: limits.connections,
             each_address: limits.connections_per_address,
         };
-        let _seat = match self.census.seat(peer.ip(), places) {
+        let address = address::counted(peer.ip(), &limits.exempt_addresses);
+        let _seat = match self.census.seat(address, places) {
             Ok(seat) => seat,
             Err(Full::All) => return self.note_limit("connections"),
             Err(Full::Address) => return self.note_limit("connections_per_address"),
         };
         // Answers are gathered before they are written, so waiting for more would only delay them.
         let _ = socket.set_nodelay(true);
+        // Without it the system takes megabytes for a client that reads nothing, and what it reads of them is not seen.
+        let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
         let Some(transport) = self.shake_hands(socket, limits).await else {
             return;
         };
@@ -132,16 +141,17 @@ impl Room {
                 + longest_upstream(&snapshot)
                 + limits.response_write,
         };
+        let application = Application::new(self.proxy.clone(), limits);
         // A connection that lives on must not hold an old configuration.
         drop(snapshot);
-        self.hand_over(guard, connection, times).await;
+        self.hand_over(application, guard, connection, times).await;
     }
 
     async fn shake_hands(&self, socket: TcpStream, limits: &Limits) -> Option<Transport> {
         let Some(tls) = &self.tls else {
             return Some(Transport::Clear(socket));
         };
-        match tokio::time::timeout(limits.tls_handshake, tls.accept(socket)).await {
+        match tokio::time::timeout(limits.tls_handshake, tls.acceptor().accept(socket)).await {
             Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
@@ -156,10 +166,16 @@ impl Room {
 
     /// Lets pingora serve the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
     /// old, or the gateway stops.
-    async fn hand_over(&self, guard: Guard, connection: Arc<Connection>, times: Times) {
+    async fn hand_over(
+        &self,
+        application: Arc<Application>,
+        guard: Guard,
+        connection: Arc<Connection>,
+        times: Times,
+    ) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
-        let mut serving = std::pin::pin!(self.proxy.process_new(Box::new(guard), &ending));
+        let mut serving = std::pin::pin!(application.process_new(Box::new(guard), &ending));
         tokio::select! {
             _ = &mut serving => return,
             () = connection.retired() => {}

@@ -5,11 +5,8 @@ use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pingora::apps::HttpServerOptions;
 use pingora::listeners::ListenerConfig;
-use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
 use pingora::protocols::l4::stream::L4BufferSettings;
-use pingora::proxy::{HttpProxy, http_proxy};
 use pingora::server::Fds;
 use pingora::server::configuration::ServerConf;
 use pingora::services::Service as _;
@@ -18,21 +15,15 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::accept::Door;
-use super::{Addresses, ServeError, tls};
+use super::tls::Front;
+use super::{Addresses, ServeError, application};
 use crate::admin::Admin;
-use crate::config::{Limits, Listen};
+use crate::config::Listen;
+use crate::proxy::Gate;
 use crate::proxy::connection::census::Census;
-use crate::proxy::{Edge, Gate};
 
 /// Buffers of a connection to the admin listener.
 const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
-/// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
-/// client that does not read should cost.
-const H2_SEND_BUFFER_BYTES: usize = 32 * 1024;
-/// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
-/// only a little over gets the gateway's answer instead of the library's bare 431.
-const H2_HEADER_LIST_FACTOR: usize = 2;
-
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 #[error(
@@ -47,7 +38,7 @@ pub struct ListenError {
 /// The bound addresses with what stands behind each.
 pub struct Listener {
     http: Option<Socket>,
-    https: Option<(Socket, tokio_rustls::TlsAcceptor)>,
+    https: Option<(Socket, Arc<Front>)>,
     admin: Socket,
 }
 
@@ -85,16 +76,21 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let acceptor = tls::acceptor(&https.certificate, https.address.ip())?;
+                let front = Front::new(&https.certificate, https.address.ip())?;
                 Some((
                     Socket::bind("listen.https.address", https.address)?,
-                    acceptor,
+                    Arc::new(front),
                 ))
             }
             None => None,
         };
         let admin = Socket::bind("listen.admin.address", listen.admin)?;
         Ok(Listener { http, https, admin })
+    }
+
+    /// What speaks TLS with clients, if anything does.
+    pub fn front(&self) -> Option<&Arc<Front>> {
+        self.https.as_ref().map(|(_, front)| front)
     }
 
     /// Where the gateway listens, with the ports that the system chose for port 0.
@@ -125,13 +121,13 @@ impl Listener {
             admin: JoinSet::new(),
             _admin_stop: admin_stop,
         };
-        let proxy = Arc::new(proxy(settings, gate));
+        let proxy = application::proxy(settings, gate);
         let census = Census::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, None));
         let tls = self
             .https
             .as_ref()
-            .map(|(socket, acceptor)| (socket, Some(acceptor.clone())));
+            .map(|(socket, front)| (socket, Some(front.clone())));
         for (socket, tls) in clear.into_iter().chain(tls) {
             let Some(listener) = socket.listener.lock().take() else {
                 continue;
@@ -148,29 +144,6 @@ impl Listener {
         start_admin(&mut bound.admin, admin, &self.admin, &admin_watch);
         Ok(bound)
     }
-}
-
-/// pingora's part: everything from a request's head on.
-fn proxy(settings: &Arc<ServerConf>, gate: &Arc<Gate>) -> HttpProxy<Edge> {
-    let limits = &gate.snapshot().config.limits;
-    let mut options = HttpServerOptions::default();
-    options.h2_idle_timeout = Some(limits.keepalive_idle);
-    // Over HTTP/2 it is refused by the gateway, over HTTP/1 it never gets here.
-    options.allow_connect_method_proxying = true;
-    let mut proxy = http_proxy(settings, Edge::new(gate.clone()));
-    proxy.server_options = Some(options);
-    proxy.h2_options = Some(h2_options(limits));
-    proxy
-}
-
-fn h2_options(limits: &Limits) -> H2Options {
-    let list_bytes = limits.header_bytes.saturating_mul(H2_HEADER_LIST_FACTOR);
-    let mut options = default_h2_options();
-    options
-        .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
-        .max_concurrent_streams(limits.h2_streams)
-        .max_send_buffer_size(H2_SEND_BUFFER_BYTES);
-    options
 }
 
 /// Starts pingora's own service for operators, who are few and trusted.

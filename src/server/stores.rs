@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::config::{self, Config, StoreConfig};
-use crate::store::{Role, Store, StoreError, embedded, redis};
+use crate::store::{Keeping, Role, Store, StoreError, embedded, redis};
 
 /// Opens the configured store for `role`.
 ///
@@ -16,6 +16,10 @@ pub async fn open_store(
     clock: Clock,
 ) -> Result<Arc<dyn Store>, StoreError> {
     let zone = config.calendar.name();
+    let keeping = Keeping {
+        settle_window: config.ledger.settle_window,
+        retention: config.ledger.retention,
+    };
     match &config.store {
         StoreConfig::Embedded(settings) => {
             let durability = match settings.durability {
@@ -24,12 +28,16 @@ pub async fn open_store(
             };
             let settings = embedded::Settings {
                 durability,
+                keeping,
                 ..embedded::Settings::new(&settings.path)
             };
             Ok(embedded::open(settings, role, zone, clock).await?)
         }
         StoreConfig::Redis(settings) => {
-            let settings = redis_settings(settings);
+            let settings = redis::Settings {
+                keeping,
+                ..redis_settings(settings)
+            };
             Ok(redis::open(settings, role, zone, clock).await?)
         }
     }
@@ -62,6 +70,7 @@ fn redis_settings(config: &config::RedisStore) -> redis::Settings {
         replica: Some(config.replica.clone()),
         max_staleness: config.max_staleness,
         outage: Some(outage_of(&config.outage)),
+        keeping: Keeping::default(),
     }
 }
 

@@ -1,14 +1,14 @@
-//! Certificates: from files, or self-signed for loopback.
+//! Certificates: from files, or self-signed for loopback; another one can take the place of the present one at any time.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::server::ResolvesServerCert;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::TlsAcceptor;
@@ -44,35 +44,78 @@ pub enum CertificateError {
     SelfSigned(String),
 }
 
-/// What speaks TLS 1.2 and 1.3 with clients, and offers HTTP/2 and HTTP/1.1.
-pub fn acceptor(
-    certificate: &Certificate,
+/// What speaks TLS with clients. Handshakes that begin after an exchange see the new certificate; connections stay.
+pub struct Front {
     listen: IpAddr,
-) -> Result<TlsAcceptor, CertificateError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut settings = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&TLS13, &TLS12])
-        .map_err(|error| CertificateError::Settings(error.to_string()))?
-        .with_no_client_auth()
-        .with_cert_resolver(resolver(certificate, listen)?);
-    settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // The server's order of ciphers, strongest first.
-    settings.ignore_client_order = true;
-    Ok(TlsAcceptor::from(Arc::new(settings)))
+    speaker: ArcSwap<Speaker>,
 }
 
-fn resolver(
-    certificate: &Certificate,
-    listen: IpAddr,
-) -> Result<Arc<dyn ResolvesServerCert>, CertificateError> {
-    let key = match certificate {
-        Certificate::SelfSigned => self_signed(listen)?,
-        Certificate::Files {
-            certificate,
-            private_key,
-        } => from_files(certificate, private_key)?,
-    };
-    Ok(Arc::new(SingleCertAndKey::from(key)))
+/// TLS 1.2 and 1.3 with one certificate, offering HTTP/2 and HTTP/1.1.
+pub struct Speaker {
+    self_signed: bool,
+    chain: Vec<CertificateDer<'static>>,
+    acceptor: TlsAcceptor,
+}
+
+impl Front {
+    /// Begins with a certificate; `listen` is the address that a self-signed one names.
+    pub fn new(certificate: &Certificate, listen: IpAddr) -> Result<Front, CertificateError> {
+        let speaker = Speaker::new(certificate, listen)?;
+        Ok(Front {
+            listen,
+            speaker: ArcSwap::from_pointee(speaker),
+        })
+    }
+
+    /// What takes the next handshake.
+    pub fn acceptor(&self) -> TlsAcceptor {
+        self.speaker.load().acceptor.clone()
+    }
+
+    /// What speaks with this certificate; `None` where that is the present one, be it that its files were written anew.
+    pub fn successor(
+        &self,
+        certificate: &Certificate,
+    ) -> Result<Option<Speaker>, CertificateError> {
+        let present = self.speaker.load();
+        if present.self_signed && *certificate == Certificate::SelfSigned {
+            return Ok(None);
+        }
+        let next = Speaker::new(certificate, self.listen)?;
+        Ok((next.chain != present.chain).then_some(next))
+    }
+
+    /// Lets another speak from the next handshake on.
+    pub fn exchange(&self, speaker: Speaker) {
+        self.speaker.store(Arc::new(speaker));
+    }
+}
+
+impl Speaker {
+    fn new(certificate: &Certificate, listen: IpAddr) -> Result<Speaker, CertificateError> {
+        let key = match certificate {
+            Certificate::SelfSigned => self_signed(listen)?,
+            Certificate::Files {
+                certificate,
+                private_key,
+            } => from_files(certificate, private_key)?,
+        };
+        let chain = key.cert.clone();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut settings = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&TLS13, &TLS12])
+            .map_err(|error| CertificateError::Settings(error.to_string()))?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
+        settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        // The server's order of ciphers, strongest first.
+        settings.ignore_client_order = true;
+        Ok(Speaker {
+            self_signed: *certificate == Certificate::SelfSigned,
+            chain,
+            acceptor: TlsAcceptor::from(Arc::new(settings)),
+        })
+    }
 }
 
 fn from_files(certificate: &Path, private_key: &Path) -> Result<CertifiedKey, CertificateError> {

@@ -12,7 +12,8 @@
 //! | `group` | what is decided and written in one transaction |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
-//! | `usage` | reading the ledger |
+//! | `usage` | reading and proving the ledger |
+//! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
 //! | `learnt` | counts seen within the last second |
 //!
@@ -31,6 +32,7 @@ mod group;
 mod inbox;
 mod keys;
 mod learnt;
+mod retention;
 mod schema;
 mod status;
 mod usage;
@@ -55,8 +57,8 @@ use self::learnt::Learnt;
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyTable,
-    NodeName, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, Keeping,
+    KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -97,6 +99,8 @@ pub struct Settings {
     pub durability: Durability,
     /// How long a caller waits for an answer. Default: 5 s.
     pub timeout: Duration,
+    /// When days of the ledger are closed, and when they go.
+    pub keeping: Keeping,
 }
 
 impl Settings {
@@ -106,6 +110,7 @@ impl Settings {
             path: path.into(),
             durability: Durability::default(),
             timeout: Duration::from_secs(5),
+            keeping: Keeping::default(),
         }
     }
 }
@@ -154,6 +159,7 @@ fn open_blocking(
         path,
         durability,
         timeout,
+        keeping,
     } = settings;
     schema::create_file(&path)?;
     let mut writing = schema::connect(&path, durability)?;
@@ -180,6 +186,7 @@ fn open_blocking(
             inbox: Arc::new(Inbox::default()),
             keys,
             learnt: Learnt::default(),
+            keeping,
             up: AtomicBool::new(true),
             dirty: AtomicBool::new(true),
         }),
@@ -424,8 +431,10 @@ impl Store for EmbeddedStore {
         self.answered(answer).await
     }
 
-    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
-        self.desk.inbox.put_refusal(key, day, endpoint, refusal);
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        self.desk
+            .inbox
+            .put_refusal(&key.record, day, endpoint, refusal);
     }
 
     fn health(&self) -> Health {
@@ -552,6 +561,16 @@ impl Store for EmbeddedStore {
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
         self.on_reader(move |connection| usage::read(connection, from, to, key))
+            .await
+    }
+
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError> {
+        self.on_reader(move |connection| usage::prove(connection, from, to, key))
             .await
     }
 }

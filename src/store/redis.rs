@@ -47,8 +47,8 @@ use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyTable,
-    NodeName, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyEntry,
+    KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
 };
 
 mod breaker;
@@ -163,7 +163,7 @@ pub async fn open(
 ) -> Result<Arc<RedisStore>, StoreError> {
     let topology = Topology::of(&settings)?;
     let key_prefix = settings.key_prefix.clone();
-    let names = Names::new(&key_prefix);
+    let names = Names::new(&key_prefix, settings.keeping);
     let journal = settings
         .outage
         .as_ref()
@@ -191,7 +191,12 @@ pub async fn open(
         clock.clone(),
         settings.timeout,
     );
-    let ledger = Arc::new(Ledger::new(link.clone(), names.clone(), producer.clone()));
+    let ledger = Arc::new(Ledger::new(
+        link.clone(),
+        names.clone(),
+        producer.clone(),
+        clock.clone(),
+    ));
     let outage = match (&role, settings.outage) {
         (Role::Gateway(_), Some(settings)) => {
             let counted = (accounts.clone(), ledger.clone(), clock.clone());
@@ -386,6 +391,17 @@ async fn prepared(
 }
 
 impl Parts {
+    /// The key that is meant, or all.
+    async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
+        match key {
+            Some(key) => Ok(vec![key]),
+            None => {
+                let all = self.records.all().await?;
+                Ok(all.into_iter().map(|record| record.id).collect())
+            }
+        }
+    }
+
     /// Looks after the breaker.
     async fn watch_for_ever(&self) {
         loop {
@@ -499,18 +515,17 @@ impl Store for RedisStore {
     }
 
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
-        let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost.max(1));
+        let charge = Charge {
+            cost: charge.cost.max(1),
+            ..charge
+        };
+        let (id, day, cost) = (charge.key.record.id, charge.day, charge.cost);
         let accounts = &self.parts.accounts;
         match accounts.charge(&charge.key, day, charge.limit, cost).await {
             Answer::Granted(units) => {
                 let used = units.take();
-                self.parts.ledger.charged(id, day, &charge.endpoint, cost);
-                let receipt = Receipt {
-                    key: id,
-                    day,
-                    endpoint: charge.endpoint,
-                    units: cost,
-                };
+                self.parts.ledger.charged(&charge);
+                let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted { used, receipt })
             }
             Answer::Failed(error) => match &self.parts.outage {
@@ -531,14 +546,9 @@ impl Store for RedisStore {
     }
 
     async fn refund(&self, receipt: Receipt) -> Option<u64> {
-        let Receipt {
-            key,
-            day,
-            endpoint,
-            units,
-        } = receipt;
-        self.parts.ledger.refunded(key, day, &endpoint, units);
-        let used = self.parts.accounts.refund(key, day, units);
+        self.parts.ledger.refunded(&receipt);
+        let (key, day) = (receipt.key, receipt.day);
+        let used = self.parts.accounts.refund(key, day, receipt.units);
         match &self.parts.outage {
             Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
             Some(_) | None => used,
@@ -554,7 +564,7 @@ impl Store for RedisStore {
         asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
     }
 
-    fn refused(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
         self.parts.ledger.refused(key, day, endpoint, refusal);
     }
 
@@ -659,13 +669,17 @@ impl Store for RedisStore {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
-        let keys = match key {
-            Some(key) => vec![key],
-            None => {
-                let all = self.parts.records.all().await?;
-                all.into_iter().map(|record| record.id).collect()
-            }
-        };
+        let keys = self.parts.ids(key).await?;
         ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+    }
+
+    async fn prove(
+        &self,
+        from: Date,
+        to: Date,
+        key: Option<KeyId>,
+    ) -> Result<Vec<Proof>, StoreError> {
+        let keys = self.parts.ids(key).await?;
+        ledger::prove(&self.parts.command_link, &self.parts.names, &keys, from, to).await
     }
 }

@@ -6,8 +6,11 @@
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use serde::Serialize;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
@@ -53,7 +56,10 @@ pub struct Line<'a> {
     pub status: u16,
     /// `served`, an error code, `cut` (the upstream broke off) or `client_closed`.
     pub outcome: &'a str,
-    /// What an enforced tier would have refused it for: `tier` or `daily`.
+    /// The quota or rate that refused the request, for a 429.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub policy: Option<&'static str>,
+    /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<&'static str>,
     /// Units charged.
@@ -95,16 +101,24 @@ fn optional_milliseconds<S: serde::Serializer>(
 
 /// The log. Dropping it waits (at most a second) until the queued lines are written.
 pub struct AccessLog {
-    queue: Option<(NonBlocking, ErrorCounter)>,
-    _writer: Option<WorkerGuard>,
+    sink: ArcSwapOption<Sink>,
+    /// Lines dropped by sinks before the present one.
+    dropped_before: AtomicUsize,
 }
 
-impl AccessLog {
-    /// Opens the destination.
+/// An open destination. Dropping it waits (at most a second) until its queued lines are written: not in a task.
+pub struct Sink {
+    queue: NonBlocking,
+    dropped: ErrorCounter,
+    _writer: WorkerGuard,
+}
+
+impl Sink {
+    /// Opens the destination; `None` for [`Destination::Off`].
     ///
     /// # Errors
     /// If the file cannot be opened for appending.
-    pub fn open(destination: &Destination) -> std::io::Result<AccessLog> {
+    pub fn open(destination: &Destination) -> std::io::Result<Option<Sink>> {
         let sink: Box<dyn Write + Send> = match destination {
             Destination::Stdout => Box::new(std::io::stdout()),
             Destination::Stderr => Box::new(std::io::stderr()),
@@ -114,41 +128,57 @@ impl AccessLog {
                     .append(true)
                     .open(path)?,
             ),
-            Destination::Off => {
-                return Ok(AccessLog {
-                    queue: None,
-                    _writer: None,
-                });
-            }
+            Destination::Off => return Ok(None),
         };
         let (queue, guard) = NonBlockingBuilder::default()
             .buffered_lines_limit(LINES_WAITING_MAX)
             .lossy(true)
             .thread_name("access-log")
             .finish(sink);
-        let dropped = queue.error_counter();
-        Ok(AccessLog {
-            queue: Some((queue, dropped)),
-            _writer: Some(guard),
-        })
+        Ok(Some(Sink {
+            dropped: queue.error_counter(),
+            queue,
+            _writer: guard,
+        }))
+    }
+}
+
+impl AccessLog {
+    /// A log that writes to `sink`.
+    pub fn new(sink: Option<Sink>) -> AccessLog {
+        AccessLog {
+            sink: ArcSwapOption::from_pointee(sink),
+            dropped_before: AtomicUsize::new(0),
+        }
     }
 
     /// Queues a line. Never waits.
     pub fn write(&self, line: &Line<'_>) {
-        if let Some((queue, _)) = &self.queue
+        if let Some(sink) = self.sink.load().as_deref()
             && let Ok(mut text) = serde_json::to_vec(line)
         {
             text.push(b'\n');
             // A full queue is counted by the queue itself.
-            let _ = queue.clone().write_all(&text);
+            let _ = sink.queue.clone().write_all(&text);
         }
+    }
+
+    /// Writes to `sink` from now on. Answers the one until now, whose queued lines are still written; whoever drops it last
+    /// waits for that.
+    pub fn redirect(&self, sink: Option<Sink>) -> Option<Arc<Sink>> {
+        let old = self.sink.swap(sink.map(Arc::new));
+        if let Some(old) = &old {
+            self.dropped_before
+                .fetch_add(old.dropped.dropped_lines(), Ordering::Relaxed);
+        }
+        old
     }
 
     /// Lines dropped so far because the queue was full.
     pub fn dropped_lines(&self) -> usize {
-        self.queue
-            .as_ref()
-            .map_or(0, |(_, dropped)| dropped.dropped_lines())
+        let sink = self.sink.load();
+        let now = sink.as_ref().map_or(0, |sink| sink.dropped.dropped_lines());
+        self.dropped_before.load(Ordering::Relaxed) + now
     }
 }
 
@@ -175,6 +205,7 @@ mod tests {
             tier: None,
             status: 401,
             outcome: "INVALID_API_KEY",
+            policy: None,
             would_refuse: None,
             units: 0,
             refunded: false,
@@ -190,7 +221,7 @@ mod tests {
     fn a_hostile_value_stays_inside_its_line() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("access.log");
-        let log = AccessLog::open(&Destination::File(file.clone())).unwrap();
+        let log = AccessLog::new(Sink::open(&Destination::File(file.clone())).unwrap());
         log.write(&line("/a\"}\n{\"forged\":1}\u{1b}[31m"));
         log.write(&line("/b"));
         drop(log);
@@ -203,5 +234,21 @@ mod tests {
         assert_eq!(lines[0]["path"], "/a\"}\n{\"forged\":1}\u{1b}[31m");
         assert_eq!(lines[1]["duration_ms"], 1.235);
         assert!(!text.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn after_a_redirection_lines_go_elsewhere_and_none_is_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let [one, other] = ["one.log", "other.log"].map(|name| directory.path().join(name));
+        let open = |file: &PathBuf| Sink::open(&Destination::File(file.clone())).unwrap();
+        let log = AccessLog::new(open(&one));
+        log.write(&line("/a"));
+        drop(log.redirect(open(&other)));
+        log.write(&line("/b"));
+        drop(log.redirect(None));
+        log.write(&line("/c"));
+        let text = [one, other].map(|file| std::fs::read_to_string(file).unwrap());
+        assert!(text[0].contains("/a") && !text[0].contains("/b"));
+        assert!(text[1].contains("/b") && !text[1].contains("/a"));
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use prometheus::{
-    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
 };
 
 /// Buckets of request and upstream durations, in seconds.
@@ -55,6 +57,14 @@ pub struct Metrics {
     pub keys_age: Gauge,
     /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
     pub access_log_dropped: IntGauge,
+    /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
+    pub config_reloads: IntCounterVec,
+    /// `touchline_config_refused`: 1 while the file is not what runs.
+    pub config_refused: IntGauge,
+    /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
+    pub config_applied: Gauge,
+    /// `touchline_config_info{hash}`: always 1; the running configuration.
+    config_info: IntGaugeVec,
 }
 
 impl Metrics {
@@ -93,6 +103,28 @@ impl Metrics {
         )?;
         build.set(1);
         registry.register(Box::new(build))?;
+        let config_applied = Gauge::new(
+            "touchline_config_applied_timestamp_seconds",
+            "When the running configuration was applied, in Unix seconds",
+        )?;
+        registry.register(Box::new(config_applied.clone()))?;
+        let config_info = IntGaugeVec::new(
+            Opts::new(
+                "touchline_config_info",
+                "Always 1; the hash of the running configuration is a label",
+            ),
+            &["hash"],
+        )?;
+        registry.register(Box::new(config_info.clone()))?;
+        let config_reloads = counter(
+            "touchline_config_reloads_total",
+            "Configurations applied and refused since the start",
+            &["outcome"],
+        )?;
+        for outcome in ["applied", "refused"] {
+            // From the start on, so that the first one is seen as an increase.
+            config_reloads.with_label_values(&[outcome]);
+        }
         Ok(Metrics {
             requests: counter(
                 "touchline_requests_total",
@@ -166,6 +198,13 @@ impl Metrics {
                 "touchline_access_log_dropped_lines",
                 "Access log lines lost because they could not be written fast enough",
             )?,
+            config_reloads,
+            config_refused: gauge(
+                "touchline_config_refused",
+                "1 while the configuration file is not what runs",
+            )?,
+            config_applied,
+            config_info,
             registry,
         })
     }
@@ -175,6 +214,14 @@ impl Metrics {
         TextEncoder::new()
             .encode_to_string(&self.registry.gather())
             .unwrap_or_default()
+    }
+
+    /// Notes that the configuration with this hash runs since `applied`.
+    pub fn config_runs(&self, hash: &str, applied: Timestamp) {
+        self.config_info.reset();
+        self.config_info.with_label_values(&[hash]).set(1);
+        self.config_applied.set(applied.as_duration().as_secs_f64());
+        self.config_refused.set(0);
     }
 
     /// Notes how long a request waited for the store and whether it failed.

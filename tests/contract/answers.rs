@@ -101,7 +101,7 @@ async fn the_upstreams_own_headers_pass_but_not_those_that_are_ours_or_hop_by_ho
         }
         assert_ne!(answer.header("x-request-id"), Some("theirs"));
         assert_eq!(answer.header("etag"), Some("\"abc\""));
-        assert_eq!(answer.header("cache-control"), Some("max-age=5"));
+        assert_eq!(answer.header("cache-control"), Some("private, max-age=5"));
         assert_eq!(answer.headers.get_all("x-own").iter().count(), 2);
     }
     scene.assert_ledgers_agree().await;

@@ -4,10 +4,12 @@
 mod answers;
 mod head;
 mod keys;
+mod leaks;
 mod malformed;
 mod order;
 mod own_paths;
 mod quota;
+mod rates;
 mod retirement;
 mod targets;
 mod tiers;

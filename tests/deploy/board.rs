@@ -78,6 +78,7 @@ async fn every_query_of_the_board_finds_series_of_loaded_gateways() {
             spec.tiers.push(TierSpec {
                 name: "trial".into(),
                 daily: 5,
+                price: 1,
             });
             let unenforced = "enforce: false".into();
             spec.tier_extra.insert("trial".into(), unenforced);

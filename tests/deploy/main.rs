@@ -11,6 +11,7 @@ mod board;
 mod names;
 mod prometheus;
 mod rules;
+mod schema;
 
 use std::path::PathBuf;
 

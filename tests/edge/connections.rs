@@ -71,6 +71,8 @@ async fn a_connection_ends_with_the_last_request_it_may_have() {
         ended += usize::from(frame.stream > 0 && frame.flags & 1 != 0);
     }
     assert!(goaway && ended == 3, "{ended} answers");
+    let hits = limit_hits(&scene, "requests_per_connection").await;
+    assert!((hits - 2.0).abs() < 0.5, "{hits}");
     scene.expect_used(&key, 6).await;
 }
 

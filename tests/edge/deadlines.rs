@@ -3,12 +3,16 @@
 use std::time::{Duration, Instant};
 
 use harness::client::{HOST, Until};
-use harness::{Behaviour, Protocol, Scene, eventually};
+use harness::upstream::Script;
+use harness::{Behaviour, IssuedKey, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::frames::{Frame, PING, Wire};
 use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits};
+
+/// More than the buffers between upstream and client hold.
+const LARGE_BODY_BYTES: usize = 16 * 1024 * 1024;
 
 /// Limits short enough to be waited for.
 async fn hasty(limits: &str) -> Scene {
@@ -37,6 +41,11 @@ async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
             return said;
         }
     }
+}
+
+fn get(key: &IssuedKey) -> String {
+    let key = &key.key;
+    format!("GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {key}\r\n\r\n")
 }
 
 async fn connect(scene: &Scene) -> TcpStream {
@@ -213,20 +222,65 @@ async fn an_http_2_client_that_says_nothing_is_closed() {
 async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
     let scene = hasty("response_write: 1s, response_rate: 64KiB").await;
     let key = scene.issue("starter").await;
-    scene.upstream.always(Behaviour::ResetWhenStuck);
+    let large = "x".repeat(LARGE_BODY_BYTES);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(200, &large)));
     let mut socket = connect(&scene).await;
-    let request = format!(
-        "GET {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nX-API-Key: {}\r\n\r\n",
-        key.key
-    );
-    socket.write_all(request.as_bytes()).await.unwrap();
+    socket.write_all(get(&key).as_bytes()).await.unwrap();
     eventually("the gateway gives up", DEADLINE, async || {
-        (limit_hits(&scene, "response_rate").await >= 1.0
-            || scene.gateways[0]
-                .access_lines()
-                .iter()
-                .any(|line| line["outcome"] != "served"))
-        .then_some(())
+        (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
     })
     .await;
+    scene.expect_used(&key, 1).await;
+}
+
+/// Reads so much each 50 ms until the end; how much there was.
+async fn read_slowly(socket: &mut TcpStream, bytes: usize) -> usize {
+    let (mut all, mut part) = (0, vec![0; bytes]);
+    while let Ok(read @ 1..) = socket.read(&mut part).await {
+        all += read;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_client_that_reads_its_answer_too_slowly_loses_the_connection() {
+    let scene = hasty("response_write: 1s, response_rate: 1MiB").await;
+    let key = scene.issue("starter").await;
+    let large = "x".repeat(LARGE_BODY_BYTES);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(200, &large)));
+    // At most a third of the rate, however fast the machine.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 * 1024).unwrap();
+    let mut socket = socket.connect(scene.gateways[0].http).await.unwrap();
+    socket.write_all(get(&key).as_bytes()).await.unwrap();
+    tokio::select! {
+        _ = read_slowly(&mut socket, 16 * 1024) => {}
+        () = eventually("the gateway gives up", DEADLINE, async || {
+            (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
+        }) => {}
+    }
+    assert!(limit_hits(&scene, "response_rate").await >= 1.0);
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
+async fn an_http2_client_that_opens_no_window_loses_the_connection() {
+    let scene = hasty("response_write: 1s").await;
+    let key = scene.issue("starter").await;
+    let large = "x".repeat(1024 * 1024);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(200, &large)));
+    let mut wire = Wire::open(&scene).await;
+    wire.get(1, MARKETS, &key.key).await;
+    eventually("the gateway gives up", DEADLINE, async || {
+        (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
+    })
+    .await;
+    scene.expect_used(&key, 1).await;
 }

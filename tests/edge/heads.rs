@@ -1,9 +1,13 @@
 //! Heads that cannot be read in one way only: the contract's answer, a line in the log, a count in the metrics, and
 //! nothing upstream.
 
+use std::time::Duration;
+
 use harness::client::{HOST, Until};
 use harness::{Protocol, Scene, eventually};
 use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits, metric};
 
@@ -122,6 +126,31 @@ async fn connect_is_a_405_over_both_protocols() {
         (&405.into(), &"METHOD_NOT_ALLOWED".into())
     );
     assert_eq!(scene.upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_refused_head_keeps_its_request_id_and_is_logged_with_the_time_it_took() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let client = scene.client(Protocol::Http1);
+    let folded = "GET / HTTP/1.1\r\nHost: h\r\nX-Request-Id: mine-1\r\n folded: x\r\n\r\n";
+    let exchange = client.raw(folded, Until::Closed).await;
+    assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
+    assert_eq!(exchange.answers[0].header("x-request-id"), Some("mine-1"));
+    let bad = "GET / HTTP/1.1\r\nHost: h\r\nX-Request-Id: a b\r\n folded: x\r\n\r\n";
+    let exchange = client.raw(bad, Until::Closed).await;
+    assert_ne!(exchange.answers[0].header("x-request-id"), Some("a b"));
+    // The second half of a head comes when the first has been there for a while.
+    let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+    let (first, second) = folded.split_at(20);
+    socket.write_all(first.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let second = second.replace("mine-1", "mine-2");
+    socket.write_all(second.as_bytes()).await.unwrap();
+    let _ = socket.read_to_end(&mut Vec::new()).await;
+    let lines = scene.gateways[0].access_lines();
+    let line = lines.iter().find(|line| line["request_id"] == "mine-2");
+    let took = line.unwrap()["duration_ms"].as_f64().unwrap();
+    assert!((1.0..20_000.0).contains(&took), "{took} ms");
 }
 
 #[tokio::test]

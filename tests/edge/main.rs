@@ -2,6 +2,7 @@
 //! expected answer, and what the recording upstream must never see.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
 
+mod authentication;
 mod connections;
 mod deadlines;
 mod frames;

@@ -25,6 +25,9 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
         let mut body = ready.json();
         let age = body["keys_age_seconds"].take();
         assert!(body["without_store"].take().is_string());
+        let config = body["config"].take();
+        assert_eq!(config["hash"].as_str().unwrap().len(), 12, "{config}");
+        assert!(config["applied"].is_string() && config["refused"].is_null());
         assert!(age.as_f64().unwrap() < 5.0, "{age}");
         let expected = serde_json::json!({
             "status": "ready",
@@ -36,6 +39,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
             "keys_age_seconds": null,
             "keys_usable": true,
             "keys": 1,
+            "config": null,
         });
         assert_eq!(body, expected);
         let metrics = ask(&scene, "GET", "/metrics").await;
@@ -114,4 +118,58 @@ async fn admin_paths_are_no_public_paths() {
     }
     assert_eq!(scene.upstream.count(), 0);
     scene.assert_ledgers_agree().await;
+}
+
+/// Asks with these credentials.
+async fn ask_as(scene: &Scene, path: &str, credentials: &str) -> Answer {
+    let address = scene.gateways[0].admin;
+    let client = Client::new(Protocol::Http1, address, Arc::default());
+    let call = Call::get(path).header("Authorization", credentials);
+    client.call(call).await
+}
+
+#[tokio::test]
+async fn a_token_opens_the_metrics_and_health_needs_none() {
+    const TOKEN: &str = "0123456789abcdef-token";
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, format!("{TOKEN}\n")).unwrap();
+    let admin = format!("token_file: \"{}\"", file.display());
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.admin_extra = admin)
+        .start()
+        .await;
+    assert_eq!(ask(&scene, "GET", "/livez").await.status, 200);
+    let ready = ask(&scene, "GET", "/readyz").await;
+    assert_eq!(ready.json(), serde_json::json!({ "status": "ready" }));
+    for path in ["/metrics", "/", "/none"] {
+        let refused = ask(&scene, "GET", path).await;
+        assert_eq!(refused.status, 401, "{path}");
+        let challenge = refused.header("www-authenticate").unwrap();
+        assert!(challenge.starts_with("Bearer "), "{challenge}");
+        assert!(!String::from_utf8_lossy(&refused.body).contains("touchline_"));
+    }
+    for wrong in [
+        "",
+        "Bearer ",
+        "Bearer x",
+        TOKEN,
+        "Basic 0123456789abcdef-token",
+    ] {
+        assert_eq!(
+            ask_as(&scene, "/metrics", wrong).await.status,
+            401,
+            "{wrong}"
+        );
+    }
+    let longer = format!("Bearer {TOKEN}x");
+    assert_eq!(ask_as(&scene, "/metrics", &longer).await.status, 401);
+    let right = format!("bearer {TOKEN}");
+    let metrics = ask_as(&scene, "/metrics", &right).await;
+    assert_eq!(metrics.status, 200);
+    assert!(String::from_utf8_lossy(&metrics.body).contains("touchline_connections"));
+    let ready = ask_as(&scene, "/readyz", &right).await.json();
+    assert_eq!(ready["store_up"], true);
+    let said = scene.gateways[0].output();
+    assert!(!said.contains(TOKEN), "{said}");
 }

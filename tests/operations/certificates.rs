@@ -7,13 +7,13 @@ use harness::{GatewaySpec, Protocol, Scene, StoreSpec};
 use super::{MARKETS, TOUCHLINE, run_on};
 
 /// A certificate and its private key, as files.
-struct Pair {
-    certificate: PathBuf,
-    key: PathBuf,
-    der: Vec<u8>,
+pub struct Pair {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    pub der: Vec<u8>,
 }
 
-fn write_pair(directory: &Path, name: &str) -> Pair {
+pub fn write_pair(directory: &Path, name: &str) -> Pair {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate = directory.join(format!("{name}.pem"));
     let key = directory.join(format!("{name}.key"));

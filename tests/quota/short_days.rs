@@ -22,7 +22,7 @@ use touchline::proxy::admission::{Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
-use touchline::telemetry::access_log::{AccessLog, Destination};
+use touchline::telemetry::access_log::AccessLog;
 use touchline::telemetry::metrics::Metrics;
 
 const DAY_SECONDS: i64 = 2;
@@ -46,7 +46,7 @@ async fn gate(store: &str, calendar: &Calendar, name: &str) -> Arc<Gate> {
     let config = configuration(store, calendar);
     let role = Role::Gateway(NodeName(name.into()));
     let opened = open_store(&config, role, Clock::system()).await.unwrap();
-    let log = AccessLog::open(&Destination::Off).unwrap();
+    let log = AccessLog::new(None);
     Arc::new(Gate::new(
         Snapshot::new(config),
         opened,

@@ -77,6 +77,7 @@ fn random_call(
         record: StoredRecord { version, packed },
         start,
         end,
+        settle_window: if random.percent(50) { 86_400 } else { 0 },
     };
     (call, producer, fresh)
 }
@@ -111,9 +112,28 @@ async fn run(
         .arg(call.start)
         .arg(call.end)
         .arg(call.end + 3_024_000)
+        .arg(call.settle_window)
         .query_async(connection)
         .await
         .unwrap()
+}
+
+/// The units of a key that came after the day was closed, by when.
+async fn adjustments(
+    connection: &mut redis::aio::MultiplexedConnection,
+    key: u64,
+) -> BTreeMap<i64, i64> {
+    let fields: BTreeMap<String, i64> = redis::cmd("HGETALL")
+        .arg(format!("q:{{{key}}}:day"))
+        .query_async(connection)
+        .await
+        .unwrap();
+    let late = fields.into_iter().filter_map(|(field, units)| {
+        let came = field.strip_prefix('a')?;
+        // A producer may be called a.
+        Some((came.parse().ok()?, units))
+    });
+    late.collect()
 }
 
 #[tokio::test]
@@ -133,6 +153,7 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
     // Far from both boundaries, so that the day does not end under the test.
     let today = seconds - 43_200;
     let mut seen: BTreeMap<i64, u64> = BTreeMap::new();
+    let mut adjusted = 0;
     for key in 0..KEYS {
         let mut random = Random(key);
         let (mut day, mut stored, mut marks) = (KeyDay::default(), None, BTreeMap::new());
@@ -165,7 +186,11 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
                 mark.rack += 1;
             }
         }
+        let told = adjustments(&mut connection, key).await;
+        assert_eq!(told, day.adjustments, "key {key}");
+        adjusted += u64::from(!told.is_empty());
     }
+    assert!(adjusted > KEYS / 20, "{adjusted} keys were adjusted");
     assert_eq!(seen.values().sum::<u64>(), KEYS * CALLS_PER_KEY);
     assert_eq!(
         seen.keys().copied().collect::<Vec<_>>(),

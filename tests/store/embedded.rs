@@ -14,7 +14,7 @@ use touchline::policy::audit::Entry;
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Durability, EmbeddedStore, Settings, open};
-use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
+use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
@@ -50,9 +50,15 @@ impl EmbeddedFixture {
 
 #[async_trait]
 impl Fixture for EmbeddedFixture {
-    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError> {
+    async fn try_open(
+        &self,
+        role: Role,
+        zone: &str,
+        keeping: Keeping,
+    ) -> Result<Arc<dyn Store>, StoreError> {
         let settings = Settings {
             durability: self.durability,
+            keeping,
             ..Settings::new(self.path())
         };
         let store = open(settings, role, zone, Clock::system()).await?;
@@ -61,6 +67,7 @@ impl Fixture for EmbeddedFixture {
 }
 
 mod model;
+mod reckoning;
 
 store_suite!(EmbeddedFixture::new());
 

@@ -14,6 +14,7 @@ mod charge_script;
 mod embedded;
 mod key_replica;
 mod key_replica_gateway;
+mod ledger_in_redis;
 mod outage;
 mod outage_topologies;
 mod redis_cluster;

@@ -10,7 +10,7 @@ use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
 use touchline::policy::key_record::KeyState;
 use touchline::store::redis::{RedisStore, Settings, open};
-use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
+use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::redis_server::RedisServer;
 use crate::suite::{
@@ -41,9 +41,17 @@ fn settings(url: String) -> Settings {
 
 #[async_trait]
 impl Fixture for RedisFixture {
-    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError> {
-        let store = open(settings(self.server.url()), role, zone, Clock::system()).await?;
-        Ok(store)
+    async fn try_open(
+        &self,
+        role: Role,
+        zone: &str,
+        keeping: Keeping,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let settings = Settings {
+            keeping,
+            ..settings(self.server.url())
+        };
+        Ok(open(settings, role, zone, Clock::system()).await?)
     }
 }
 

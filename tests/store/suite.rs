@@ -18,7 +18,7 @@ use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::{
-    Charge, DayUsage, Decision, KeyEntry, NodeName, Receipt, Role, Store, StoreError,
+    Charge, DayUsage, Decision, Keeping, KeyEntry, NodeName, Receipt, Role, Store, StoreError,
 };
 
 mod audit;
@@ -39,11 +39,18 @@ pub use self::ledger::*;
 #[async_trait]
 pub trait Fixture: Send + Sync {
     /// Another handle on the same store, as another process would have, with the system's clock.
-    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError>;
+    async fn try_open(
+        &self,
+        role: Role,
+        zone: &str,
+        keeping: Keeping,
+    ) -> Result<Arc<dyn Store>, StoreError>;
 
     /// The same in the zone of most facts.
     async fn open(&self, role: Role) -> Arc<dyn Store> {
-        self.try_open(role, ZONE).await.expect("the store opens")
+        let keeping = Keeping::default();
+        let opened = self.try_open(role, ZONE, keeping).await;
+        opened.expect("the store opens")
     }
 
     /// A gateway's handle.
@@ -95,6 +102,10 @@ macro_rules! store_suite {
             charges_pass_between_the_batches_of_an_import,
             the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint,
             refused_requests_are_counted_by_their_reason,
+            every_unit_is_told_by_the_tier_that_the_key_had,
+            limit_and_grants_of_a_day_are_told,
+            what_reconciles_is_proved_without_a_fault,
+            a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays,
             usage_is_told_for_the_asked_days_and_key_only,
             used_is_told_without_a_charge,
             a_day_with_other_boundaries_is_refused,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use touchline::clock::Clock;
 use touchline::store::redis::{Place, RedisStore, Settings, open};
-use touchline::store::{NodeName, Role, Store, StoreError};
+use touchline::store::{Keeping, NodeName, Role, Store, StoreError};
 
 use crate::redis_nodes::own_prefix;
 use crate::suite::{Fixture, ZONE};
@@ -30,8 +30,17 @@ impl SharedServers {
 
 #[async_trait]
 impl Fixture for SharedServers {
-    async fn try_open(&self, role: Role, zone: &str) -> Result<Arc<dyn Store>, StoreError> {
-        Ok(open(self.settings.clone(), role, zone, Clock::system()).await?)
+    async fn try_open(
+        &self,
+        role: Role,
+        zone: &str,
+        keeping: Keeping,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let settings = Settings {
+            keeping,
+            ..self.settings.clone()
+        };
+        Ok(open(settings, role, zone, Clock::system()).await?)
     }
 }
 

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use super::{HOUR, MS, SECOND, seconds, small};
 use crate::config::Limits;
-use crate::config::check::Check;
+use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::scalar::{Bytes, Quantity};
 use crate::config::text::{Leaf, LimitsText, Section};
+use crate::policy::address::{LOOPBACK, Network};
 
 /// One limit after another, each by its name.
 struct Bounded<'c, 'a> {
@@ -36,6 +37,10 @@ const DAY: Duration = seconds(24 * 3_600);
 
 pub(super) fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsText>) -> Limits {
     let text = check.section(at, section).unwrap_or_default();
+    let exempt = check.texts(&at.key("exempt_addresses"), text.exempt_addresses, |text| {
+        text.parse::<Network>()
+            .map_err(|error| Wrong::new(format!("{text:?} is not a network"), error.to_string()))
+    });
     let mut limit = Bounded { check, at };
     Limits {
         header_bytes: small(limit.size(
@@ -77,6 +82,12 @@ pub(super) fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsTe
             1,
             10_000_000,
         )),
+        failed_authentications: limit.rate(
+            "failed_authentications",
+            &text.failed_authentications,
+            20,
+        ),
+        exempt_addresses: exempt.unwrap_or_else(|| LOOPBACK.to_vec()),
         requests_per_connection: limit.of(
             "requests_per_connection",
             &text.requests_per_connection,

@@ -24,8 +24,10 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText
         &text.sentinel_password_file,
     );
     let database_at = at.key("database");
+    let databases = 0..=DATABASE_MAX;
+    check.bounds(&database_at, &databases);
     let database = text.database.is_given().then(|| {
-        let number = check.bounded(&database_at, &text.database, 0, 0..=DATABASE_MAX);
+        let number = check.bounded(&database_at, &text.database, 0, databases);
         u32::try_from(number).unwrap_or(0)
     });
     if text.cluster.is_given() && database.is_some_and(|database| database > 0) {
@@ -49,6 +51,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText
     let username = check.parsed(&at.key("username"), &text.username, |text| {
         not_empty(text, "user name")
     });
+    check.default(&at.key("key_prefix"), KEY_PREFIX);
     let key_prefix = check.parsed(&at.key("key_prefix"), &text.key_prefix, key_prefix);
     let timeout = check.bounded(
         &at.key("timeout"),

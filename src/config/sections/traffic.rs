@@ -13,9 +13,9 @@ use super::retirement::retirement;
 use super::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
-use crate::config::scalar::Text;
+use crate::config::scalar::{Price, Text};
 use crate::config::text::{
-    EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
+    BurstText, EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
 };
 use crate::config::{Server, Tier, Timeouts, Upstream};
 use crate::policy::calendar::Calendar;
@@ -23,10 +23,17 @@ use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 use crate::policy::own_path::OwnPath;
+use crate::policy::token_bucket::Rate;
 
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
+/// A million dollars a month.
+const PRICE_MAX: Price = Price(100_000_000);
 const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+/// Requests a second of one key on one gateway: the most that is still told exactly.
+const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
+const BURST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+const CONCURRENT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RETRIES_MAX: u64 = 3;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
 const METHODS: [Method; 7] = [
@@ -56,6 +63,21 @@ pub(super) fn tiers(
             "write daily: and the requests a day",
         );
         let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
+        let price_at = at.key("price");
+        let prices = Price(0)..=PRICE_MAX;
+        check.bounds(&price_at, &prices);
+        let price = text.price.is_given().then(|| {
+            let price = check.bounded(&price_at, &text.price, Price(0), prices);
+            price.0
+        });
+        let burst = burst(check, &at.key("burst"), text.burst);
+        let concurrent_at = at.key("concurrent");
+        let bounds = NonZeroU32::MIN..=CONCURRENT_MAX;
+        check.bounds(&concurrent_at, &bounds);
+        let concurrent = text
+            .concurrent
+            .is_given()
+            .then(|| check.bounded(&concurrent_at, &text.concurrent, NonZeroU32::MIN, bounds));
         let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
         match name.parse::<TierName>() {
             Ok(name) => tiers.push((
@@ -63,12 +85,28 @@ pub(super) fn tiers(
                 Tier {
                     enforcement,
                     daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
+                    price_cents: price,
+                    burst,
+                    concurrent,
                 },
             )),
             Err(error) => check.wrong_key(&at, "this is not the name of a tier", error.to_string()),
         }
     }
     Some(tiers)
+}
+
+/// How fast a key may send requests; `None` where nothing is said.
+fn burst(check: &mut Check<'_>, at: &Path, section: Section<BurstText>) -> Option<Rate> {
+    let text = check.section(at, section)?;
+    let mut number = |name, leaf: &Leaf<NonZeroU32>, most| {
+        let at = at.key(name);
+        check.required(&at, leaf, "write burst: { rate: 20, burst: 40 }");
+        check.bounded(&at, leaf, NonZeroU32::MIN, NonZeroU32::MIN..=most)
+    };
+    let rate = number("rate", &text.rate, RATE_MAX);
+    let burst = number("burst", &text.burst, BURST_MAX);
+    Some(Rate::per_second(rate, burst))
 }
 
 /// The upstreams; `None` where there are none.
@@ -113,7 +151,11 @@ fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<Server> {
     const HINT: &str = "write host:port, such as 127.0.0.1:9000";
     let given = list.is_given();
     let mut written = Vec::new();
-    for (at, item) in check.items(at, list).unwrap_or_default() {
+    let items = check.items(at, list).unwrap_or_default();
+    if given {
+        check.note_items(at, &items);
+    }
+    for (at, item) in items {
         let server = check.parsed(&at, &Leaf::of(&item), |text| match text.rsplit_once(':') {
             Some((host, port))
                 if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
@@ -261,6 +303,7 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
     if text.methods.is_empty() {
         check.wrong(&methods_at, "there is no method", METHODS_HINT);
     }
+    check.default(&methods_at, vec![Method::GET.as_str()]);
     let methods = check.texts(&methods_at, text.methods, |text| {
         let known = METHODS.into_iter().find(|method| method.as_str() == text);
         known.ok_or_else(|| {

@@ -3,6 +3,7 @@
 //! Every answer has two components, one for `HEAD` without a body. Where the service behind the gateway may give an
 //! answer of the same status, which is passed on as it is, the schema says so.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::StatusCode;
@@ -15,6 +16,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::token_bucket::Rate;
 
 /// The request id of every example.
 const EXAMPLE_ID: &str = "c953ddfe4a8cffa30d88e63383e3e3fc";
@@ -47,7 +49,7 @@ pub enum Sort {
     PayloadTooLarge,
     /// 414.
     UriTooLong,
-    /// 429, policy `daily`.
+    /// 429, policy `daily`, `burst` or `concurrent`.
     DailyQuotaExceeded,
     /// 429, policy `usage`.
     UsageReadTooOften,
@@ -216,7 +218,7 @@ impl Sort {
             },
             Sort::PayloadTooLarge => Rejection::PayloadTooLarge,
             Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
-            Sort::DailyQuotaExceeded => Rejection::DailyQuotaExceeded { standing },
+            Sort::DailyQuotaExceeded => return example.exceeded(),
             Sort::UsageReadTooOften => Rejection::UsageReadTooOften {
                 standing,
                 wait: Duration::from_secs(1),
@@ -232,6 +234,8 @@ struct Example {
     standing: Standing,
     tier: Option<TierName>,
     required: Vec<TierName>,
+    burst: Option<Rate>,
+    concurrent: Option<NonZeroU32>,
 }
 
 /// The error answers of an operation, by status.
@@ -253,7 +257,11 @@ pub fn reference(name: &str, method: &str) -> Value {
 
 /// All answers, by name.
 pub fn responses(api: &Api<'_>) -> Map<String, Value> {
-    let example = Example::of(&api.tiers);
+    let example = Example {
+        burst: api.burst,
+        concurrent: api.concurrent,
+        ..Example::of(&api.tiers)
+    };
     let mut all: Vec<(String, Value)> = ALL
         .into_iter()
         .map(|sort| (sort.name(), error(sort, &example, api)))
@@ -325,7 +333,8 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
                 .and_then(Value::as_str)
                 .map(str::to_owned),
         );
-        examples.insert(rejection.code().to_owned(), json!({ "value": body }));
+        let name = rejection.policy().unwrap_or(rejection.code());
+        examples.insert(name.to_owned(), json!({ "value": body }));
     }
     codes.dedup();
     let mut own_headers: Vec<&str> = own_headers.iter().map(|(name, _)| name.as_str()).collect();
@@ -515,7 +524,27 @@ impl Example {
                 .skip(1)
                 .map(|(name, _)| (*name).clone())
                 .collect(),
+            burst: None,
+            concurrent: None,
         }
+    }
+
+    /// The 429 of every policy there is.
+    fn exceeded(&self) -> Vec<Rejection> {
+        let standing = self.standing;
+        let daily = Rejection::DailyQuotaExceeded { standing };
+        let burst = self.burst.map(|rate| Rejection::BurstExceeded {
+            standing,
+            rate,
+            wait: rate.interval,
+        });
+        let concurrent = self
+            .concurrent
+            .map(|allowed| Rejection::TooManyConcurrent { standing, allowed });
+        [Some(daily), burst, concurrent]
+            .into_iter()
+            .flatten()
+            .collect()
     }
 }
 

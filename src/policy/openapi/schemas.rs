@@ -14,6 +14,10 @@ pub fn schemas() -> Value {
         "refunded",
         "refused_tier",
         "refused_quota",
+        "refused_burst",
+        "refused_concurrent",
+        "refused_not_found",
+        "refused_method",
     ]
     .map(|name| (name.to_owned(), count.clone()))
     .into_iter()

@@ -25,6 +25,8 @@ fn document() -> Document {
     Document::of(&Api {
         endpoints: &endpoints,
         tiers: vec![(&starter, 10), (&pro, 20)],
+        burst: Some(Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN)),
+        concurrent: NonZeroU32::new(3),
         realm: "API",
     })
 }
@@ -90,7 +92,7 @@ fn every_error_has_its_example_which_is_what_the_gateway_says() {
         ("404", vec!["NOT_FOUND"]),
         ("405", vec!["METHOD_NOT_ALLOWED"]),
         ("414", vec!["URI_TOO_LONG"]),
-        ("429", vec!["RATE_LIMIT_EXCEEDED"]),
+        ("429", vec!["burst", "concurrent", "daily"]),
         ("431", vec!["HEADERS_TOO_LARGE"]),
         ("500", vec!["INTERNAL_ERROR"]),
     ] {
@@ -99,8 +101,13 @@ fn every_error_has_its_example_which_is_what_the_gateway_says() {
         let examples = &response["content"]["application/problem+json"]["examples"];
         let examples = examples.as_object().unwrap();
         assert_eq!(examples.keys().collect::<Vec<_>>(), codes);
-        for (code, example) in examples {
-            assert_eq!(example["value"]["code"], code.as_str());
+        for (name, example) in examples {
+            let code = if status == "429" {
+                "RATE_LIMIT_EXCEEDED"
+            } else {
+                name.as_str()
+            };
+            assert_eq!(example["value"]["code"], code);
             assert_eq!(example["value"]["status"].to_string(), status);
         }
     }
@@ -117,6 +124,26 @@ fn every_error_has_its_example_which_is_what_the_gateway_says() {
     }
     let usage = &document["components"]["responses"]["UsageReadTooOften"];
     assert!(usage.to_string().contains("[\"usage\"]"));
+}
+
+#[test]
+fn every_policy_of_a_429_has_an_example_where_a_tier_has_it() {
+    let document = parsed();
+    let response = &document["components"]["responses"]["DailyQuotaExceeded"];
+    let examples = &response["content"]["application/problem+json"]["examples"];
+    for policy in ["daily", "burst", "concurrent"] {
+        let violated = &examples[policy]["value"]["violated-policies"];
+        assert_eq!(violated, &serde_json::json!([policy]), "{response}");
+    }
+    let without = Document::of(&Api {
+        endpoints: &EndpointTable::new(Vec::new()).unwrap(),
+        tiers: Vec::new(),
+        burst: None,
+        concurrent: None,
+        realm: "API",
+    });
+    let text = String::from_utf8(without.body().to_vec()).unwrap();
+    assert!(text.contains("\"daily\"") && !text.contains("\"concurrent\""));
 }
 
 #[test]
@@ -170,6 +197,8 @@ fn an_endpoint_that_is_going_away_says_so_and_the_others_do_not() {
     let document = Document::of(&Api {
         endpoints: &endpoints,
         tiers: vec![(&pro, 20)],
+        burst: None,
+        concurrent: None,
         realm: "API",
     });
     let document: Value = serde_json::from_slice(document.body()).unwrap();

@@ -36,6 +36,8 @@ pub struct ModelCall {
     pub start: i64,
     /// The next day's first second (Unix seconds).
     pub end: i64,
+    /// How long after it the day is closed (seconds).
+    pub settle_window: i64,
 }
 
 /// What one producer was granted and gave back.
@@ -56,6 +58,8 @@ pub struct KeyDay {
     pub boundaries: Option<(i64, i64)>,
     /// Marks by producer.
     pub producers: BTreeMap<String, Marks>,
+    /// Units in `used` that came after the day was closed, by when (Unix seconds, rounded down to 900).
+    pub adjustments: BTreeMap<i64, i64>,
 }
 
 impl KeyDay {
@@ -84,6 +88,10 @@ impl KeyDay {
         };
         let mut used = self.used + signed(marks.granted - before.granted)
             - signed(marks.refunded - before.refunded);
+        let late = used - self.used;
+        if late != 0 && now >= call.end + call.settle_window {
+            *self.adjustments.entry(now - now % 900).or_default() += late;
+        }
         let mut grant = marks.granted - call.ack;
         let mut record = String::new();
         let code = match (&*stored, self.boundaries) {
@@ -145,6 +153,7 @@ mod tests {
             },
             start: 0,
             end: 100,
+            settle_window: 50,
         }
     }
 
@@ -202,5 +211,19 @@ mod tests {
             (other.code, other.grant, other.used),
             (Code::OtherCalendar, 0, 1)
         );
+    }
+
+    #[test]
+    fn what_is_merged_into_a_closed_day_is_counted_and_stands_apart() {
+        let (mut day, mut stored) = (KeyDay::default(), None);
+        day.charge(&mut stored, &call("a", 0, 0, 4), 50);
+        day.charge(&mut stored, &call("b", 3, 1, 0), 149);
+        assert_eq!((day.used, day.adjustments.len()), (6, 0));
+        for _ in 0..2 {
+            day.charge(&mut stored, &call("b", 9, 2, 0), 150);
+        }
+        day.charge(&mut stored, &call("a", 4, 1, 0), 1_000);
+        assert_eq!(day.used, 10);
+        assert_eq!(day.adjustments, BTreeMap::from([(0, 5), (900, -1)]));
     }
 }

@@ -127,6 +127,7 @@ impl World {
             },
             start: 0,
             end: 100,
+            settle_window: 0,
         }
     }
 

@@ -145,6 +145,7 @@ impl World {
             },
             start: 0,
             end: 100,
+            settle_window: 0,
         };
         Some((call, sent))
     }
@@ -310,6 +311,7 @@ impl World {
                 },
                 start: 0,
                 end: 100,
+                settle_window: 0,
             });
             self.dead.push(node);
         }

@@ -1,15 +1,18 @@
 //! An authenticated caller on its quota day, and the refusals that tell where it stands. Asks nobody.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
 use super::outcome::{Place, Refusal};
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Enforcement;
+use crate::policy::enforcement::{Enforcement, Waived};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
+use crate::policy::token_bucket::Rate;
 use crate::proxy::gate::{Gate, Snapshot};
+use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{KeyEntry, Refusal as LedgerRefusal};
 
 /// Whoever presented a usable key.
@@ -18,6 +21,10 @@ pub(super) struct Caller {
     pub key: Arc<KeyEntry>,
     /// Its limit today; what it used is not known yet.
     pub standing: Standing,
+    /// How fast its tier lets it send requests.
+    pub burst: Option<Rate>,
+    /// How many requests its tier lets it have under way.
+    pub concurrent: Option<NonZeroU32>,
     /// Whether the limits of its tier refuse.
     pub enforcement: Enforcement,
 }
@@ -48,7 +55,19 @@ impl Caller {
                 used: None,
                 day,
             },
+            burst: tier.burst,
+            concurrent: tier.concurrent,
         })
+    }
+
+    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    pub fn refuse_or_waive(
+        &self,
+        rejection: Rejection,
+        reason: Waived,
+        waived: &mut Option<Waived>,
+    ) -> Result<(), Rejection> {
+        self.enforcement.refuse_or_waive(rejection, reason, waived)
     }
 
     /// Where it stands once the units used are known, or not.
@@ -66,15 +85,21 @@ impl Caller {
         newest.is_some_and(|entry| entry.record.version > record.version)
     }
 
-    /// Counts a refusal in the ledger.
-    pub fn note_refusal(&self, gate: &Gate, endpoint: &Arc<Endpoint>, refusal: LedgerRefusal) {
-        let (id, today) = (self.key.record.id, self.standing.day);
-        gate.store.refused(id, today, &endpoint.pattern, refusal);
+    /// Counts a refusal in the ledger, at its endpoint if there is one.
+    pub fn note_refusal(
+        &self,
+        gate: &Gate,
+        endpoint: Option<&Arc<Endpoint>>,
+        refusal: LedgerRefusal,
+    ) {
+        let pattern = endpoint.map_or(&*NO_ENDPOINT, |endpoint| &endpoint.pattern);
+        gate.store
+            .refused(&self.key, self.standing.day, pattern, refusal);
     }
 
     /// The answer where the day has no room for the endpoint's cost.
     pub fn refuse_exhausted(self, gate: &Gate, endpoint: Arc<Endpoint>, used: u64) -> Refusal {
-        self.note_refusal(gate, &endpoint, LedgerRefusal::DailyQuota);
+        self.note_refusal(gate, Some(&endpoint), LedgerRefusal::DailyQuota);
         let standing = self.standing_with(Some(used));
         Refusal {
             rejection: Rejection::DailyQuotaExceeded { standing },

@@ -1,10 +1,9 @@
 //! How many connections there are, in all and of each client address.
 //!
-//! An IPv6 client is known by its /64, which one subscriber has to himself. Loopback addresses are counted in all only:
-//! whatever connects from there (a proxy on this machine) speaks for many clients.
+//! What a client is counted by is [`crate::policy::address`]'s to say.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -58,12 +57,11 @@ impl Census {
         })
     }
 
-    /// Counts a connection of a client, if there is room.
+    /// Counts a connection of a client, if there is room; without an address in all only.
     ///
     /// # Errors
     /// With what is full.
-    pub fn seat(self: &Arc<Census>, client: IpAddr, places: Places) -> Result<Seat, Full> {
-        let address = counted_address(client);
+    pub fn seat(self: &Arc<Census>, address: Option<IpAddr>, places: Places) -> Result<Seat, Full> {
         let mut counts = self.counts.lock();
         if counts.all >= places.all {
             return Err(Full::All);
@@ -100,18 +98,6 @@ impl Drop for Seat {
     }
 }
 
-/// What a client is counted by; `None` for loopback addresses.
-pub fn counted_address(client: IpAddr) -> Option<IpAddr> {
-    match client.to_canonical() {
-        address if address.is_loopback() => None,
-        IpAddr::V6(address) => {
-            let [a, b, c, d, ..] = address.segments();
-            Some(IpAddr::V6(Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0)))
-        }
-        address @ IpAddr::V4(_) => Some(address),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -121,8 +107,8 @@ mod tests {
         each_address: 2,
     };
 
-    fn ip(text: &str) -> IpAddr {
-        text.parse().unwrap()
+    fn ip(text: &str) -> Option<IpAddr> {
+        Some(text.parse().unwrap())
     }
 
     #[test]
@@ -131,14 +117,14 @@ mod tests {
         let census = Census::new(gauge.clone());
         let mut seats = vec![
             census.seat(ip("192.0.2.1"), PLACES).unwrap(),
-            census.seat(ip("::ffff:192.0.2.1"), PLACES).unwrap(),
+            census.seat(ip("192.0.2.1"), PLACES).unwrap(),
         ];
         assert_eq!(
             census.seat(ip("192.0.2.1"), PLACES).unwrap_err(),
             Full::Address
         );
-        seats.push(census.seat(ip("2001:db8::1"), PLACES).unwrap());
-        seats.push(census.seat(ip("2001:db8::ffff:1"), PLACES).unwrap());
+        seats.push(census.seat(ip("2001:db8::"), PLACES).unwrap());
+        seats.push(census.seat(ip("2001:db8::"), PLACES).unwrap());
         assert_eq!(census.seat(ip("192.0.2.2"), PLACES).unwrap_err(), Full::All);
         assert_eq!(gauge.get(), 4);
         seats.pop();
@@ -146,24 +132,16 @@ mod tests {
             census.seat(ip("192.0.2.1"), PLACES).unwrap_err(),
             Full::Address
         );
-        seats.push(census.seat(ip("2001:db8:0:0:1::"), PLACES).unwrap());
+        seats.push(census.seat(ip("2001:db8::"), PLACES).unwrap());
         drop(seats);
         assert_eq!(gauge.get(), 0);
         assert!(census.counts.lock().of_address.is_empty());
     }
 
     #[test]
-    fn ipv6_clients_are_known_by_their_64_and_loopback_by_none() {
-        let one = counted_address(ip("2001:db8:1:2:3:4:5:6"));
-        assert_eq!(one, counted_address(ip("2001:db8:1:2::")));
-        assert_ne!(one, counted_address(ip("2001:db8:1:3::")));
-        for loopback in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
-            assert_eq!(counted_address(ip(loopback)), None);
-        }
+    fn a_client_without_an_address_is_counted_in_all_only() {
         let census = Census::new(IntGauge::new("g", "g").unwrap());
-        let _seats: Vec<Seat> = (0..4)
-            .map(|_| census.seat(ip("::1"), PLACES).unwrap())
-            .collect();
-        assert_eq!(census.seat(ip("::1"), PLACES).unwrap_err(), Full::All);
+        let _seats: Vec<Seat> = (0..4).map(|_| census.seat(None, PLACES).unwrap()).collect();
+        assert_eq!(census.seat(None, PLACES).unwrap_err(), Full::All);
     }
 }

@@ -14,23 +14,26 @@ use pingora::http::ResponseHeader;
 use pingora::protocols::l4::socket::SocketAddr as PingoraAddress;
 use pingora::protocols::raw_connect::ProxyDigest;
 use pingora::protocols::tls::SslDigest;
-use pingora::protocols::{
-    ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, Peek, Shutdown, SocketDigest, Ssl,
-    TimingDigest, UniqueID, UniqueIDType,
-};
+use pingora::protocols::{Shutdown, SocketDigest};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
-use super::http1::{Deadlines, Http1, Late, Reader, Step};
+use super::http1::{Http1, Late, Reader, Step};
 use super::timer::Timer;
 use super::transport::{Agreed, Transport};
-use super::writes::{Patience, Writes};
+use super::writes::Writes;
 use super::{BodyFault, Connection, refusal};
 use crate::config::Limits;
-use crate::policy::http1::HeadBounds;
-use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Frames, PREFACE};
+use crate::policy::http2::{Budgets, Frames, PREFACE};
 use crate::policy::rejection::Rejection;
 use crate::proxy::gate::Gate;
+
+mod bounds;
+mod digests;
+mod http2;
+
+use bounds::{bounds_of, deadlines_of, patience_of, rates_of};
+use http2::Http2;
 
 /// What is read from the socket at a time.
 const READ_BYTES: usize = 8 * 1024;
@@ -66,13 +69,6 @@ enum Reading {
         bytes: usize,
     },
     Over,
-}
-
-/// Both directions of an HTTP/2 connection.
-struct Http2 {
-    received: Frames,
-    sent: Frames,
-    budgets: Budgets,
 }
 
 /// Why a connection ends before pingora has seen it.
@@ -198,13 +194,15 @@ impl Guard {
                     if self.unread.is_empty() {
                         self.unread = BytesMut::new();
                     }
-                    if http1.requests() >= self.requests_max {
-                        self.connection.retire();
-                    }
+                    let requests = http1.requests();
+                    self.note_requests(requests);
                     return Poll::Ready(Ok(()));
                 }
                 Step::Hold => return Poll::Pending,
-                Step::Refuse(rejection) => self.refuse(&rejection),
+                Step::Refuse(rejection) => {
+                    let waited = http1.waited(Instant::now());
+                    self.refuse(&rejection, waited);
+                }
                 Step::Fail(fault) => return self.fail(fault),
                 Step::Read { until } => {
                     match poll_more(&mut self.transport, &mut self.unread, context) {
@@ -219,20 +217,13 @@ impl Guard {
                             }
                             match http1.late() {
                                 Late::Close(limit) => {
-                                    self.gate
-                                        .metrics
-                                        .limit_hits
-                                        .with_label_values(&[limit])
-                                        .inc();
+                                    self.note_limit(limit);
                                     return Poll::Ready(Ok(()));
                                 }
                                 Late::Refuse(rejection, limit) => {
-                                    self.gate
-                                        .metrics
-                                        .limit_hits
-                                        .with_label_values(&[limit])
-                                        .inc();
-                                    self.refuse(&rejection);
+                                    let waited = http1.waited(Instant::now());
+                                    self.note_limit(limit);
+                                    self.refuse(&rejection, waited);
                                 }
                                 Late::Fail(fault) => return self.fail(fault),
                             }
@@ -243,8 +234,20 @@ impl Guard {
         }
     }
 
-    fn refuse(&mut self, rejection: &Rejection) {
-        let waited = Duration::ZERO;
+    /// Lets the connection end once it has had all the requests it may have.
+    fn note_requests(&self, requests: u64) {
+        if requests >= self.requests_max && !self.connection.is_retired() {
+            self.note_limit("requests_per_connection");
+            self.connection.retire();
+        }
+    }
+
+    fn note_limit(&self, limit: &str) {
+        let hits = &self.gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
+    }
+
+    fn refuse(&mut self, rejection: &Rejection, waited: Duration) {
         let answer = refusal::refuse(
             &self.gate,
             self.connection.client,
@@ -264,11 +267,7 @@ impl Guard {
                 io::Error::new(io::ErrorKind::InvalidData, "the body breaks its framing")
             }
             BodyFault::Late => {
-                self.gate
-                    .metrics
-                    .limit_hits
-                    .with_label_values(&["request_read"])
-                    .inc();
+                self.note_limit("request_read");
                 io::Error::new(io::ErrorKind::TimedOut, "the body did not come in time")
             }
         };
@@ -311,54 +310,6 @@ impl Guard {
         }
         Poll::Ready(())
     }
-
-    fn poll_http2(
-        &mut self,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        if self.unread.is_empty() {
-            ready!(Pin::new(&mut self.transport).poll_read(context, buffer))?;
-        } else {
-            let bytes = self.unread.len().min(buffer.remaining());
-            buffer.put_slice(self.unread.get(..bytes).unwrap_or_default());
-            self.unread.advance(bytes);
-        }
-        let Reading::Http2(http2) = &mut self.reading else {
-            return Poll::Ready(Ok(()));
-        };
-        let (mut flood, mut now) = (None, None);
-        let budgets = &mut http2.budgets;
-        http2
-            .received
-            .find(buffer.filled().get(before..).unwrap_or_default(), |frame| {
-                let now = *now.get_or_insert_with(std::time::Instant::now);
-                flood = flood.or(budgets.receive(frame, now).err());
-            });
-        if budgets.streams() >= self.requests_max {
-            self.connection.retire();
-        }
-        let Some(flood) = flood else {
-            return Poll::Ready(Ok(()));
-        };
-        self.gate
-            .metrics
-            .limit_hits
-            .with_label_values(&[flood.as_str()])
-            .inc();
-        if http2.sent.is_between() {
-            self.writes.append(&CALM_DOWN);
-        }
-        // One attempt: whoever floods may also not read.
-        let _ = self.writes.poll_flush(&mut self.transport, context);
-        buffer.set_filled(before);
-        let reason = format!("too many frames: {}", flood.as_str());
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::ConnectionAborted,
-            reason,
-        )))
-    }
 }
 
 /// Counts a client that did not read its answers.
@@ -399,35 +350,6 @@ fn poll_more(
     ready!(Pin::new(transport).poll_read(context, &mut space))?;
     unread.extend_from_slice(space.filled());
     Poll::Ready(Ok(space.filled().len()))
-}
-
-fn bounds_of(limits: &Limits) -> HeadBounds {
-    HeadBounds {
-        target_bytes_max: limits.target_bytes,
-        header_bytes_max: limits.header_bytes,
-        header_count_max: limits.header_count,
-    }
-}
-
-fn deadlines_of(limits: &Limits) -> Deadlines {
-    Deadlines {
-        head: limits.request_head,
-        body: limits.request_read,
-        idle: limits.keepalive_idle,
-    }
-}
-
-fn patience_of(limits: &Limits) -> Patience {
-    let window = limits.response_write;
-    let bytes = limits.response_rate.saturating_mul(window.as_secs());
-    Patience { window, bytes }
-}
-
-fn rates_of(limits: &Limits) -> ControlRates {
-    ControlRates {
-        resets: limits.h2_resets,
-        control_frames: limits.h2_control_frames,
-    }
 }
 
 impl AsyncRead for Guard {
@@ -524,46 +446,6 @@ impl Drop for Guard {
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);
     }
 }
-
-impl UniqueID for Guard {
-    fn id(&self) -> UniqueIDType {
-        self.transport.as_raw_fd()
-    }
-}
-
-impl Ssl for Guard {
-    fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
-        self.digest.clone()
-    }
-
-    fn selected_alpn_proto(&self) -> Option<ALPN> {
-        self.is_http2().then_some(ALPN::H2)
-    }
-}
-
-impl GetTimingDigest for Guard {
-    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
-        Vec::new()
-    }
-
-    fn get_write_pending_time(&self) -> Duration {
-        self.writes.blocked()
-    }
-}
-
-impl GetProxyDigest for Guard {
-    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
-        self.proxy_digest.clone()
-    }
-}
-
-impl GetSocketDigest for Guard {
-    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
-        Some(self.socket_digest.clone())
-    }
-}
-
-impl Peek for Guard {}
 
 impl std::fmt::Debug for Guard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -219,6 +219,17 @@ impl Http1 {
         }
     }
 
+    /// For how long the present head has been coming.
+    pub fn waited(&self, now: Instant) -> Duration {
+        match &self.stage {
+            Stage::Head { deadline, .. } => {
+                let begun = *deadline - self.deadlines.head;
+                now.saturating_duration_since(begun)
+            }
+            Stage::Between { .. } | Stage::Passing { .. } => Duration::ZERO,
+        }
+    }
+
     /// What becomes of the deadline of the last step.
     pub fn late(&self) -> Late {
         let late = || Rejection::BadRequest(crate::policy::rejection::Malformed::Late);

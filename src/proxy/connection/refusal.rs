@@ -22,7 +22,11 @@ pub fn refuse(
     waited: Duration,
 ) -> Vec<u8> {
     let snapshot = gate.snapshot();
-    let id = request_id::from_random(fastrand::u128(..));
+    let prefix = &snapshot.config.keys.prefix;
+    let id = match http1::request_id(head).and_then(|sent| request_id::kept(sent, prefix)) {
+        Some(kept) => kept.to_owned(),
+        None => request_id::from_random(fastrand::u128(..)),
+    };
     let now = gate.store.now();
     let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
     let (method, path) = http1::told_apart(head);
@@ -59,7 +63,6 @@ pub fn refuse(
     if let Some(limit) = rejection.limit_hit() {
         metrics.limit_hits.with_label_values(&[limit]).inc();
     }
-    let prefix = &snapshot.config.keys.prefix;
     gate.access_log.write(&Line {
         time: now,
         request_id: &id,
@@ -72,6 +75,7 @@ pub fn refuse(
         tier: None,
         status: problem.status.as_u16(),
         outcome: rejection.code(),
+        policy: rejection.policy(),
         would_refuse: None,
         units: 0,
         refunded: false,

@@ -2,7 +2,7 @@
 //!
 //! The follower asks for the last change every [`POLL`] on a connection of its own. For a gateway it sends a heartbeat
 //! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
-//! that a heartbeat also proves that the store writes. The checkpointer folds the write-ahead log into the database,
+//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough. The checkpointer folds the write-ahead log into the database,
 //! which syncs both, without holding up the writer.
 
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
 use super::keys::MARK;
+use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::NodeName;
 
@@ -144,6 +145,9 @@ fn send_heartbeat(
     let sent = under_way.clone();
     let errand = move |connection: &Connection| {
         if !stop.is_told() {
+            if let Err(error) = drop_old(connection, writer.keeping, writer.clock.now()) {
+                tracing::warn!(%error, "old days of the ledger could not be dropped");
+            }
             let said = say(connection, &name, applied);
             writer.up.store(said.is_ok(), Ordering::Relaxed);
             if let Err(error) = said {

@@ -17,22 +17,37 @@ use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::{Charge, StoreError, Totals};
+use crate::policy::key_record::TierName;
+use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
+use crate::store::{Charge, Keeping, StoreError, Totals};
 
 const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
 const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 // The ledger is the count: a sum over the few endpoints of a key, which lie side by side.
 const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0) FROM ledger
     WHERE date = ?1 AND key = ?2";
+// The same of a closed day, whose rows stay as they are.
+const COUNT_OF_CLOSED: &str = "SELECT coalesce(sum(charged - refunded), 0)
+    + (SELECT coalesce(sum(units), 0) FROM adjustments WHERE date = ?1 AND key = ?2)
+    FROM ledger WHERE date = ?1 AND key = ?2";
 const ADD_TO_LEDGER: &str = "
-    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+        refused_concurrent, refused_not_found, refused_method, day_limit, granted)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
     ON CONFLICT (date, key, endpoint) DO UPDATE SET
         requests = requests + excluded.requests,
         charged = charged + excluded.charged,
         refunded = refunded + excluded.refunded,
         refused_tier = refused_tier + excluded.refused_tier,
-        refused_quota = refused_quota + excluded.refused_quota";
+        refused_quota = refused_quota + excluded.refused_quota,
+        refused_burst = refused_burst + excluded.refused_burst,
+        refused_concurrent = refused_concurrent + excluded.refused_concurrent,
+        refused_not_found = refused_not_found + excluded.refused_not_found,
+        refused_method = refused_method + excluded.refused_method,
+        day_limit = max(day_limit, excluded.day_limit),
+        granted = max(granted, excluded.granted)";
+const ADJUST: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (date, key, came) DO UPDATE SET units = units + excluded.units";
 
 /// Days remembered between groups; a gateway sees two or three.
 const DAYS_MAX: usize = 1_024;
@@ -46,7 +61,9 @@ pub(super) struct Statements<'c> {
     day: Statement<'c>,
     add_day: Statement<'c>,
     count: Statement<'c>,
+    count_of_closed: Statement<'c>,
     add_to_ledger: Statement<'c>,
+    adjust: Statement<'c>,
     /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
     days: HashMap<Date, (Day, Box<str>)>,
 }
@@ -61,7 +78,9 @@ impl<'c> Statements<'c> {
             day: connection.prepare(DAY)?,
             add_day: connection.prepare(ADD_DAY)?,
             count: connection.prepare(COUNT)?,
+            count_of_closed: connection.prepare(COUNT_OF_CLOSED)?,
             add_to_ledger: connection.prepare(ADD_TO_LEDGER)?,
+            adjust: connection.prepare(ADJUST)?,
             days: HashMap::new(),
         })
     }
@@ -82,13 +101,19 @@ pub(super) enum Ruling {
     OtherCalendar(Day),
 }
 
+/// The place of a row: its key, day, tier and endpoint.
+type LedgerPlace = (KeyId, Date, TierName, Arc<str>);
+
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
     statements: &'g mut Statements<'c>,
     keys: &'g Follower,
+    keeping: Keeping,
     now: Timestamp,
     counts: HashMap<(KeyId, Day), u64>,
-    ledger: HashMap<(KeyId, Date, Arc<str>), Totals>,
+    ledger: HashMap<LedgerPlace, (Totals, Ceiling)>,
+    /// Units given back of closed days.
+    late: HashMap<(KeyId, Date), u64>,
 }
 
 impl<'g, 'c> Group<'g, 'c> {
@@ -97,6 +122,7 @@ impl<'g, 'c> Group<'g, 'c> {
         statements: &'g mut Statements<'c>,
         connection: &Connection,
         keys: &'g Follower,
+        keeping: Keeping,
         clock: impl FnOnce() -> Timestamp,
     ) -> rusqlite::Result<Group<'g, 'c>> {
         statements.begin.execute([])?;
@@ -104,8 +130,10 @@ impl<'g, 'c> Group<'g, 'c> {
             now: clock(),
             statements,
             keys,
+            keeping,
             counts: HashMap::new(),
             ledger: HashMap::new(),
+            late: HashMap::new(),
         };
         match group.keys.catch_up(connection, &mut group.statements.mark) {
             Ok(_) => Ok(group),
@@ -138,9 +166,11 @@ impl<'g, 'c> Group<'g, 'c> {
         match count.checked_add(cost) {
             Some(used) if used <= limit => {
                 *count = used;
-                let totals = self.totals(record.id, charge.day.date, &charge.endpoint);
+                let date = charge.day.date;
+                let (totals, ceiling) = self.entry(record.id, date, &record.tier, &charge.endpoint);
                 totals.requests += 1;
                 totals.charged += cost;
+                *ceiling = ceiling.max(Ceiling::of(record, date, limit));
                 Ok(Ruling::Granted(used))
             }
             _ => Ok(Ruling::Exhausted(*count)),
@@ -153,8 +183,13 @@ impl<'g, 'c> Group<'g, 'c> {
         let units = u64::from(receipt.units);
         let count = self.count(receipt.key, receipt.day)?;
         *count = count.saturating_sub(units);
-        self.totals(receipt.key, receipt.day.date, &receipt.endpoint)
-            .refunded += units;
+        let (key, date) = (receipt.key, receipt.day.date);
+        if self.is_closed(receipt.day) {
+            *self.late.entry((key, date)).or_default() += units;
+            return Ok(());
+        }
+        let (totals, _) = self.entry(key, date, &receipt.tier, &receipt.endpoint);
+        totals.refunded += units;
         Ok(())
     }
 
@@ -168,12 +203,13 @@ impl<'g, 'c> Group<'g, 'c> {
     }
 
     /// Adds refused requests to the ledger.
-    pub(super) fn refused(&mut self, refusals: &Refusals) {
-        for ((key, day, endpoint), refused) in refusals {
-            let totals = self.totals(*key, day.date, endpoint);
-            totals.refused_tier += refused.tier;
-            totals.refused_quota += refused.daily_quota;
+    pub(super) fn refused(&mut self, refusals: &Refusals) -> rusqlite::Result<()> {
+        for ((key, day, tier, endpoint), refused) in refusals {
+            // Every day of the ledger is in the table of days, by which it is dropped one day.
+            self.day(*day, Missing::Added)?;
+            self.entry(*key, day.date, tier, endpoint).0.add(refused);
         }
+        Ok(())
     }
 
     /// Writes the sums and commits; answers the counts that the group saw.
@@ -201,29 +237,47 @@ impl<'g, 'c> Group<'g, 'c> {
     fn write(&mut self) -> rusqlite::Result<()> {
         let Statements {
             add_to_ledger,
+            adjust,
             days,
             ..
         } = &mut *self.statements;
-        for ((key, date, endpoint), totals) in &self.ledger {
-            add_to_ledger.execute((
-                date_text(days, *date),
-                key.as_str(),
-                &**endpoint,
-                signed(totals.requests),
-                signed(totals.charged),
-                signed(totals.refunded),
-                signed(totals.refused_tier),
-                signed(totals.refused_quota),
-            ))?;
+        for ((key, date, tier, endpoint), (totals, ceiling)) in &self.ledger {
+            let date = date_text(days, *date);
+            let place = format!("{tier} {endpoint}");
+            add_to_ledger.raw_bind_parameter(1, &*date)?;
+            add_to_ledger.raw_bind_parameter(2, key.as_str())?;
+            add_to_ledger.raw_bind_parameter(3, place)?;
+            let numbers = totals.numbers().into_iter();
+            let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
+            for (parameter, number) in (4..).zip(numbers) {
+                add_to_ledger.raw_bind_parameter(parameter, signed(number))?;
+            }
+            add_to_ledger.raw_execute()?;
+        }
+        let now = self.now.as_second();
+        let came = now - now.rem_euclid(ADJUSTMENT_STEP_SECONDS);
+        for ((key, date), units) in &self.late {
+            adjust.execute((date_text(days, *date), key.as_str(), came, -signed(*units)))?;
         }
         Ok(())
     }
 
+    fn is_closed(&self, day: Day) -> bool {
+        self.keeping.is_closed(day.end, self.now.as_second())
+    }
+
     fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut u64> {
+        let is_closed = self.is_closed(day);
         match self.counts.entry((key, day)) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(place) => {
-                let Statements { count, days, .. } = &mut *self.statements;
+                let Statements {
+                    count,
+                    count_of_closed,
+                    days,
+                    ..
+                } = &mut *self.statements;
+                let count = if is_closed { count_of_closed } else { count };
                 let used: i64 =
                     count.query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))?;
                 Ok(place.insert(unsigned(used)))
@@ -231,9 +285,15 @@ impl<'g, 'c> Group<'g, 'c> {
         }
     }
 
-    fn totals(&mut self, key: KeyId, date: Date, endpoint: &Arc<str>) -> &mut Totals {
+    fn entry(
+        &mut self,
+        key: KeyId,
+        date: Date,
+        tier: &TierName,
+        endpoint: &Arc<str>,
+    ) -> &mut (Totals, Ceiling) {
         self.ledger
-            .entry((key, date, endpoint.clone()))
+            .entry((key, date, tier.clone(), endpoint.clone()))
             .or_default()
     }
 

@@ -17,7 +17,8 @@ use tokio::sync::oneshot;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::{Charge, Decision, Receipt, Refusal, StoreError};
+use crate::policy::key_record::{KeyRecord, TierName};
+use crate::store::{Charge, Decision, Receipt, Refusal, StoreError, Totals};
 
 /// About half a second of charges at full load: whoever comes behind them would wait in vain.
 const WAITING_MAX: usize = 16_384;
@@ -85,15 +86,8 @@ pub(super) struct Refund {
     pub(super) answer: Option<oneshot::Sender<u64>>,
 }
 
-/// Requests refused with the same words.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Refused {
-    pub(super) tier: u64,
-    pub(super) daily_quota: u64,
-}
-
-/// Refused requests by key, day and endpoint.
-pub(super) type Refusals = HashMap<(KeyId, Day, Arc<str>), Refused>;
+/// Refused requests by key, day, tier and endpoint: nothing else is in the totals.
+pub(super) type Refusals = HashMap<(KeyId, Day, TierName, Arc<str>), Totals>;
 
 /// A piece of work on the writer's connection, in a transaction of its own making.
 pub(super) type Errand = Box<dyn FnOnce(&Connection) + Send>;
@@ -151,9 +145,12 @@ impl Inbox {
         let mut contents = self.contents.lock();
         contents.taken.refunds.extend(refunds);
         for (place, refused) in refusals {
-            let sum = contents.taken.refusals.entry(place).or_default();
-            sum.tier += refused.tier;
-            sum.daily_quota += refused.daily_quota;
+            contents
+                .taken
+                .refusals
+                .entry(place)
+                .or_default()
+                .add(&refused);
         }
         if !contents.taken.refusals.is_empty() {
             contents.first_refusal = Some(Instant::now());
@@ -161,18 +158,25 @@ impl Inbox {
     }
 
     /// Counts a refused request.
-    pub(super) fn put_refusal(&self, key: KeyId, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    pub(super) fn put_refusal(
+        &self,
+        record: &KeyRecord,
+        day: Day,
+        endpoint: &Arc<str>,
+        refusal: Refusal,
+    ) {
         let mut contents = self.contents.lock();
-        let place = (key, day, endpoint.clone());
+        let place = (record.id, day, record.tier.clone(), endpoint.clone());
         let full = contents.taken.refusals.len() >= REFUSALS_MAX;
         if full && !contents.taken.refusals.contains_key(&place) {
             return;
         }
-        let sum = contents.taken.refusals.entry(place).or_default();
-        match refusal {
-            Refusal::Tier => sum.tier += 1,
-            Refusal::DailyQuota => sum.daily_quota += 1,
-        }
+        contents
+            .taken
+            .refusals
+            .entry(place)
+            .or_default()
+            .refuse(refusal, 1);
         if contents.first_refusal.is_none() {
             contents.first_refusal = Some(Instant::now());
             drop(contents);
@@ -236,6 +240,7 @@ impl Inbox {
 mod tests {
     use super::*;
     use crate::policy::api_key::os_entropy;
+    use crate::policy::key_record::tests::key_of;
 
     fn day() -> Day {
         Day {
@@ -267,12 +272,7 @@ mod tests {
     fn a_closed_inbox_is_emptied_and_then_takes_no_more() {
         let inbox = Inbox::default();
         inbox.put(reading().0).unwrap();
-        inbox.put_refusal(
-            KeyId::generate(&mut os_entropy),
-            day(),
-            &"markets".into(),
-            Refusal::Tier,
-        );
+        inbox.put_refusal(&key_of("pro").1, day(), &"markets".into(), Refusal::Tier);
         inbox.close();
         assert!(inbox.put(reading().0).is_err());
         let taken = inbox.take(100).unwrap();
@@ -284,17 +284,20 @@ mod tests {
     fn refusals_are_summed_and_bounded() {
         let inbox = Inbox::default();
         let endpoint: Arc<str> = "markets".into();
-        let key = KeyId::generate(&mut os_entropy);
+        let (_, record) = key_of("pro");
         for _ in 0..REFUSALS_MAX + 5 {
-            let other = KeyId::generate(&mut os_entropy);
-            inbox.put_refusal(other, day(), &endpoint, Refusal::Tier);
-            inbox.put_refusal(key, day(), &endpoint, Refusal::DailyQuota);
+            let other = KeyRecord {
+                id: KeyId::generate(&mut os_entropy),
+                ..record.clone()
+            };
+            inbox.put_refusal(&other, day(), &endpoint, Refusal::Tier);
+            inbox.put_refusal(&record, day(), &endpoint, Refusal::DailyQuota);
         }
         inbox.close();
         let refusals = inbox.take(100).unwrap().refusals;
         assert_eq!(refusals.len(), REFUSALS_MAX);
-        let sum = refusals[&(key, day(), endpoint)];
-        assert_eq!(sum.daily_quota, REFUSALS_MAX as u64 + 5);
+        let sum = refusals[&(record.id, day(), record.tier, endpoint)];
+        assert_eq!(sum.refused_quota, REFUSALS_MAX as u64 + 5);
     }
 
     #[test]
@@ -303,6 +306,7 @@ mod tests {
         let grant = || {
             let receipt = Receipt {
                 key: KeyId::generate(&mut os_entropy),
+                tier: "pro".parse().unwrap(),
                 day: day(),
                 endpoint: "markets".into(),
                 units: 3,

@@ -30,6 +30,23 @@ const PAGE_BYTES: i64 = 1_024;
 /// Pages that a connection remembers, in KiB: the ledger of a day of 100,000 keys.
 const CACHE_KIB: i64 = 16_384;
 
+macro_rules! column_of_ledger {
+    ($column:literal) => {
+        (
+            concat!(
+                "SELECT count(*) FROM pragma_table_info('ledger') WHERE name = '",
+                $column,
+                "'"
+            ),
+            concat!(
+                "ALTER TABLE ledger ADD COLUMN ",
+                $column,
+                " INTEGER NOT NULL DEFAULT 0;"
+            ),
+        )
+    };
+}
+
 const TABLES: &str = "
     CREATE TABLE meta (
         name TEXT PRIMARY KEY,
@@ -59,6 +76,7 @@ const TABLES: &str = "
     CREATE TABLE ledger (
         date TEXT NOT NULL,
         key TEXT NOT NULL,
+        -- The tier, a space, the endpoint; without tier where a version wrote it that did not know tiers here.
         endpoint TEXT NOT NULL,
         requests INTEGER NOT NULL,
         charged INTEGER NOT NULL,
@@ -73,6 +91,30 @@ const TABLES: &str = "
         applied INTEGER NOT NULL,
         seen INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;";
+
+/// What later versions added, each with the question whether the file has it. Whoever opens the file adds what is
+/// missing; a process that does not know of it goes on beside, because every addition has a default and changes nothing
+/// that was there. Only a change that breaks this raises [`SCHEMA_VERSION`].
+const ADDITIONS: [(&str, &str); 7] = [
+    column_of_ledger!("refused_burst"),
+    column_of_ledger!("refused_concurrent"),
+    column_of_ledger!("refused_not_found"),
+    column_of_ledger!("refused_method"),
+    // The largest limit that a charge of the row was judged by, and the granted units in it.
+    column_of_ledger!("day_limit"),
+    column_of_ledger!("granted"),
+    // What came after a day was closed; came: Unix seconds, units: charged minus given back.
+    (
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'adjustments'",
+        "CREATE TABLE adjustments (
+            date TEXT NOT NULL,
+            key TEXT NOT NULL,
+            came INTEGER NOT NULL,
+            units INTEGER NOT NULL,
+            PRIMARY KEY (date, key, came)
+        ) STRICT, WITHOUT ROWID;",
+    ),
+];
 
 /// What brings a file of an earlier version one version further: the first from 1 to 2.
 const UPGRADES: [&str; 1] = [AUDIT];
@@ -206,6 +248,7 @@ pub(super) fn prepare(
                 "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
             ))
             .map_err(told)?;
+        add_what_is_missing(&transaction).map_err(told)?;
         return transaction.commit().map_err(told);
     }
     if number("PRAGMA application_id").map_err(told)? != APPLICATION_ID {
@@ -241,7 +284,18 @@ pub(super) fn prepare(
             .execute_batch(&format!("PRAGMA user_version = {SCHEMA_VERSION};"))
             .map_err(told)?;
     }
+    add_what_is_missing(&transaction).map_err(told)?;
     transaction.commit().map_err(told)
+}
+
+fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
+    for (question, addition) in ADDITIONS {
+        let there: i64 = connection.query_row(question, [], |row| row.get(0))?;
+        if there == 0 {
+            connection.execute_batch(addition)?;
+        }
+    }
+    Ok(())
 }
 
 fn is_contention(error: &rusqlite::Error) -> bool {

@@ -1,26 +1,51 @@
-//! Reading the ledger: what each key used on each day, by endpoint.
+//! Reading the ledger: what each key used on each day, by tier and endpoint; and holding its rows against each other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::group::unsigned;
 use crate::policy::api_key::KeyId;
-use crate::store::{DayUsage, Totals};
+use crate::policy::key_record::TierName;
+use crate::store::ledger::{Ceiling, Cell};
+use crate::store::{Adjustment, DayUsage, Proof, Totals};
 
-const LEDGER: &str = "
-    SELECT date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota FROM ledger
-    WHERE date BETWEEN ?1 AND ?2";
+macro_rules! columns {
+    () => {
+        "ledger.date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+         refused_concurrent, refused_not_found, refused_method, day_limit, granted"
+    };
+}
+
+const LEDGER: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM ledger WHERE date BETWEEN ?1 AND ?2"
+);
 // The table is in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
-const LEDGER_OF_KEY: &str = "
-    WITH RECURSIVE asked (date) AS (
+const LEDGER_OF_KEY: &str = concat!(
+    "WITH RECURSIVE asked (date) AS (
         SELECT max(?1, (SELECT min(date) FROM ledger))
         UNION ALL
         SELECT date(date, '+1 day') FROM asked WHERE date < min(?2, (SELECT max(date) FROM ledger))
     )
-    SELECT ledger.date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota
-    FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2";
+    SELECT ",
+    columns!(),
+    " FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
+);
+const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
+    WHERE date BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) ORDER BY date, key, came";
+
+type Place = (Date, KeyId);
+
+#[derive(Default)]
+struct OneDay {
+    cells: Vec<Cell>,
+    adjustments: Vec<Adjustment>,
+    faults: BTreeSet<String>,
+}
 
 /// The ledger from `from` through `to`, in the order of date and key.
 pub(super) fn read(
@@ -29,47 +54,124 @@ pub(super) fn read(
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<Vec<DayUsage>> {
+    let days = days(connection, from, to, key)?.into_iter();
+    Ok(days.map(|(place, day)| day.told(place)).collect())
+}
+
+/// The same, each day with what is wrong with it. The rows are the count, so there is no second one to compare them with:
+/// what is told is what no charge and no refund could have written.
+pub(super) fn prove(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+    key: Option<KeyId>,
+) -> rusqlite::Result<Vec<Proof>> {
+    let days = days(connection, from, to, key)?.into_iter();
+    let proofs = days.map(|(place, mut day)| {
+        let mut faults = std::mem::take(&mut day.faults);
+        let net: i64 = day.cells.iter().map(|cell| cell.totals.net()).sum();
+        let ceiling = day.cells.iter().map(|cell| cell.ceiling.limit).max();
+        let by_older = day.cells.iter().any(|cell| cell.tier.is_none());
+        if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
+            && net > super::group::signed(limit)
+        {
+            faults.insert(format!(
+                "{net} units are used, and no charge was judged by more than {limit}"
+            ));
+        }
+        Proof {
+            usage: day.told(place),
+            faults: faults.into_iter().collect(),
+        }
+    });
+    Ok(proofs.collect())
+}
+
+impl OneDay {
+    fn told(self, place: Place) -> DayUsage {
+        DayUsage::of_cells(place, None, self.cells, self.adjustments)
+    }
+
+    fn add(&mut self, row: &Row<'_>) -> rusqlite::Result<()> {
+        let mut numbers = [0_i64; Totals::NUMBERS];
+        for (number, column) in numbers.iter_mut().zip(3..) {
+            *number = row.get(column)?;
+        }
+        let place: String = row.get(2)?;
+        let (tier, endpoint) = place_of(&place);
+        let totals = Totals::of_numbers(numbers.map(unsigned));
+        if numbers.iter().any(|number| *number < 0) {
+            self.faults
+                .insert(format!("{place}: a number is below zero"));
+        }
+        if totals.refunded > totals.charged {
+            self.faults.insert(format!(
+                "{place}: {} units were refunded of {} charged",
+                totals.refunded, totals.charged
+            ));
+        }
+        if totals.requests > totals.charged {
+            self.faults.insert(format!(
+                "{place}: {} requests were charged {} units",
+                totals.requests, totals.charged
+            ));
+        }
+        self.cells.push(Cell {
+            tier,
+            endpoint: endpoint.to_owned(),
+            totals,
+            ceiling: Ceiling {
+                limit: unsigned(row.get(3 + Totals::NUMBERS)?),
+                granted: unsigned(row.get(4 + Totals::NUMBERS)?),
+            },
+        });
+        Ok(())
+    }
+}
+
+/// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
+fn place_of(text: &str) -> (Option<TierName>, &str) {
+    let parts = text
+        .split_once(' ')
+        .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
+    match parts {
+        Some((tier, endpoint)) => (Some(tier), endpoint),
+        None => (None, text),
+    }
+}
+
+fn days(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+    key: Option<KeyId>,
+) -> rusqlite::Result<BTreeMap<Place, OneDay>> {
     let (from, to) = (from.to_string(), to.to_string());
     let key = key.as_ref().map(KeyId::as_str);
     let (ledger, asked) = match &key {
         None => (LEDGER, vec![from.as_str(), to.as_str()]),
         Some(key) => (LEDGER_OF_KEY, vec![from.as_str(), to.as_str(), key]),
     };
-    let mut days: BTreeMap<(Date, KeyId), DayUsage> = BTreeMap::new();
+    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
     let mut ledger = connection.prepare(ledger)?;
     let mut rows = ledger.query(rusqlite::params_from_iter(asked))?;
     while let Some(row) = rows.next()? {
-        let place = place(row)?;
-        let totals = Totals {
-            requests: unsigned(row.get(3)?),
-            charged: unsigned(row.get(4)?),
-            refunded: unsigned(row.get(5)?),
-            refused_tier: unsigned(row.get(6)?),
-            refused_quota: unsigned(row.get(7)?),
-        };
-        days.entry(place)
-            .or_insert_with(|| empty(place))
-            .endpoints
-            .insert(row.get(2)?, totals);
+        days.entry(place(row)?).or_default().add(row)?;
     }
-    let mut days: Vec<DayUsage> = days.into_values().collect();
-    for day in &mut days {
-        let sum = |units: fn(&Totals) -> u64| day.endpoints.values().map(units).sum::<u64>();
-        day.used = sum(|totals| totals.charged).saturating_sub(sum(|totals| totals.refunded));
+    let mut adjustments = connection.prepare(ADJUSTMENTS)?;
+    let mut rows = adjustments.query((&from, &to, key))?;
+    while let Some(row) = rows.next()? {
+        let adjustment = Adjustment {
+            came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
+            units: row.get(3)?,
+        };
+        let day = days.entry(place(row)?).or_default();
+        day.adjustments.push(adjustment);
     }
     Ok(days)
 }
 
-fn empty((date, key): (Date, KeyId)) -> DayUsage {
-    DayUsage {
-        date,
-        key,
-        used: 0,
-        endpoints: BTreeMap::new(),
-    }
-}
-
-fn place(row: &Row<'_>) -> rusqlite::Result<(Date, KeyId)> {
+fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
     fn parsed<T: std::str::FromStr>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
     where
         T::Err: std::error::Error + Send + Sync + 'static,

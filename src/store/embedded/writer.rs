@@ -19,7 +19,7 @@ use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
 use crate::policy::calendar::Day;
-use crate::store::{Charge, Decision, Receipt, StoreError};
+use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
@@ -38,6 +38,7 @@ pub(super) struct Desk {
     pub(super) inbox: Arc<Inbox>,
     pub(super) keys: Follower,
     pub(super) learnt: Learnt,
+    pub(super) keeping: Keeping,
     /// Whether the last transaction was committed.
     pub(super) up: AtomicBool,
     /// Whether anything was committed since the last time that the log was forced to disk.
@@ -120,12 +121,13 @@ fn settle(
     let mut answers = Vec::with_capacity(waiting.len());
     let mut undecided = waiting.into_iter();
     let mut work = || {
-        let mut group = Group::begin(statements, connection, &desk.keys, || desk.clock.now())?;
+        let now = || desk.clock.now();
+        let mut group = Group::begin(statements, connection, &desk.keys, desk.keeping, now)?;
         let done = refunds
             .iter()
             .try_for_each(|refund| group.refund(refund))
-            .and_then(|()| decide(&mut group, &mut undecided, &mut answers));
-        group.refused(&refusals);
+            .and_then(|()| decide(&mut group, &mut undecided, &mut answers))
+            .and_then(|()| group.refused(&refusals));
         match done {
             Ok(()) => group.commit().map(Iterator::collect::<Vec<_>>),
             Err(error) => {
@@ -214,12 +216,7 @@ fn tell(answer: Answer, desk: &Desk) {
         Answer::Charge(charge, ruling, caller) => {
             let verdict = match ruling {
                 Ruling::Granted(used) => {
-                    let receipt = Receipt {
-                        key: charge.key.record.id,
-                        day: charge.day,
-                        endpoint: charge.endpoint,
-                        units: charge.cost,
-                    };
+                    let receipt = Receipt::of(&charge);
                     Ok(Verdict::Granted(Grant::new(
                         used,
                         receipt,

@@ -5,7 +5,9 @@
 --
 -- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed)
 -- KEYS[2]  <prefix>:q:{id}:<date>  hash: t (units used), s and e (the day's first second and the next day's),
---                                  g<producer> (units granted to it), r<producer> (units it gave back)
+--                                  g<producer> (units granted to it), r<producer> (units it gave back),
+--                                  a<second> (units in t that were merged after the day was closed, by when they came,
+--                                  Unix seconds rounded down to 900)
 -- ARGV[1]  producer, unique by process and account
 -- ARGV[2]  ack: units the producer consumed so far
 -- ARGV[3]  rack: units the producer gave back so far
@@ -16,6 +18,7 @@
 -- ARGV[8]  s: the day's first second (Unix seconds)
 -- ARGV[9]  e: the next day's first second (Unix seconds)
 -- ARGV[10] when the counts go (Unix seconds)
+-- ARGV[11] how long after e the day is closed (seconds)
 --
 -- Reply {code, grant, t, ver, now, rec}
 --   code   0 granted; 1 not enough left (grant may be part of want); 3 the store's record is newer (rec holds it);
@@ -37,6 +40,7 @@ local t, g, r = tonumber(h[1]) or 0, tonumber(h[2]) or 0, tonumber(h[3]) or 0
 local t0, g0, r0 = t, g, r
 if g < ack then t = t + ack - g; g = ack end
 if r < rack then t = t - (rack - r); r = rack end
+local late = t - t0
 local grant, code, rec = g - ack, 0, ''
 if stored > ver then
   code = 3
@@ -60,5 +64,8 @@ if t ~= t0 or g ~= g0 or r ~= r0 then
     redis.call('EXPIREAT', KEYS[2], ARGV[10])
   end
   if r > 0 then redis.call('HSET', KEYS[2], 'r' .. pid, r) end
+  if late ~= 0 and now >= e + tonumber(ARGV[11]) then
+    redis.call('HINCRBY', KEYS[2], 'a' .. string.format('%d', now - now % 900), late)
+  end
 end
 return {code, grant, t, stored, now, rec}

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::guard::Guard;
 use super::link::{Link, LinkError};
-use super::names::{Names, counts_expire_at};
+use super::names::Names;
 use super::producer::Producer;
 use super::script::{Arguments, CHARGE, COUNT_MAX, charge_reply};
 use super::time::StoreClock;
@@ -354,7 +354,8 @@ impl Accounts {
             .text(packed)
             .number(day.start)
             .number(day.end)
-            .number(counts_expire_at(slot.key, day.end));
+            .number(self.names.expires_at(slot.key, day.end))
+            .number(self.names.keeping().settle_window_seconds());
         let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
         let reply = self.run(&keys, &arguments).await?;
         if !reply.record.is_empty() {

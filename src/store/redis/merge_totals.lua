@@ -3,18 +3,18 @@
 -- Invariant: no number is lowered, so a journal that is older than what Redis holds changes nothing, and merging twice
 -- does no harm.
 --
--- KEYS[1]  <prefix>:e:{id}:<date>  hash: <producer>|<endpoint> -> requests charged refunded refused_tier refused_quota
+-- KEYS[1]  <prefix>:e:{id}:<date>  hash: <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  the field
--- ARGV[2]  its value as the journal has it
+-- ARGV[2]  its value as the journal has it; a field is of one process, so both have the same numbers and the same tier
 -- ARGV[3]  when the ledger goes (Unix seconds)
 local held = {}
-for number in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '%d+') do
-  held[#held + 1] = number
+for word in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '%S+') do
+  held[#held + 1] = word
 end
 local merged = {}
-for number in string.gmatch(ARGV[2], '%d+') do
-  local other = held[#merged + 1] or '0'
-  merged[#merged + 1] = tonumber(other) > tonumber(number) and other or number
+for word in string.gmatch(ARGV[2], '%S+') do
+  local number, other = tonumber(word), tonumber(held[#merged + 1] or '')
+  merged[#merged + 1] = (number and other and other > number) and held[#merged + 1] or word
 end
 redis.call('HSET', KEYS[1], ARGV[1], table.concat(merged, ' '))
 redis.call('EXPIREAT', KEYS[1], ARGV[3])

@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth) |
 //! | `<prefix>:a:{<id>}` | hash | the audit trail of a key: version of the record that a change made -> entry |
-//! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept 35 days after the day |
-//! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept 13 months (396 days) |
+//! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept as long as the ledger, by which they are proved |
+//! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept for `quota.retention` |
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
 //! | `<prefix>:ids:{<0-15>}` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
@@ -21,12 +21,8 @@
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::store::Keeping;
 
-const DAY_SECONDS: i64 = 86_400;
-/// How long counts are kept after their day.
-const COUNTS_KEPT_DAYS: i64 = 35;
-/// How long the ledger is kept after its day: 13 months.
-const LEDGER_KEPT_DAYS: i64 = 396;
 /// Within this time after their end of life the names of one day go, so that they do not all go in one second.
 const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
 
@@ -37,14 +33,28 @@ pub const ID_SETS: u32 = 16;
 #[derive(Debug, Clone)]
 pub struct Names {
     prefix: String,
+    keeping: Keeping,
 }
 
 impl Names {
     /// Names that begin with `prefix`.
-    pub fn new(prefix: &str) -> Names {
+    pub fn new(prefix: &str, keeping: Keeping) -> Names {
         Names {
             prefix: prefix.to_owned(),
+            keeping,
         }
+    }
+
+    /// When days are closed, and when they go.
+    pub fn keeping(&self) -> Keeping {
+        self.keeping
+    }
+
+    /// When counts and ledger of a day that ends at `end` go (Unix seconds).
+    pub fn expires_at(&self, id: KeyId, end: i64) -> i64 {
+        let spread = i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS;
+        end.saturating_add(self.keeping.retention_seconds())
+            .saturating_add(spread)
     }
 
     /// The record of a key.
@@ -134,18 +144,4 @@ impl Names {
     pub fn zone(&self) -> String {
         format!("{}:zone", self.prefix)
     }
-}
-
-/// When the counts of a day that ends at `end` go (Unix seconds).
-pub fn counts_expire_at(id: KeyId, end: i64) -> i64 {
-    end + COUNTS_KEPT_DAYS * DAY_SECONDS + spread(id)
-}
-
-/// When the ledger of a day that ends at `end` goes (Unix seconds).
-pub fn ledger_expires_at(id: KeyId, end: i64) -> i64 {
-    end + LEDGER_KEPT_DAYS * DAY_SECONDS + spread(id)
-}
-
-fn spread(id: KeyId) -> i64 {
-    i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS
 }

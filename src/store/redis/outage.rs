@@ -149,15 +149,7 @@ struct LedgerEntry<'o> {
 impl Drop for LedgerEntry<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            let Charge {
-                key,
-                day,
-                endpoint,
-                cost,
-                ..
-            } = self.charge;
-            let units = (*cost).max(1);
-            self.ledger.withdrawn(key.record.id, *day, endpoint, units);
+            self.ledger.withdrawn(self.charge);
         }
     }
 }
@@ -214,9 +206,9 @@ impl Outage {
             charge: &charge,
             rule: self.rule(bound),
         };
-        let (id, day, units) = (charge.key.record.id, charge.day, charge.cost.max(1));
+        let units = charge.cost;
         let offer = self.accounts.reserve(&wanted, |count, allowance| {
-            let sheet = self.ledger.charged(id, day, &charge.endpoint, units);
+            let sheet = self.ledger.charged(&charge);
             self.journal.serve(count, sheet, allowance)
         });
         match offer {
@@ -254,12 +246,7 @@ impl Outage {
                 };
                 Ok(Decision::Granted {
                     used,
-                    receipt: Receipt {
-                        key: id,
-                        day,
-                        endpoint: charge.endpoint.clone(),
-                        units,
-                    },
+                    receipt: Receipt::of(&charge),
                 })
             }
         }

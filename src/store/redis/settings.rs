@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::outage::OutageSettings;
+use crate::store::Keeping;
+
 /// The configuration of the Redis store.
 #[derive(Clone)]
 pub struct Settings {
@@ -30,6 +32,8 @@ pub struct Settings {
     pub max_staleness: Duration,
     /// What a gateway does while Redis is away. Without it there is no journal, and nothing is served then.
     pub outage: Option<OutageSettings>,
+    /// When days of the ledger are closed, and when they go.
+    pub keeping: Keeping,
 }
 
 /// Where Redis is; addresses are `host:port`.
@@ -78,6 +82,7 @@ impl Settings {
             replica: None,
             max_staleness: Duration::from_secs(86_400),
             outage: None,
+            keeping: Keeping::default(),
         }
     }
 }

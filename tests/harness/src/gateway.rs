@@ -13,7 +13,7 @@ const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a gateway may take to end after SIGTERM.
 const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
 /// How long one command may take.
-const COMMAND_DEADLINE: Duration = Duration::from_secs(20);
+const COMMAND_DEADLINE: Duration = Duration::from_secs(240);
 
 /// The store of a gateway.
 #[derive(Debug, Clone)]
@@ -67,6 +67,8 @@ pub struct TierSpec {
     pub name: String,
     /// Units a day.
     pub daily: u64,
+    /// US dollars a month.
+    pub price: u64,
 }
 
 /// An endpoint.
@@ -143,6 +145,8 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More entries of `listen.admin`, such as `token_file: F`.
+    pub admin_extra: String,
     /// More entries of `store.redis`, such as `timeout: 1s`.
     pub redis_extra: String,
     /// More top-level YAML, such as `limits: { header_count: 64 }`.
@@ -154,17 +158,18 @@ pub struct GatewaySpec {
 impl GatewaySpec {
     /// The shipped tiers and endpoints in front of `upstream`.
     pub fn new(store: StoreSpec, upstream: SocketAddr) -> GatewaySpec {
-        let tier = |name: &str, daily| TierSpec {
+        let tier = |name: &str, daily, price| TierSpec {
             name: name.into(),
             daily,
+            price,
         };
         let all = ["starter", "pro", "enterprise"];
         GatewaySpec {
             store,
             tiers: vec![
-                tier("starter", 1_000),
-                tier("pro", 3_000),
-                tier("enterprise", 10_000),
+                tier("starter", 1_000, 99),
+                tier("pro", 3_000, 299),
+                tier("enterprise", 10_000, 799),
             ],
             endpoints: vec![
                 EndpointSpec::get("/api/v1/data/markets", &all),
@@ -187,6 +192,7 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
             extra_yaml: String::new(),
             clock: None,
@@ -216,8 +222,9 @@ impl GatewaySpec {
             .tiers
             .iter()
             .map(|tier| {
-                let more = more(self.tier_extra.get(&tier.name));
-                format!("  {}: {{ daily: {}{more} }}\n", tier.name, tier.daily)
+                let TierSpec { name, daily, price } = tier;
+                let more = more(self.tier_extra.get(name));
+                format!("  {name}: {{ daily: {daily}, price: {price}{more} }}\n")
             })
             .collect();
         let endpoints: String = self
@@ -255,11 +262,15 @@ impl GatewaySpec {
             AccessLogSpec::File => format!("\"{}\"", access_log.display()),
             AccessLogSpec::Stdout => "stdout".to_owned(),
         };
+        let admin = match self.admin_extra.as_str() {
+            "" => String::new(),
+            extra => format!(", {extra}"),
+        };
         format!(
             "listen:
   http: {{ address: \"127.0.0.1:0\" }}
   https: {{ address: \"127.0.0.1:0\", {certificate} }}
-  admin: {{ address: \"127.0.0.1:0\" }}
+  admin: {{ address: \"127.0.0.1:0\"{admin} }}
 store:
 {store}
 quota: {{ timezone: {} }}
@@ -335,6 +346,18 @@ impl Gateway {
     /// The process.
     pub fn process(&mut self) -> &mut Process {
         &mut self.process
+    }
+
+    /// Puts another configuration into the place of its file, whole, as an editor does; the access log stays where it was.
+    pub fn configure(&self, spec: &GatewaySpec) {
+        self.put_file(&spec.yaml(&self.access_log));
+    }
+
+    /// Puts a text into the place of its file, whole.
+    pub fn put_file(&self, text: &str) {
+        let next = self.config.with_extension("next");
+        std::fs::write(&next, text).expect("gateway.yaml");
+        std::fs::rename(&next, &self.config).expect("gateway.yaml");
     }
 
     /// Ends it without warning.

@@ -101,8 +101,12 @@ pub struct EndpointTotals {
     pub refunded: u64,
     /// Requests refused with 403.
     pub refused_tier: u64,
-    /// Requests refused with 429.
+    /// Requests refused with 429 because of the daily quota.
     pub refused_quota: u64,
+    /// Requests refused with 429 because of the tier's burst.
+    pub refused_burst: u64,
+    /// Requests refused with 429 because of the tier's concurrency.
+    pub refused_concurrent: u64,
 }
 
 /// What the store holds for one key and day.
@@ -117,6 +121,9 @@ pub struct UsageRow {
     /// By endpoint pattern.
     pub endpoints: BTreeMap<String, EndpointTotals>,
 }
+
+/// Where keys read their own usage.
+const OWN_USAGE: &str = "/api/v1/usage";
 
 /// Reads what `touchline usage --output json` prints: the only place that knows its form.
 pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
@@ -135,6 +142,8 @@ pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
                     refunded: number("refunded"),
                     refused_tier: number("refused_tier"),
                     refused_quota: number("refused_quota"),
+                    refused_burst: number("refused_burst"),
+                    refused_concurrent: number("refused_concurrent"),
                 }
             };
             Ok(UsageRow {
@@ -585,29 +594,44 @@ impl Ledgers {
                 ));
             }
         }
-        // A 429 of the limit on reading usage belongs to no endpoint, and is in no ledger.
         let refused = |status| {
             entries()
-                .filter(|entry| entry.is_problem && entry.status == Some(status))
-                .filter(|entry| self.endpoint(entry).is_some())
-                .count() as u64
+                .filter(move |entry| entry.is_problem && entry.status == Some(status))
+                // The limit on reading usage is in no ledger.
+                .filter(|entry| !entry.target.starts_with(OWN_USAGE))
         };
+        // An answer to HEAD does not say which policy it is of.
+        let unsaid = refused(429)
+            .filter(|entry| !entry.answer_text.contains("\"violated-policies\""))
+            .count() as u64;
+        let of_policy = |policy: &str| {
+            let word = format!("[\"{policy}\"]");
+            let said = refused(429).filter(|entry| entry.answer_text.contains(&word));
+            let said = said.count() as u64;
+            said..=said + unsaid
+        };
+        let tier = refused(403).count() as u64;
+        let all = refused(429).count() as u64;
+        let quota = sum(&|totals| totals.refused_quota, None);
+        let burst = sum(&|totals| totals.refused_burst, None);
+        let concurrent = sum(&|totals| totals.refused_concurrent, None);
         for (what, counted, seen) in [
             (
                 "tier",
                 sum(&|totals| totals.refused_tier, None),
-                refused(403),
+                tier..=tier,
             ),
-            (
-                "quota",
-                sum(&|totals| totals.refused_quota, None),
-                refused(429),
-            ),
+            ("quota", quota, of_policy("daily")),
+            ("burst", burst, of_policy("burst")),
+            ("concurrency", concurrent, of_policy("concurrent")),
+            ("limits", quota + burst + concurrent, all..=all),
         ] {
-            if counted != seen {
+            if !seen.contains(&counted) {
                 found.push(format!(
-                    "store: {} was refused {counted} times because of its {what}, but its calls say {seen}",
-                    key.id
+                    "store: {} was refused {counted} times because of its {what}, but its calls say {} to {}",
+                    key.id,
+                    seen.start(),
+                    seen.end()
                 ));
             }
         }

@@ -67,6 +67,11 @@ impl Process {
         self.signal(Signal::SIGTERM);
     }
 
+    /// Asks it to read its configuration again (`SIGHUP`).
+    pub fn hang_up(&self) {
+        self.signal(Signal::SIGHUP);
+    }
+
     /// Asks it to end (`SIGTERM`); its status, or `None` if it still runs after `deadline`.
     pub fn terminate(&mut self, deadline: Duration) -> Option<ExitStatus> {
         self.ask_to_end();

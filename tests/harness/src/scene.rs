@@ -80,6 +80,13 @@ impl SceneBuilder {
         })
     }
 
+    /// More entries of a tier, such as `concurrent: 1`.
+    pub fn tier(self, name: &'static str, extra: &'static str) -> SceneBuilder {
+        self.spec(move |spec| {
+            spec.tier_extra.insert(name.into(), extra.into());
+        })
+    }
+
     /// Another timeout of the upstream, such as `("read", "300ms")`.
     pub fn timeout(self, name: &'static str, value: &'static str) -> SceneBuilder {
         self.spec(move |spec| {
@@ -148,6 +155,7 @@ impl SceneBuilder {
             redis,
             ledger: Arc::default(),
             keys: Mutex::default(),
+            outside: TempDir::new().expect("a temporary directory"),
             directory,
         }
     }
@@ -167,6 +175,7 @@ pub struct Scene {
     pub redis: Option<RedisServer>,
     ledger: Arc<ClientLedger>,
     keys: Mutex<Vec<IssuedKey>>,
+    outside: TempDir,
     // Dropped last: the processes above write to it.
     directory: TempDir,
 }
@@ -254,6 +263,17 @@ impl Scene {
         };
         self.keys().push(key.clone());
         key
+    }
+
+    /// Makes a key known that was not issued here, such as an imported one: its calls are judged as its own, and its secret must
+    /// appear nowhere.
+    pub fn know(&self, key: &IssuedKey) {
+        self.keys().push(key.clone());
+    }
+
+    /// A directory for what the gateways do not write and may hold secrets, such as a file of keys.
+    pub fn outside(&self) -> &Path {
+        self.outside.path()
     }
 
     /// Revokes a key.

@@ -128,12 +128,7 @@ async fn run_history(steps: Vec<Step>) {
             }
             Step::Refuse { key, day } => {
                 let endpoint = "markets".into();
-                store.refused(
-                    keys[key].record.id,
-                    days[day],
-                    &endpoint,
-                    Refusal::DailyQuota,
-                );
+                store.refused(&keys[key], days[day], &endpoint, Refusal::DailyQuota);
                 *model.refused.entry((key, day)).or_default() += 1;
             }
             Step::Change { key } => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::store::{Decision, NodeName, Role, StoreError};
+use touchline::store::{Decision, Keeping, NodeName, Role, StoreError};
 
 use super::{Fixture, ZONE, charge, eventually, eventually_used, granted, issue, today};
 
@@ -140,7 +140,10 @@ pub async fn a_day_that_is_over_or_to_come_is_refused_with_the_stores_time(fixtu
 pub async fn another_zone_is_refused_at_open(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     for role in [Role::Gateway(NodeName("b".into())), Role::Command] {
-        match fixture.try_open(role, "Europe/London").await {
+        match fixture
+            .try_open(role, "Europe/London", Keeping::default())
+            .await
+        {
             Err(StoreError::OtherCalendar(message)) => {
                 assert!(message.contains("Europe/London"), "{message}");
                 assert!(message.contains(ZONE), "{message}");

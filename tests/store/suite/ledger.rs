@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use touchline::store::{DayUsage, Refusal, Totals};
+use touchline::policy::calendar::Day;
+use touchline::store::{
+    DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, Refusal, Role, Totals,
+};
 
 use super::{
-    Fixture, PATIENCE, charge, charge_for, day_around_now, eventually, granted, issue, ledger,
-    today,
+    Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, granted, issue,
+    ledger, today,
 };
 
 pub async fn the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint(fixture: &dyn Fixture) {
@@ -67,10 +70,17 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
     let day = today();
     let endpoint: Arc<str> = "rankings".into();
     granted(store.charge(charge_for(&key, day, 1, 1, "rankings")).await);
-    for turn in 0..100 {
-        store.refused(key.record.id, day, &endpoint, Refusal::Tier);
-        if turn % 4 == 0 {
-            store.refused(key.record.id, day, &endpoint, Refusal::DailyQuota);
+    let reasons = [
+        (Refusal::Tier, 100),
+        (Refusal::DailyQuota, 25),
+        (Refusal::Burst, 4),
+        (Refusal::Concurrent, 3),
+        (Refusal::NotFound, 2),
+        (Refusal::Method, 1),
+    ];
+    for (reason, times) in reasons {
+        for _ in 0..times {
+            store.refused(&key, day, &endpoint, reason);
         }
     }
     let expected = Totals {
@@ -79,6 +89,10 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
         refunded: 0,
         refused_tier: 100,
         refused_quota: 25,
+        refused_burst: 4,
+        refused_concurrent: 3,
+        refused_not_found: 2,
+        refused_method: 1,
     };
     eventually("the refusals are in the ledger", async || {
         let rows = ledger(&store).await;
@@ -86,6 +100,144 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
         (row.used == 1 && row.endpoints.get("rankings") == Some(&expected)).then_some(())
     })
     .await;
+}
+
+pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixture) {
+    let store = fixture.gateway("a").await;
+    let pro = issue(&store).await;
+    let day = today();
+    let (_, before) = granted(store.charge(charge(&pro, day, 300, 5)).await);
+    granted(
+        store
+            .charge(charge_for(&pro, day, 300, 2, "insights"))
+            .await,
+    );
+    let mut record = pro.record.clone();
+    record.tier = "starter".parse().unwrap();
+    let starter = KeyEntry::new(store.update_key(record).await.unwrap().0);
+    granted(store.charge(charge(&starter, day, 100, 3)).await);
+    store.refused(&starter, day, &"rankings".into(), Refusal::Tier);
+    // Given back in the tier in which it was charged.
+    store.refund(before).await;
+    let told = eventually("all is in the ledger", async || {
+        let row = ledger(&store).await.into_iter().next()?;
+        let refused: u64 = row.endpoints.values().map(Totals::refused).sum();
+        (row.unattributed == 0 && row.used == 5 && refused == 1).then_some(row)
+    })
+    .await;
+    let numbers = |tier: &str| {
+        let totals = told.tiers[tier];
+        (totals.requests, totals.charged, totals.refunded)
+    };
+    assert_eq!(numbers("pro"), (2, 7, 5));
+    assert_eq!(numbers("starter"), (1, 3, 0));
+    assert_eq!(told.tiers["starter"].refused_tier, 1);
+    assert_eq!(told.tiers.len(), 2);
+    assert_eq!(told.endpoints["markets"].charged, 8);
+    assert_eq!(told.limit, Some(300), "the largest that was in force");
+}
+
+pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
+    let store = fixture.gateway("a").await;
+    let key = issue(&store).await;
+    let (day, tomorrow) = (today(), day_around_now("2026-11-22"));
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    let mut record = key.record.clone();
+    record.grants.insert(day.date, 50);
+    let key = KeyEntry::new(store.update_key(record).await.unwrap().0);
+    let limit = key.record.limit_on(day.date, 100);
+    granted(store.charge(charge(&key, day, limit, 120)).await);
+    granted(store.charge(charge(&key, tomorrow, 100, 1)).await);
+    let rows = eventually("both days are in the ledger", async || {
+        let rows = ledger(&store).await;
+        let whole = rows.iter().all(|row| row.unattributed == 0);
+        (whole && rows.len() == 2).then_some(rows)
+    })
+    .await;
+    let told: Vec<_> = rows
+        .iter()
+        .map(|row| (row.used, row.limit, row.granted, row.over))
+        .collect();
+    assert_eq!(told, [(121, Some(150), 50, 0), (1, Some(100), 0, 0)]);
+}
+
+pub async fn what_reconciles_is_proved_without_a_fault(fixture: &dyn Fixture) {
+    let stores = [fixture.gateway("a").await, fixture.gateway("b").await];
+    let keys = [issue(&stores[0]).await, issue(&stores[0]).await];
+    let day = today();
+    for turn in 0..40_u32 {
+        let (store, key) = (&stores[turn as usize % 2], &keys[turn as usize / 20]);
+        let asked = charge(key, day, 30, 1 + turn % 3);
+        if let Decision::Granted { receipt, .. } = store.charge(asked).await.unwrap() {
+            if turn % 4 == 0 {
+                store.refund(receipt).await;
+            }
+        } else {
+            store.refused(key, day, &"markets".into(), Refusal::DailyQuota);
+        }
+    }
+    let proofs = eventually("all is proved", async || {
+        let proofs = stores[0].prove(day.date, day.date, None).await.unwrap();
+        let settled = |proof: &Proof| proof.faults.is_empty() && proof.usage.unattributed == 0;
+        proofs.iter().all(settled).then_some(proofs)
+    })
+    .await;
+    let usage: Vec<DayUsage> = proofs.into_iter().map(|proof| proof.usage).collect();
+    assert_eq!(usage, ledger(&stores[1]).await);
+    assert_eq!(usage.len(), 2);
+    let id = keys[0].record.id;
+    let alone = stores[1].prove(day.date, day.date, Some(id)).await.unwrap();
+    assert!(alone.len() == 1 && alone[0].usage.key == id);
+}
+
+pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture: &dyn Fixture) {
+    let keeping = Keeping {
+        settle_window: Duration::from_secs(1),
+        ..Keeping::default()
+    };
+    let role = Role::Gateway(NodeName("a".into()));
+    let store = fixture.try_open(role, ZONE, keeping).await.unwrap();
+    let key = issue(&store).await;
+    let now = store.server_time().await.unwrap().as_second();
+    let day = Day {
+        end: now + 4,
+        ..today()
+    };
+    let (_, early) = granted(store.charge(charge(&key, day, 10, 4)).await);
+    let (_, late) = granted(store.charge(charge(&key, day, 10, 3)).await);
+    store.refund(early).await;
+    let before = eventually("the day is whole", async || {
+        let row = ledger(&store).await.into_iter().next()?;
+        (row.used == 3 && row.unattributed == 0).then_some(row)
+    })
+    .await;
+    assert_eq!(before.adjustments, []);
+    eventually("the day is closed", async || {
+        let now = store.server_time().await.unwrap();
+        (now.as_second() > day.end + 1).then_some(())
+    })
+    .await;
+    store.refund(late).await;
+    let proof = eventually("the refund is counted", async || {
+        let proofs = store.prove(day.date, day.date, None).await.unwrap();
+        proofs.into_iter().find(|proof| proof.usage.adjusted() != 0)
+    })
+    .await;
+    assert_eq!(proof.faults, [""; 0]);
+    let [adjustment] = proof.usage.adjustments[..] else {
+        panic!("{proof:?}");
+    };
+    assert_eq!(adjustment.units, -3);
+    let age = store.now().as_second() - adjustment.came.as_second();
+    assert!((0..960).contains(&age), "{age} s ago");
+    let after = DayUsage {
+        adjustments: Vec::new(),
+        ..proof.usage
+    };
+    assert_eq!(after, before);
+    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+    let other = fixture.command().await;
+    assert_eq!(ledger(&other).await[0].adjusted(), -3);
 }
 
 pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture) {
@@ -120,7 +272,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
     granted(store.charge(charge(&key, day, 10, 3)).await);
     store.refund(receipt).await;
-    store.refused(key.record.id, day, &"markets".into(), Refusal::DailyQuota);
+    store.refused(&key, day, &"markets".into(), Refusal::DailyQuota);
     store.close(PATIENCE).await;
     drop(store);
 
@@ -132,8 +284,8 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
         requests: 2,
         charged: 7,
         refunded: 4,
-        refused_tier: 0,
         refused_quota: 1,
+        ..Totals::default()
     };
     assert_eq!(
         rows,
@@ -141,7 +293,13 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
             date: day.date,
             key: key.record.id,
             used: 3,
+            unattributed: 0,
+            limit: Some(10),
+            granted: 0,
+            over: 0,
             endpoints: BTreeMap::from([("markets".into(), totals)]),
+            tiers: BTreeMap::from([("pro".into(), totals)]),
+            adjustments: Vec::new(),
         }]
     );
     assert_eq!(granted(store.charge(charge(&key, day, 10, 1)).await).0, 4);

@@ -10,7 +10,6 @@ use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::link::LinkError;
-use crate::store::redis::names::counts_expire_at;
 use crate::store::redis::script::Arguments;
 use crate::store::{Charge, UNBOUNDED};
 
@@ -243,7 +242,8 @@ impl Accounts {
             .text(packed)
             .number(row.day.start)
             .number(row.day.end)
-            .number(counts_expire_at(row.key, row.day.end));
+            .number(self.names.expires_at(row.key, row.day.end))
+            .number(self.names.keeping().settle_window_seconds());
         let record = self.names.record(row.key);
         let counts = self.names.counts(row.key, row.day.date);
         self.run(&[&record, &counts], &arguments).await?;

@@ -71,6 +71,7 @@ fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(H
             "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
         ))?;
     }
+    rows::add_what_is_missing(&transaction)?;
     if let Some(theirs) = home.claim(&transaction)? {
         let untold = rows::untold_by_others(&transaction, "")?;
         return Ok(Some((theirs, untold)));

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Connection, Row, Statement, params};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
 use crate::store::Totals;
+use crate::store::ledger::Ceiling;
 
 /// How long rows are kept after their day whatever becomes of them: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
@@ -32,6 +34,18 @@ pub const TABLES: &str = "
         PRIMARY KEY (date, key, producer, endpoint)
     ) STRICT, WITHOUT ROWID;";
 
+/// What later versions added to the sheets: the other numbers of the totals, what the charges were judged by, and the tier
+/// ('' where it is not known). A process that does not know of a column goes on beside, because each has a default.
+const ADDED_TO_SHEETS: [(&str, &str); 7] = [
+    ("refused_burst", "INTEGER NOT NULL DEFAULT 0"),
+    ("refused_concurrent", "INTEGER NOT NULL DEFAULT 0"),
+    ("refused_not_found", "INTEGER NOT NULL DEFAULT 0"),
+    ("refused_method", "INTEGER NOT NULL DEFAULT 0"),
+    ("day_limit", "INTEGER NOT NULL DEFAULT 0"),
+    ("granted", "INTEGER NOT NULL DEFAULT 0"),
+    ("tier", "TEXT NOT NULL DEFAULT ''"),
+];
+
 const WRITE_COUNT: &str = "
     INSERT INTO counts (date, key, producer, first, next, ack, rack, untold, settled)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
@@ -40,19 +54,24 @@ const WRITE_COUNT: &str = "
         untold = CASE WHEN excluded.ack >= ack THEN excluded.untold ELSE untold END,
         settled = excluded.settled AND excluded.ack >= ack AND excluded.rack >= rack";
 const WRITE_SHEET: &str = "
-    INSERT INTO sheets (date, key, producer, endpoint, first, next, requests, charged, refunded, refused_tier,
-        refused_quota, settled)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)
+    INSERT INTO sheets (date, key, producer, endpoint, first, next, settled, tier, requests, charged, refunded,
+        refused_tier, refused_quota, refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit,
+        granted)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)
     ON CONFLICT DO UPDATE SET
         requests = excluded.requests, charged = excluded.charged, refunded = excluded.refunded,
-        refused_tier = excluded.refused_tier, refused_quota = excluded.refused_quota, settled = excluded.settled";
+        refused_tier = excluded.refused_tier, refused_quota = excluded.refused_quota,
+        refused_burst = excluded.refused_burst, refused_concurrent = excluded.refused_concurrent,
+        refused_not_found = excluded.refused_not_found, refused_method = excluded.refused_method,
+        day_limit = excluded.day_limit, granted = excluded.granted, settled = excluded.settled";
 const UNTOLD_BY_OTHERS: &str = "
     SELECT coalesce(sum(untold), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer <> ?3";
 const COUNTS_OF_OTHERS: &str = "
     SELECT date, key, producer, first, next, ack, rack, untold FROM counts
     WHERE producer NOT GLOB ?1 AND (date, key, producer) > (?2, ?3, ?4) ORDER BY date, key, producer LIMIT ?5";
 const SHEETS_OF_OTHERS: &str = "
-    SELECT date, key, producer, first, next, endpoint, requests, charged, refunded, refused_tier, refused_quota
+    SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
+        refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
     FROM sheets WHERE producer NOT GLOB ?1 AND (date, key, producer, endpoint) > (?2, ?3, ?4, ?5)
     ORDER BY date, key, producer, endpoint LIMIT ?6";
 const SETTLE_COUNT: &str = "
@@ -60,7 +79,8 @@ const SETTLE_COUNT: &str = "
     WHERE date = ?1 AND key = ?2 AND producer = ?3 AND ack = ?4 AND rack = ?5";
 const SETTLE_SHEET: &str = "
     UPDATE sheets SET settled = 1 WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4
-    AND requests = ?5 AND charged = ?6 AND refunded = ?7 AND refused_tier = ?8 AND refused_quota = ?9";
+    AND (requests, charged, refunded, refused_tier, refused_quota, refused_burst, refused_concurrent, refused_not_found,
+        refused_method, day_limit, granted) = (?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
 const REMEMBER: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
     ON CONFLICT DO UPDATE SET value = excluded.value";
 
@@ -92,6 +112,10 @@ pub struct SheetRow {
     pub day: Day,
     /// The producer's name.
     pub producer: String,
+    /// The tier; `None` where an older version wrote the row.
+    pub tier: Option<TierName>,
+    /// By what the charges of the day were judged.
+    pub ceiling: Ceiling,
     /// The endpoint.
     pub endpoint: Arc<str>,
     /// Its totals.
@@ -207,17 +231,27 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
 
 /// Notes that Redis holds the row, unless it changed.
 pub fn settle_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
-    connection.prepare_cached(SETTLE_SHEET)?.execute(params![
-        row.day.date.to_string(),
-        row.key.as_str(),
-        row.producer,
-        &*row.endpoint,
-        number(row.totals.requests),
-        number(row.totals.charged),
-        number(row.totals.refunded),
-        number(row.totals.refused_tier),
-        number(row.totals.refused_quota)
-    ])?;
+    let mut settle = connection.prepare_cached(SETTLE_SHEET)?;
+    settle.raw_bind_parameter(1, row.day.date.to_string())?;
+    settle.raw_bind_parameter(2, row.key.as_str())?;
+    settle.raw_bind_parameter(3, &row.producer)?;
+    settle.raw_bind_parameter(4, &*row.endpoint)?;
+    bind_numbers(&mut settle, 5, row)?;
+    settle.raw_execute()?;
+    Ok(())
+}
+
+/// The totals and what they were judged by, from a parameter on.
+fn bind_numbers(
+    statement: &mut Statement<'_>,
+    first: usize,
+    row: &SheetRow,
+) -> rusqlite::Result<()> {
+    let numbers = row.totals.numbers().into_iter();
+    let numbers = numbers.chain([row.ceiling.limit, row.ceiling.granted]);
+    for (parameter, count) in (first..).zip(numbers) {
+        statement.raw_bind_parameter(parameter, number(count))?;
+    }
     Ok(())
 }
 
@@ -263,20 +297,31 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
 
 /// Writes a sheet as it is.
 pub fn write_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
-    connection.prepare_cached(WRITE_SHEET)?.execute(params![
-        row.day.date.to_string(),
-        row.key.as_str(),
-        row.producer,
-        &*row.endpoint,
-        row.day.start,
-        row.day.end,
-        number(row.totals.requests),
-        number(row.totals.charged),
-        number(row.totals.refunded),
-        number(row.totals.refused_tier),
-        number(row.totals.refused_quota),
-        row.settled
-    ])?;
+    let tier = row.tier.as_ref().map_or("", TierName::as_str);
+    let mut write = connection.prepare_cached(WRITE_SHEET)?;
+    write.raw_bind_parameter(1, row.day.date.to_string())?;
+    write.raw_bind_parameter(2, row.key.as_str())?;
+    write.raw_bind_parameter(3, &row.producer)?;
+    write.raw_bind_parameter(4, &*row.endpoint)?;
+    write.raw_bind_parameter(5, row.day.start)?;
+    write.raw_bind_parameter(6, row.day.end)?;
+    write.raw_bind_parameter(7, row.settled)?;
+    write.raw_bind_parameter(8, tier)?;
+    bind_numbers(&mut write, 9, row)?;
+    write.raw_execute()?;
+    Ok(())
+}
+
+/// Adds the columns that the file does not have yet.
+pub fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
+    let question = "SELECT count(*) FROM pragma_table_info('sheets') WHERE name = ?1";
+    for (column, definition) in ADDED_TO_SHEETS {
+        let there: i64 = connection.query_row(question, [column], |row| row.get(0))?;
+        if there == 0 {
+            let add = format!("ALTER TABLE sheets ADD COLUMN {column} {definition}");
+            connection.execute_batch(&add)?;
+        }
+    }
     Ok(())
 }
 
@@ -310,17 +355,20 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
 
 fn read_sheet(row: &Row<'_>) -> rusqlite::Result<SheetRow> {
     let (key, day, producer) = read_place(row)?;
+    let mut numbers = [0; Totals::NUMBERS];
+    for (count, column) in numbers.iter_mut().zip(7..) {
+        *count = units(row.get(column)?);
+    }
     Ok(SheetRow {
         key,
         day,
         producer,
         endpoint: row.get::<_, String>(5)?.into(),
-        totals: Totals {
-            requests: units(row.get(6)?),
-            charged: units(row.get(7)?),
-            refunded: units(row.get(8)?),
-            refused_tier: units(row.get(9)?),
-            refused_quota: units(row.get(10)?),
+        tier: row.get::<_, String>(6)?.parse().ok(),
+        totals: Totals::of_numbers(numbers),
+        ceiling: Ceiling {
+            limit: units(row.get(7 + Totals::NUMBERS)?),
+            granted: units(row.get(8 + Totals::NUMBERS)?),
         },
         settled: false,
     })

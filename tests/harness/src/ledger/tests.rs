@@ -38,6 +38,10 @@ fn problem(id: &str, status: u16, code: &str) -> Entry {
         status: Some(status),
         code: Some(code.into()),
         is_problem: true,
+        answer_text: match status {
+            429 => "{\"violated-policies\":[\"daily\"]}".into(),
+            _ => String::new(),
+        },
         ..served(id)
     }
 }
@@ -97,6 +101,8 @@ fn agreeing() -> Ledgers {
                     refunded: 1,
                     refused_tier: 0,
                     refused_quota: 1,
+                    refused_burst: 0,
+                    refused_concurrent: 0,
                 },
             )]),
         }],
@@ -109,6 +115,7 @@ fn agreeing() -> Ledgers {
         tiers: vec![TierSpec {
             name: "starter".into(),
             daily: 3,
+            price: 99,
         }],
         endpoints: vec![EndpointSpec::get(PATH, &["starter"])],
     }

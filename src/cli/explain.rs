@@ -1,0 +1,275 @@
+//! `touchline explain`: what would become of a request with a key, step by step, and which settings decide it. Reads the
+//! store and charges nothing; needs neither the key's secret nor a running gateway.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use clap::Args;
+use http::{Method, StatusCode};
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::Session;
+use super::output::{RecordFormat, escape, to_the_second, write_json, write_record, write_table};
+use crate::config::{Config, Place};
+use crate::policy::api_key::KeyId;
+use crate::policy::enforcement::Waived;
+use crate::policy::explanation::{self, Check, Outcome, Question, Step, Terms, Verdict};
+use crate::policy::rate_limit::Standing;
+use crate::proxy::respond::{announce, insert_standing, refusal_header};
+use crate::proxy::well_formed::{self, HeadLimits};
+
+#[derive(Debug, Args)]
+pub(super) struct ExplainArguments {
+    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows.
+    #[arg(long, value_name = "ID")]
+    key_id: KeyId,
+    /// The method.
+    #[arg(long, default_value = "GET")]
+    method: Method,
+    /// The path as the client sends it, with its query if it has one.
+    #[arg(long, value_name = "PATH")]
+    path: String,
+    /// Another instant than now, such as 2026-11-21T14:00:00Z: its quota day, and whether the key is valid then. Key and
+    /// configuration are those of now.
+    #[arg(long, value_name = "INSTANT")]
+    at: Option<Timestamp>,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RecordFormat,
+}
+
+/// What is written as JSON.
+#[derive(Debug, Serialize)]
+struct Explained<'a> {
+    key_id: KeyId,
+    method: &'a str,
+    path: &'a str,
+    /// The instant that was judged.
+    at: Timestamp,
+    /// When the store counted what was used.
+    counted_at: Timestamp,
+    result: &'static str,
+    would_refuse: Option<&'static str>,
+    steps: Vec<StepView>,
+    answer: Answer,
+}
+
+#[derive(Debug, Serialize)]
+struct StepView {
+    step: u8,
+    check: Check,
+    verdict: Verdict,
+    reason: String,
+    configuration: Vec<Place>,
+}
+
+/// What the client is told.
+#[derive(Debug, Serialize)]
+struct Answer {
+    /// `None`: the upstream's.
+    status: Option<u16>,
+    code: Option<&'static str>,
+    headers: BTreeMap<String, String>,
+    /// Without its request id.
+    body: Option<Value>,
+}
+
+/// Explains one request on the configured store.
+pub(super) fn run(
+    arguments: &ExplainArguments,
+    config: Config,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    Session::run(config, async |session| {
+        explain(session, arguments, out).await
+    })
+}
+
+async fn explain(
+    session: &Session,
+    arguments: &ExplainArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let counted_at = session.store.server_time().await?;
+    let now = arguments.at.unwrap_or(counted_at);
+    let config = &session.config;
+    let day = config.calendar.day_at(now)?;
+    let id = arguments.key_id;
+    let record = session.store.key(id).await?;
+    let usage = session.store.usage(day.date, day.date, Some(id)).await?;
+    let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
+    let limits = HeadLimits::of(&config.limits);
+    let head = well_formed::judge(&arguments.method, &arguments.path, &limits);
+    let explanation = explanation::explain(&Question {
+        method: &arguments.method,
+        head: head.map(|target| target.path),
+        record: record.as_ref(),
+        terms: tier.map(|tier| Terms {
+            daily: tier.daily.get(),
+            burst: tier.burst,
+            concurrent: tier.concurrent,
+            enforcement: tier.enforcement,
+        }),
+        endpoints: &config.endpoints,
+        day,
+        used: usage.iter().map(|usage| usage.used).sum(),
+        now,
+    });
+    let (result, would_refuse) = match &explanation.outcome {
+        Outcome::Forwarded { waived, .. } => ("forwarded", waived.map(Waived::as_str)),
+        Outcome::Answered { .. } => ("answered", None),
+        Outcome::Refused { .. } => ("refused", None),
+    };
+    let steps = explanation.steps.into_iter();
+    let explained = Explained {
+        key_id: id,
+        method: arguments.method.as_str(),
+        path: &arguments.path,
+        at: now,
+        counted_at,
+        result,
+        would_refuse,
+        steps: steps.map(|step| StepView::of(step, config)).collect(),
+        answer: Answer::of(&explanation.outcome, config, now)?,
+    };
+    match arguments.output {
+        RecordFormat::Json => write_json(out, &explained),
+        RecordFormat::Table => explained.write(out),
+    }
+}
+
+impl StepView {
+    fn of(step: Step, config: &Config) -> StepView {
+        let settings = step.settings.iter();
+        StepView {
+            step: step.check.number(),
+            check: step.check,
+            verdict: step.verdict,
+            reason: step.reason,
+            configuration: settings.map(|path| config.places.of(path)).collect(),
+        }
+    }
+}
+
+impl Answer {
+    fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<Answer> {
+        Ok(match outcome {
+            Outcome::Refused {
+                rejection,
+                standing,
+                endpoint,
+            } => {
+                let problem = rejection.problem("", &config.keys.realm, now);
+                let mut header = refusal_header(&problem, *standing, endpoint.as_deref(), now)?;
+                // With the request id it is longer.
+                header.remove_header(&http::header::CONTENT_LENGTH);
+                let mut body: Value = serde_json::from_slice(&problem.body)?;
+                if let Some(members) = body.as_object_mut() {
+                    members.remove("request_id");
+                }
+                Answer {
+                    status: Some(problem.status.as_u16()),
+                    code: Some(rejection.code()),
+                    headers: told(&header),
+                    body: Some(body),
+                }
+            }
+            Outcome::Answered { standing, .. } => {
+                let mut header = pingora::http::ResponseHeader::build(StatusCode::OK, None)?;
+                insert(&mut header, *standing, now)?;
+                Answer {
+                    status: Some(header.status.as_u16()),
+                    code: None,
+                    headers: told(&header),
+                    body: None,
+                }
+            }
+            Outcome::Forwarded {
+                endpoint, standing, ..
+            } => {
+                let mut header = pingora::http::ResponseHeader::build(StatusCode::OK, None)?;
+                insert(&mut header, Some(*standing), now)?;
+                announce(&mut header, &endpoint.retirement)?;
+                Answer {
+                    status: None,
+                    code: None,
+                    headers: told(&header),
+                    body: None,
+                }
+            }
+        })
+    }
+}
+
+fn insert(
+    header: &mut pingora::http::ResponseHeader,
+    standing: Option<Standing>,
+    now: Timestamp,
+) -> pingora::Result<()> {
+    standing.map_or(Ok(()), |standing| insert_standing(header, standing, now))
+}
+
+/// The headers by name; several of one name in one value, as HTTP lets them be.
+fn told(header: &pingora::http::ResponseHeader) -> BTreeMap<String, String> {
+    let mut told: BTreeMap<String, String> = BTreeMap::new();
+    for (name, value) in &header.headers {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        told.entry(name.to_string())
+            .and_modify(|all| *all = format!("{all}, {value}"))
+            .or_insert_with(|| value.into_owned());
+    }
+    told
+}
+
+impl Explained<'_> {
+    fn write(&self, out: &mut dyn Write) -> anyhow::Result<()> {
+        let rows: Vec<Vec<String>> = self
+            .steps
+            .iter()
+            .map(|step| {
+                let places: Vec<String> = step.configuration.iter().map(Place::to_string).collect();
+                vec![
+                    step.step.to_string(),
+                    step.check.as_str().to_owned(),
+                    step.verdict.as_str().to_owned(),
+                    step.reason.clone(),
+                    places.join(", "),
+                ]
+            })
+            .collect();
+        let header = ["step", "check", "verdict", "why", "configuration"];
+        write_table(out, &header, &["step"], &rows)?;
+        let shadow = match self.would_refuse {
+            Some(word) => format!("; would_refuse: {word}"),
+            None => String::new(),
+        };
+        let status = match (self.answer.status, self.answer.code) {
+            (Some(status), Some(code)) => format!("{status} {code}"),
+            (Some(status), None) => status.to_string(),
+            (None, _) => "what the upstream answers".to_owned(),
+        };
+        let line = format!(
+            "{} {} at {}: {}{shadow}. The client is told {status}, with",
+            self.method,
+            self.path,
+            to_the_second(self.at),
+            self.result
+        );
+        writeln!(out, "\n{}", escape(&line))?;
+        let mut fields: Vec<(&str, String)> = Vec::new();
+        for (name, value) in &self.answer.headers {
+            fields.push((name, value.clone()));
+        }
+        if let Some(detail) = self
+            .answer
+            .body
+            .as_ref()
+            .and_then(|body| body.get("detail"))
+        {
+            fields.push(("detail", detail.as_str().unwrap_or_default().to_owned()));
+        }
+        write_record(out, &fields)
+    }
+}

@@ -1,0 +1,64 @@
+//! Moving keys in and out: `touchline keys import` and `keys export`.
+//!
+//! Both speak the same rows (see [`rows`]), so that what is exported with digests can be imported elsewhere. Invariants: nothing
+//! is written unless the whole file is right; nothing that is told of a file, its mistakes included, repeats a key or a digest.
+
+mod check;
+mod export;
+mod import;
+mod rows;
+
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use super::{Session, UsageError, note};
+
+pub(super) use self::export::{ExportArguments, export};
+pub(super) use self::import::{ImportArguments, import};
+
+/// The forms of a file of keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum FileFormat {
+    /// Rows with a header line (RFC 4180).
+    Csv,
+    /// One JSON object a line.
+    Jsonl,
+}
+
+impl FileFormat {
+    /// The form that was asked for, or that the name of the file ends with; `None` where neither says so.
+    fn of(asked: Option<FileFormat>, file: &Path) -> Option<FileFormat> {
+        let ending = file.extension().and_then(|ending| ending.to_str());
+        let told = match ending {
+            Some("csv") => Some(FileFormat::Csv),
+            Some("jsonl" | "ndjson") => Some(FileFormat::Jsonl),
+            Some(_) | None => None,
+        };
+        asked.or(told)
+    }
+}
+
+/// Whether a file's name stands for standard input or output.
+fn is_standard(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_form_of_a_file_is_asked_for_or_told_by_its_ending() {
+        let of = |asked, name: &str| FileFormat::of(asked, Path::new(name));
+        assert_eq!(of(None, "keys.csv"), Some(FileFormat::Csv));
+        assert_eq!(of(None, "a.csv/keys.jsonl"), Some(FileFormat::Jsonl));
+        assert_eq!(of(None, "keys.ndjson"), Some(FileFormat::Jsonl));
+        let asked = Some(FileFormat::Jsonl);
+        assert_eq!(of(asked, "keys.csv"), asked);
+        for unsaid in ["-", "keys", "keys.txt", "csv"] {
+            assert_eq!(of(None, unsaid), None, "{unsaid}");
+            assert_eq!(of(asked, unsaid), asked, "{unsaid}");
+        }
+    }
+}

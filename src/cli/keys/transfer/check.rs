@@ -1,0 +1,589 @@
+//! What the rows of a file of keys mean, and every reason why they cannot be imported: each row by itself, against the rows
+//! before it and against the store.
+//!
+//! Pure: the store's keys, the configuration and the time come in as values. No mistake that is told repeats a key or a digest.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+
+use super::rows::{Fields, Row};
+use crate::cli::output::{parse_date, parse_name};
+use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::{KeyRecord, KeyState, LastChange, PreviousDigest, TierName};
+use crate::policy::lifecycle::GRANT_UNITS_MAX;
+
+/// The most keys of one file: what this program holds in memory at once.
+pub(super) const KEYS_MAX: usize = 1_000_000;
+
+/// A mistake in a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    /// The line that the row begins on.
+    pub(super) line: u64,
+    /// What is wrong and how to mend it.
+    pub(super) text: String,
+}
+
+/// A row that can be imported.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// The line that the row begins on.
+    pub(super) line: u64,
+    /// The record to be added.
+    pub(super) record: KeyRecord,
+    /// Whether the file says which id it is to have.
+    pub(super) id: GivenId,
+}
+
+/// Where the id of a key comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GivenId {
+    /// The file, or the key itself where it was issued by a gateway like this.
+    Given,
+    /// Made for this import.
+    Made,
+    /// The store: the key is there already.
+    Stored,
+}
+
+/// What rows are checked against.
+pub(super) struct Setting<'a> {
+    pub(super) calendar: &'a Calendar,
+    pub(super) tiers: Vec<TierName>,
+    pub(super) prefix: &'a KeyPrefix,
+    /// The store's time.
+    pub(super) now: Timestamp,
+    /// What every imported record tells of its change.
+    pub(super) change: LastChange,
+}
+
+/// Checks the rows of one file, in their order.
+pub(super) struct Checker<'a> {
+    setting: Setting<'a>,
+    stored_ids: HashSet<KeyId>,
+    holders: HashMap<KeyDigest, KeyId>,
+    lines_of_ids: HashMap<KeyId, u64>,
+    lines_of_digests: HashMap<KeyDigest, u64>,
+    keys: Vec<Key>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Checker<'a> {
+    /// For a store that holds `stored`.
+    pub(super) fn new(setting: Setting<'a>, stored: &[KeyRecord]) -> Checker<'a> {
+        let holders = stored.iter().flat_map(|record| {
+            let previous = record.previous.as_ref().map(|previous| previous.digest);
+            let digests = std::iter::once(record.digest).chain(previous);
+            digests.map(|digest| (digest, record.id))
+        });
+        Checker {
+            setting,
+            stored_ids: stored.iter().map(|record| record.id).collect(),
+            holders: holders.collect(),
+            lines_of_ids: HashMap::new(),
+            lines_of_digests: HashMap::new(),
+            keys: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
+    /// Checks the next row; `make_id` draws an id.
+    pub(super) fn take(&mut self, row: Row, make_id: impl FnOnce() -> KeyId) {
+        let line = row.line;
+        let read = row.fields.and_then(|fields| self.read(&fields, make_id));
+        let told = match read {
+            Ok((record, id)) => self.place(line, record, id),
+            Err(problems) => Err(problems),
+        };
+        match told {
+            Ok(_) if self.keys.len() == KEYS_MAX => self.tell(
+                line,
+                [format!("a file has at most {KEYS_MAX} keys: split it")],
+            ),
+            Ok(key) => self.keys.push(key),
+            Err(problems) => self.tell(line, problems),
+        }
+    }
+
+    fn tell(&mut self, line: u64, problems: impl IntoIterator<Item = String>) {
+        let problems = problems.into_iter().map(|text| Problem { line, text });
+        self.problems.extend(problems);
+    }
+
+    /// The keys of the file, if all of it is right.
+    pub(super) fn finish(self) -> Result<Vec<Key>, Vec<Problem>> {
+        if self.problems.is_empty() {
+            Ok(self.keys)
+        } else {
+            Err(self.problems)
+        }
+    }
+
+    /// The record that a row tells.
+    fn read(
+        &self,
+        fields: &Fields,
+        make_id: impl FnOnce() -> KeyId,
+    ) -> Result<(KeyRecord, GivenId), Vec<String>> {
+        let mut reading = Reading::of(fields);
+        let secret = reading.keep(self.secret(fields));
+        let customer = reading.required("customer", parse_name);
+        let label = reading.optional("label", parse_name);
+        let tier = reading.required("tier", |text| self.tier(text));
+        let state = reading.optional("state", state);
+        let expires = reading.optional("expires", |text| self.expires(text));
+        let grants = reading.optional("grants", grants);
+        let created = reading.optional("created", instant);
+        let previous = reading.previous();
+        let id = reading.optional("id", id);
+        if let (Some(id), Some(own)) = (id, secret.as_ref().and_then(|secret| secret.id))
+            && id != own
+        {
+            reading.problems.push(format!(
+                "id: the key has the id {own} in it, and the row says {id}: leave id empty"
+            ));
+        }
+        let (Some(secret), Some(customer), Some(tier), true) =
+            (secret, customer, tier, reading.problems.is_empty())
+        else {
+            return Err(reading.problems);
+        };
+        let (id, given) = match id.or(secret.id) {
+            Some(id) => (id, GivenId::Given),
+            None => (make_id(), GivenId::Made),
+        };
+        let created = created.unwrap_or(self.setting.now);
+        let record = KeyRecord {
+            id,
+            customer,
+            label,
+            tier,
+            state: state.unwrap_or(KeyState::Active),
+            expires,
+            digest: secret.digest,
+            previous,
+            grants: grants.unwrap_or_default(),
+            created,
+            updated: created,
+            version: 0,
+            last_change: Box::new(self.setting.change.clone()),
+        };
+        Ok((record, given))
+    }
+
+    /// A key by value or by digest.
+    fn secret(&self, fields: &Fields) -> Result<Secret, String> {
+        match (fields.get("key"), fields.get("digest")) {
+            (Some(_), Some(_)) => Err("it has a key and a digest: leave one of them empty".into()),
+            (None, None) => Err(
+                "it has neither a key nor a digest: an export has digests only \
+                with --with-digests"
+                    .into(),
+            ),
+            (None, Some(digest)) => Ok(Secret {
+                digest: digest.parse().map_err(|_| DIGEST_WRONG.to_owned())?,
+                id: None,
+            }),
+            (Some(key), None) => {
+                let prefix = self.setting.prefix;
+                let digest = api_key::parse_presented(key.as_bytes(), prefix);
+                let digest = digest.map_err(|_| key_problem(key, prefix))?;
+                let issued = key.strip_prefix(prefix.as_str());
+                let id = issued.and_then(|rest| rest.strip_prefix('_')?.get(..12)?.parse().ok());
+                Ok(Secret { digest, id })
+            }
+        }
+    }
+
+    fn tier(&self, text: &str) -> Result<TierName, String> {
+        let mut tiers = self.setting.tiers.iter();
+        let found = tiers.find(|tier| tier.as_str() == text).cloned();
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.setting.tiers.iter().map(TierName::as_str).collect();
+            format!("it is none of the configured ones: {}", names.join(", "))
+        })
+    }
+
+    /// The first instant after a subscription: an instant, or the end of its last day.
+    fn expires(&self, text: &str) -> Result<Timestamp, String> {
+        if let Ok(last_day) = parse_date(text) {
+            let day = self.setting.calendar.day_of(last_day).ok();
+            let end = day.and_then(|day| Timestamp::from_second(day.end).ok());
+            return end.ok_or_else(|| "the day is outside the calendar".to_owned());
+        }
+        text.parse().map_err(|_| {
+            "write its last day, such as 2027-01-31, or the instant it ends, such as \
+             2027-02-01T00:00:00Z"
+                .to_owned()
+        })
+    }
+
+    /// Finds a row's place among the rows before it and the keys of the store.
+    fn place(
+        &mut self,
+        line: u64,
+        mut record: KeyRecord,
+        mut id: GivenId,
+    ) -> Result<Key, Vec<String>> {
+        let mut problems = Vec::new();
+        let previous = record.previous.as_ref().map(|previous| previous.digest);
+        for digest in std::iter::once(record.digest).chain(previous) {
+            if let Some(before) = self.lines_of_digests.insert(digest, line) {
+                problems.push(format!("it has the same key as line {before}"));
+            }
+        }
+        match self.holders.get(&record.digest) {
+            Some(holder) if id == GivenId::Given && *holder != record.id => problems.push(format!(
+                "the store has its key already, under the id {holder}"
+            )),
+            Some(holder) => (record.id, id) = (*holder, GivenId::Stored),
+            None if self.stored_ids.contains(&record.id) => problems.push(format!(
+                "the id {} is that of another key in the store",
+                record.id
+            )),
+            None => {}
+        }
+        let others = previous.and_then(|digest| self.holders.get(&digest));
+        if let Some(holder) = others.filter(|holder| **holder != record.id) {
+            problems.push(format!(
+                "its previous key is in the store already, under the id {holder}"
+            ));
+        }
+        if let Some(before) = self.lines_of_ids.insert(record.id, line) {
+            problems.push(format!("it has the same id as line {before}"));
+        }
+        if problems.is_empty() {
+            Ok(Key { line, record, id })
+        } else {
+            Err(problems)
+        }
+    }
+}
+
+/// What a row tells of a key's secret.
+struct Secret {
+    digest: KeyDigest,
+    /// The id that a key issued by a gateway like this has in it.
+    id: Option<KeyId>,
+}
+
+const DIGEST_WRONG: &str = "digest: it is not the 64 hexadecimal characters of a SHA-256";
+
+/// Why a key could never be presented.
+fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
+    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return "key: it has a character that is no visible ASCII character".to_owned();
+    }
+    if key.len() < KEY_CHARS_MIN {
+        return format!("key: it is shorter than {KEY_CHARS_MIN} characters, which can be guessed");
+    }
+    if key.len() > KEY_CHARS_MAX {
+        return format!("key: it is longer than {KEY_CHARS_MAX} characters");
+    }
+    format!(
+        "key: it begins with {}_, as keys issued here do, and is none of them: it is mistyped, or \
+         another keys.prefix must be configured",
+        prefix.as_str()
+    )
+}
+
+/// A row's fields, and what was found wrong with them so far.
+struct Reading<'f> {
+    fields: &'f Fields,
+    problems: Vec<String>,
+}
+
+impl<'f> Reading<'f> {
+    fn of(fields: &'f Fields) -> Reading<'f> {
+        Reading {
+            fields,
+            problems: Vec::new(),
+        }
+    }
+
+    fn keep<T>(&mut self, read: Result<T, String>) -> Option<T> {
+        read.map_err(|problem| self.problems.push(problem)).ok()
+    }
+
+    /// A field that may be missing; `None` where it is, or is wrong.
+    fn optional<T>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        let text = self.fields.get(name)?;
+        self.keep(parse(text).map_err(|problem| format!("{name}: {problem}")))
+    }
+
+    fn required<T>(
+        &mut self,
+        name: &str,
+        parse: impl FnOnce(&str) -> Result<T, String>,
+    ) -> Option<T> {
+        if !self.fields.contains_key(name) {
+            self.problems.push(format!("{name}: it is missing"));
+        }
+        self.optional(name, parse)
+    }
+
+    /// The secret before a rotation.
+    fn previous(&mut self) -> Option<PreviousDigest> {
+        let digest = self.optional("previous_digest", |text| {
+            text.parse()
+                .map_err(|_| "it is not the 64 hexadecimal characters of a SHA-256".into())
+        });
+        let until = self.optional("previous_until", instant);
+        let both = ["previous_digest", "previous_until"].map(|name| self.fields.contains_key(name));
+        if both[0] != both[1] {
+            let problem = "previous_digest and previous_until: one is there without the other";
+            self.problems.push(problem.to_owned());
+        }
+        Some(PreviousDigest {
+            digest: digest?,
+            until: until?,
+        })
+    }
+}
+
+fn id(text: &str) -> Result<KeyId, String> {
+    text.parse()
+        .map_err(|error: api_key::KeyError| error.to_string())
+}
+
+fn state(text: &str) -> Result<KeyState, String> {
+    let states = [KeyState::Active, KeyState::Suspended, KeyState::Revoked];
+    let found = states.into_iter().find(|state| state.as_str() == text);
+    found.ok_or_else(|| "it is none of active, suspended, revoked".to_owned())
+}
+
+fn instant(text: &str) -> Result<Timestamp, String> {
+    text.parse()
+        .map_err(|_| "write an instant such as 2027-02-01T00:00:00Z".to_owned())
+}
+
+/// Grants as `2026-11-21=500 2026-11-28=200`.
+fn grants(text: &str) -> Result<BTreeMap<Date, u64>, String> {
+    let mut grants = BTreeMap::new();
+    for part in text.split_ascii_whitespace() {
+        let day = part.split_once('=').and_then(|(date, units)| {
+            let units = units.parse::<u64>().ok();
+            let units = units.filter(|units| (1..=GRANT_UNITS_MAX).contains(units));
+            Some((parse_date(date).ok()?, units?))
+        });
+        let Some((date, units)) = day else {
+            return Err(format!(
+                "write dates with units from 1 to {GRANT_UNITS_MAX}, such as 2026-11-21=500"
+            ));
+        };
+        if grants.insert(date, units).is_some() {
+            return Err(format!("{date} is there twice"));
+        }
+    }
+    Ok(grants)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::keys::transfer::FileFormat;
+    use crate::cli::keys::transfer::rows;
+    use crate::policy::api_key::{ApiKey, os_entropy};
+    use crate::policy::key_record::Action;
+    use crate::policy::key_record::tests::key_of;
+
+    const FOREIGN: &str = "acme-live-0123456789abcdef";
+
+    fn now() -> Timestamp {
+        "2026-11-21T12:00:00Z".parse().unwrap()
+    }
+
+    fn checked(stored: &[KeyRecord], csv: &str) -> Result<Vec<Key>, Vec<Problem>> {
+        let calendar = Calendar::of_zone("America/New_York").unwrap();
+        let prefix = KeyPrefix::default();
+        let setting = Setting {
+            calendar: &calendar,
+            tiers: ["starter", "pro"]
+                .map(|tier| tier.parse().unwrap())
+                .to_vec(),
+            prefix: &prefix,
+            now: now(),
+            change: *LastChange::first(Action::Import, "ann"),
+        };
+        let mut checker = Checker::new(setting, stored);
+        rows::read(FileFormat::Csv, csv.as_bytes(), |row| {
+            checker.take(row, || KeyId::generate(&mut os_entropy));
+        })
+        .unwrap();
+        checker.finish()
+    }
+
+    fn problems(stored: &[KeyRecord], csv: &str) -> Vec<(u64, String)> {
+        let told = checked(stored, csv).map(|keys| keys.len()).unwrap_err();
+        told.into_iter()
+            .map(|problem| (problem.line, problem.text))
+            .collect()
+    }
+
+    #[test]
+    fn a_row_needs_a_key_or_a_digest_a_customer_and_a_tier() {
+        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let csv = format!("key,digest,customer,tier\n{FOREIGN},,Acme,pro\n");
+        let by_value = checked(&[], &csv).unwrap().remove(0);
+        let csv = format!("key,digest,customer,tier\n,{digest},Acme,pro\n");
+        let by_digest = checked(&[], &csv).unwrap().remove(0);
+        for key in [&by_value, &by_digest] {
+            assert_eq!(key.record.digest, digest);
+            assert_eq!((key.line, key.id), (2, GivenId::Made));
+            assert_eq!(key.record.state, KeyState::Active);
+            assert_eq!((key.record.created, key.record.expires), (now(), None));
+            assert_eq!(key.record.last_change.who, "ann");
+        }
+        assert_ne!(by_value.record.id, by_digest.record.id);
+    }
+
+    #[test]
+    fn every_field_of_a_row_is_read() {
+        let (old, new) = (KeyDigest::of(b"old"), KeyDigest::of(b"new"));
+        let csv = format!(
+            "id,digest,customer,label,tier,state,expires,grants,created,previous_digest,previous_until\n\
+             4fZk09QwXy2B,{new},\"Acme, Ltd\",live,starter,suspended,2027-01-31,2026-11-21=5 2026-11-28=7,\
+             2020-02-29T12:00:00.5Z,{old},2026-12-01T00:00:00Z\n"
+        );
+        let key = checked(&[], &csv).unwrap().remove(0);
+        let record = key.record;
+        assert_eq!(key.id, GivenId::Given);
+        assert_eq!(record.id.as_str(), "4fZk09QwXy2B");
+        assert_eq!(
+            (&*record.customer, record.label.as_deref()),
+            ("Acme, Ltd", Some("live"))
+        );
+        assert_eq!(
+            (record.tier.as_str(), record.state),
+            ("starter", KeyState::Suspended)
+        );
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        assert_eq!(record.expires, Some(at("2027-02-01T05:00:00Z")));
+        assert_eq!(record.created, at("2020-02-29T12:00:00.5Z"));
+        let grants: Vec<u64> = record.grants.values().copied().collect();
+        assert_eq!(grants, [5, 7]);
+        let previous = record.previous.unwrap();
+        assert_eq!(
+            (previous.digest, previous.until),
+            (old, at("2026-12-01T00:00:00Z"))
+        );
+    }
+
+    #[test]
+    fn every_mistake_of_every_row_is_told_with_its_line() {
+        let csv = "key,digest,id,customer,label,tier,state,expires,grants,created,previous_until\n\
+            short,,,Acme,,pro,,,,,\n\
+            ,abc,x,,\u{7},gold,gone,soon,2026-11-21,then,2027-01-01T00:00:00Z\n\
+            ,,,Acme,,pro,,,,,\n\
+            acme-live-0123456789abcdef,00,,Acme,,pro,,,,,\n\
+            fpd_4fZk09QwXy2B_mistyped00000000000000000000000000000,,,Acme,,pro,,,,,\n\
+            acme live 0123456789abcdef,,,Acme,,pro,,,2026-11-21=0,,\n";
+        let told = problems(&[], csv);
+        let lines: Vec<u64> = told.iter().map(|(line, _)| *line).collect();
+        let text: Vec<String> = told
+            .iter()
+            .map(|(line, text)| format!("{line} {text}"))
+            .collect();
+        let text = text.join("\n");
+        for expected in [
+            "2 key: it is shorter than 24",
+            "3 digest: it is not",
+            "3 customer: it is missing",
+            "3 label: it has control",
+            "3 tier: it is none of the configured ones: starter, pro",
+            "3 state: it is none of",
+            "3 expires: write its last day",
+            "3 grants: write dates",
+            "3 created: write an instant",
+            "3 id: a key id has 12",
+            "3 previous_digest and previous_until: one",
+            "4 it has neither a key nor a digest",
+            "5 it has a key and a digest",
+            "6 key: it begins with fpd_",
+            "7 key: it has a character",
+        ] {
+            assert!(text.contains(expected), "{expected} is not in\n{text}");
+        }
+        assert_eq!(lines.len(), 16, "{text}");
+        for secret in ["short,", "acme-live", "acme live", "mistyped0"] {
+            assert!(!text.contains(secret), "{text}");
+        }
+    }
+
+    #[test]
+    fn rows_that_repeat_a_key_or_an_id_are_told_with_both_lines() {
+        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let other = KeyDigest::of(b"other");
+        let csv = format!(
+            "id,key,digest,customer,tier\n\
+             4fZk09QwXy2B,{FOREIGN},,Acme,pro\n\
+             ,,{digest},Acme,pro\n\
+             4fZk09QwXy2B,,{other},Acme,pro\n"
+        );
+        assert_eq!(
+            problems(&[], &csv),
+            [
+                (3, "it has the same key as line 2".to_owned()),
+                (4, "it has the same id as line 2".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_key_that_the_store_has_keeps_its_id_and_another_with_its_id_is_told() {
+        let (_, mut stored) = key_of("pro");
+        let previous = KeyDigest::of(b"previous");
+        stored.previous = Some(PreviousDigest {
+            digest: previous,
+            until: now(),
+        });
+        let stored = [stored];
+        let [one] = &stored;
+        for digest in [one.digest, previous] {
+            let csv = format!("digest,customer,tier\n{digest},Acme,pro\n");
+            let key = checked(&stored, &csv).unwrap().remove(0);
+            assert_eq!((key.record.id, key.id), (one.id, GivenId::Stored));
+        }
+        let csv = format!(
+            "id,digest,customer,tier\n4fZk09QwXy2B,{},Acme,pro\n{},{},Acme,pro\n",
+            one.digest,
+            one.id,
+            KeyDigest::of(b"new")
+        );
+        let told = problems(&stored, &csv);
+        assert_eq!(
+            told,
+            [
+                (
+                    2,
+                    format!("the store has its key already, under the id {}", one.id)
+                ),
+                (
+                    3,
+                    format!("the id {} is that of another key in the store", one.id)
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_key_issued_by_a_gateway_like_this_keeps_the_id_that_is_in_it() {
+        let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+        let csv = format!("key,customer,tier\n{},Acme,pro\n", key.reveal());
+        let read = checked(&[], &csv).unwrap().remove(0);
+        assert_eq!((read.record.id, read.id), (key.id(), GivenId::Given));
+        let csv = format!(
+            "id,key,customer,tier\n4fZk09QwXy2B,{},Acme,pro\n",
+            key.reveal()
+        );
+        let told = problems(&[], &csv);
+        assert!(told[0].1.starts_with("id: the key has the id"), "{told:?}");
+    }
+}

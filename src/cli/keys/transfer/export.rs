@@ -1,0 +1,80 @@
+//! `touchline keys export`: all keys as rows that `keys import` reads.
+
+use std::fs::OpenOptions;
+use std::io::{BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Args;
+
+use super::rows::{self, Columns, Digests, Written};
+use super::{FileFormat, Session, is_standard, note};
+use crate::policy::key_record::KeyRecord;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ExportArguments {
+    /// The file, which must not be there yet; `-` is standard output.
+    #[arg(default_value = "-")]
+    file: PathBuf,
+    /// The form of the file; told by its ending if left out, else CSV.
+    #[arg(long, value_enum)]
+    format: Option<FileFormat>,
+    /// Export the digests of the keys too, so that the file can be imported elsewhere; keep it as safe as the store.
+    #[arg(long)]
+    with_digests: bool,
+}
+
+pub(in crate::cli::keys) async fn export(
+    session: &Session,
+    order: &ExportArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let format = FileFormat::of(order.format, &order.file).unwrap_or(FileFormat::Csv);
+    let columns = match order.with_digests {
+        true => Columns::WithDigests,
+        false => Columns::Public,
+    };
+    let records = session.store.all_keys().await?;
+    let rows = records.iter().map(|record| row(record, columns));
+    if is_standard(&order.file) {
+        return rows::write(format, rows, columns, BufWriter::new(out));
+    }
+    let shown = order.file.display();
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&order.file)
+        .with_context(|| format!("{shown} cannot be made"))?;
+    rows::write(format, rows, columns, BufWriter::new(&file))?;
+    file.sync_all()?;
+    note(&format!("{} keys exported to {shown}", records.len()));
+    Ok(())
+}
+
+fn row(record: &KeyRecord, columns: Columns) -> Written<'_> {
+    let previous = record.previous.as_ref();
+    Written {
+        id: record.id.as_str(),
+        customer: &record.customer,
+        label: record.label.as_deref(),
+        tier: record.tier.as_str(),
+        state: record.state.as_str(),
+        expires: record.expires.map(|expires| expires.to_string()),
+        grants: record
+            .grants
+            .iter()
+            .map(|(date, units)| (date.to_string(), *units))
+            .collect(),
+        created: record.created.to_string(),
+        digests: match columns {
+            Columns::Public => None,
+            Columns::WithDigests => Some(Digests {
+                digest: record.digest.to_string(),
+                previous_digest: previous.map(|previous| previous.digest.to_string()),
+                previous_until: previous.map(|previous| previous.until.to_string()),
+            }),
+        },
+    }
+}

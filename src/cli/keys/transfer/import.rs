@@ -1,0 +1,274 @@
+//! `touchline keys import`: a file of keys is checked as a whole, then written in batches that charges pass between.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, BufReader, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use serde::Serialize;
+
+use super::check::{Checker, GivenId, Key, Problem, Setting};
+use super::{FileFormat, Session, UsageError, is_standard, rows};
+use crate::cli::keys::arguments::Signature;
+use crate::cli::output::{RecordFormat, write_json};
+use crate::policy::api_key::{KeyId, os_entropy};
+use crate::policy::key_record::{Action, LastChange};
+use crate::store::{ChangeMark, Imported};
+
+/// Keys of one batch: some milliseconds in which other processes wait for the embedded store.
+const BATCH: usize = 250;
+/// Bytes of the file read at once.
+const READ_BYTES: usize = 65_536;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct ImportArguments {
+    /// The file, or `-` for standard input.
+    file: PathBuf,
+    /// The form of the file; told by its ending if left out.
+    #[arg(long, value_enum)]
+    format: Option<FileFormat>,
+    /// Only check the file.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    signature: Signature,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RecordFormat,
+}
+
+/// What became of a file.
+#[derive(Debug, Default, Serialize)]
+struct Outcome {
+    /// Keys that were added, or would be.
+    imported: usize,
+    /// Keys that were there already.
+    present: usize,
+    /// Whether the file was only checked.
+    dry_run: bool,
+}
+
+pub(in crate::cli::keys) async fn import(
+    session: &Session,
+    order: &ImportArguments,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let Some(format) = FileFormat::of(order.format, &order.file) else {
+        return Err(UsageError(format!(
+            "the form of {} is not told by its ending: add --format csv or --format jsonl",
+            order.file.display()
+        ))
+        .into());
+    };
+    let keys = check(session, order, format).await?;
+    let is_stored = |key: &&Key| key.id == GivenId::Stored;
+    let mut outcome = Outcome {
+        present: keys.iter().filter(is_stored).count(),
+        dry_run: order.dry_run,
+        ..Outcome::default()
+    };
+    outcome.imported = keys.len() - outcome.present;
+    let mut mark = None;
+    if !order.dry_run {
+        let mut writing = Writing::new(session, keys.len());
+        let written = writing.write_all(keys).await;
+        writing.bar.finish_and_clear();
+        written?;
+        (outcome.imported, outcome.present) = (writing.added, writing.present);
+        mark = writing.mark;
+    }
+    tell(&outcome, order.output, out)?;
+    match &mark {
+        Some(mark) => session.applied(mark).await,
+        None => Ok(()),
+    }
+}
+
+/// The keys of the file, all of them right.
+async fn check(
+    session: &Session,
+    order: &ImportArguments,
+    format: FileFormat,
+) -> anyhow::Result<Vec<Key>> {
+    let author = order.signature.author();
+    let setting = Setting {
+        calendar: &session.config.calendar,
+        tiers: session
+            .config
+            .tiers
+            .iter()
+            .map(|(name, _)| name.clone())
+            .collect(),
+        prefix: &session.config.keys.prefix,
+        now: session.store.server_time().await?,
+        change: LastChange {
+            reason: author.reason,
+            ..*LastChange::first(Action::Import, author.who)
+        },
+    };
+    let stored = session.store.all_keys().await?;
+    let mut checker = Checker::new(setting, &stored);
+    let take = |row| checker.take(row, || KeyId::generate(&mut os_entropy));
+    let shown = order.file.display();
+    let read = if is_standard(&order.file) {
+        rows::read(
+            format,
+            BufReader::with_capacity(READ_BYTES, io::stdin()),
+            take,
+        )
+    } else {
+        let file = File::open(&order.file).with_context(|| format!("{shown} cannot be opened"))?;
+        rows::read(format, BufReader::with_capacity(READ_BYTES, file), take)
+    };
+    read.with_context(|| format!("{shown} cannot be read"))?;
+    checker
+        .finish()
+        .map_err(|problems| refused(&order.file, &problems))
+}
+
+/// All mistakes of a file.
+fn refused(file: &Path, problems: &[Problem]) -> anyhow::Error {
+    let name = match is_standard(file) {
+        true => "standard input".into(),
+        false => file.to_string_lossy(),
+    };
+    let mut told = format!("nothing was imported: {} mistakes\n", problems.len());
+    if problems.len() == 1 {
+        "nothing was imported: 1 mistake\n".clone_into(&mut told);
+    }
+    for problem in problems {
+        told.push_str(&format!("{name}:{}: {}\n", problem.line, problem.text));
+    }
+    anyhow::anyhow!(told)
+}
+
+fn tell(outcome: &Outcome, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
+    match output {
+        RecordFormat::Json => write_json(out, outcome),
+        RecordFormat::Table => {
+            let Outcome {
+                imported, present, ..
+            } = outcome;
+            match outcome.dry_run {
+                true => writeln!(
+                    out,
+                    "the file is right: {imported} keys to import, {present} there already"
+                )?,
+                false => writeln!(out, "{imported} keys imported, {present} there already")?,
+            }
+            Ok(out.flush()?)
+        }
+    }
+}
+
+/// An import on its way.
+struct Writing<'s> {
+    session: &'s Session,
+    bar: ProgressBar,
+    added: usize,
+    present: usize,
+    mark: Option<ChangeMark>,
+    refused: Vec<String>,
+}
+
+impl<'s> Writing<'s> {
+    fn new(session: &'s Session, keys: usize) -> Writing<'s> {
+        let target = match io::stderr().is_terminal() {
+            true => ProgressDrawTarget::stderr(),
+            false => ProgressDrawTarget::hidden(),
+        };
+        let length = u64::try_from(keys).unwrap_or(u64::MAX);
+        let bar = ProgressBar::with_draw_target(Some(length), target);
+        let template = "{bar:40} {human_pos} of {human_len} keys, {rate}/s, {eta} left";
+        let style =
+            ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let whole = |state: &ProgressState, text: &mut dyn fmt::Write| {
+            // What cannot be written is not shown.
+            let _ = write!(text, "{:.0}", state.per_sec());
+        };
+        bar.set_style(style.with_key("rate", whole));
+        Writing {
+            session,
+            bar,
+            added: 0,
+            present: 0,
+            mark: None,
+            refused: Vec::new(),
+        }
+    }
+
+    /// Writes all keys, a batch at a time.
+    async fn write_all(&mut self, keys: Vec<Key>) -> anyhow::Result<()> {
+        let mut again = Vec::new();
+        let mut keys = keys.into_iter().peekable();
+        while keys.peek().is_some() {
+            let batch: Vec<Key> = keys.by_ref().take(BATCH).collect();
+            again.extend(self.write(batch).await?);
+        }
+        // Claimed for another id by an import that died: written under that id now, which completes that import.
+        while !again.is_empty() {
+            let batch = again.split_off(again.len().saturating_sub(BATCH));
+            for key in self.write(batch).await? {
+                self.refused
+                    .push(told(&key, "another command is writing it"));
+            }
+        }
+        if self.refused.is_empty() {
+            return Ok(());
+        }
+        bail!(
+            "{} keys were imported and {} were there already, but not these:\n{}",
+            self.added,
+            self.present,
+            self.refused.join("\n")
+        )
+    }
+
+    /// Writes one batch; answers what is to be written again under another id.
+    async fn write(&mut self, batch: Vec<Key>) -> anyhow::Result<Vec<Key>> {
+        let records = batch.iter().map(|key| key.record.clone()).collect();
+        let imported = self.session.store.import_keys(records).await;
+        let (outcomes, mark) = imported.with_context(|| {
+            format!(
+                "of the keys {} are imported and up to {BATCH} more may be: import the file again, it goes on from there",
+                self.added
+            )
+        })?;
+        self.mark = mark.or(self.mark.take());
+        self.bar.inc(u64::try_from(batch.len()).unwrap_or(0));
+        let mut again = Vec::new();
+        for (mut key, outcome) in batch.into_iter().zip(outcomes) {
+            match outcome {
+                Imported::Added => self.added += 1,
+                Imported::Held(holder) if key.id != GivenId::Given || holder == key.record.id => {
+                    self.present += 1;
+                }
+                Imported::Held(holder) => {
+                    let other = format!("somebody added its key under the id {holder} meanwhile");
+                    self.refused.push(told(&key, &other));
+                }
+                Imported::IdTaken => {
+                    let other = "somebody took its id for another key meanwhile";
+                    self.refused.push(told(&key, other));
+                }
+                Imported::Claimed(holder) if key.id == GivenId::Made => {
+                    key.record.id = holder;
+                    again.push(key);
+                }
+                Imported::Claimed(_) => {
+                    let other = "another command is writing its key under another id, or died at it: \
+                                 import the file again in half a minute";
+                    self.refused.push(told(&key, other));
+                }
+            }
+        }
+        Ok(again)
+    }
+}
+
+fn told(key: &Key, problem: &str) -> String {
+    format!("line {}: {problem}", key.line)
+}

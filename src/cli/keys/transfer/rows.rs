@@ -1,0 +1,425 @@
+//! Rows of a file of keys: one set of fields, as CSV or as JSON Lines.
+//!
+//! Here a row is only taken apart; what its fields mean is [`super::check`]'s.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead, Write};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use super::FileFormat;
+
+/// Every field of a row, by its name in CSV headers and JSON objects.
+pub(super) const FIELDS: [&str; 12] = [
+    "id",
+    "key",
+    "digest",
+    "customer",
+    "label",
+    "tier",
+    "state",
+    "expires",
+    "grants",
+    "created",
+    "previous_digest",
+    "previous_until",
+];
+/// The longest line of a file of JSON Lines, and the longest row of CSV, in bytes: a row with grants for every day of two years.
+const ROW_BYTES_MAX: usize = 65_536;
+/// What begins a file that a spreadsheet wrote.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
+/// The fields of one row that are not empty, by name.
+pub(super) type Fields = BTreeMap<&'static str, String>;
+
+/// A row and where it stands, or what is wrong with its form.
+pub(super) struct Row {
+    /// The line it begins on, from 1.
+    pub(super) line: u64,
+    /// Its fields.
+    pub(super) fields: Result<Fields, Vec<String>>,
+}
+
+/// Reads a file row by row and hands each on. What makes the rest unreadable, such as a wrong header, ends it with a row that
+/// says so.
+///
+/// # Errors
+/// If the file cannot be read.
+pub(super) fn read(
+    format: FileFormat,
+    file: impl BufRead,
+    take: impl FnMut(Row),
+) -> io::Result<()> {
+    match format {
+        FileFormat::Csv => read_csv(file, take),
+        FileFormat::Jsonl => read_lines(file, take),
+    }
+}
+
+fn read_csv(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()> {
+    if file.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
+        file.consume(BYTE_ORDER_MARK.len());
+    }
+    let mut reader = csv::ReaderBuilder::new()
+        .has_headers(false)
+        .flexible(true)
+        // A last line without an end would be counted like none.
+        .from_reader(io::Read::chain(file, b"\n".as_slice()));
+    let mut record = csv::ByteRecord::new();
+    let mut columns: Option<Vec<&'static str>> = None;
+    loop {
+        match reader.read_byte_record(&mut record) {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => return Err(io::Error::other(error)),
+        }
+        // The reader's own line of a row is that of the empty lines before it.
+        let breaks = record.as_slice().iter().filter(|byte| **byte == b'\n');
+        let lines = u64::try_from(breaks.count()).unwrap_or(0) + 1;
+        let line = reader.position().line().saturating_sub(lines);
+        match &columns {
+            None => match header(&record) {
+                Ok(names) => columns = Some(names),
+                Err(problems) => {
+                    let fields = Err(problems);
+                    take(Row { line, fields });
+                    return Ok(());
+                }
+            },
+            Some(names) => {
+                let fields = csv_fields(names, &record);
+                take(Row { line, fields });
+            }
+        }
+    }
+    if columns.is_none() {
+        let problem = "the header line is missing: write the names of the columns first";
+        take(Row {
+            line: 1,
+            fields: Err(vec![problem.to_owned()]),
+        });
+    }
+    Ok(())
+}
+
+/// The names of the columns.
+fn header(record: &csv::ByteRecord) -> Result<Vec<&'static str>, Vec<String>> {
+    let (mut names, mut problems) = (Vec::new(), Vec::new());
+    for (number, cell) in (1..).zip(record) {
+        let found = FIELDS.iter().find(|name| name.as_bytes() == cell);
+        match found {
+            Some(name) if names.contains(name) => {
+                problems.push(format!("the column {name} is there twice"));
+            }
+            Some(name) => names.push(*name),
+            // Not what it says: without a header line this is the first key.
+            None => problems.push(format!(
+                "column {number} has no name of a column in this first line: the columns are {}",
+                FIELDS.join(", ")
+            )),
+        }
+    }
+    if problems.is_empty() {
+        Ok(names)
+    } else {
+        Err(problems)
+    }
+}
+
+fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields, Vec<String>> {
+    if record.len() != names.len() {
+        return Err(vec![format!(
+            "it has {} fields and the header {}",
+            record.len(),
+            names.len()
+        )]);
+    }
+    if record.as_slice().len() > ROW_BYTES_MAX {
+        return Err(vec![format!("it is longer than {ROW_BYTES_MAX} bytes")]);
+    }
+    let (mut fields, mut problems) = (Fields::new(), Vec::new());
+    for (name, cell) in names.iter().zip(record) {
+        match std::str::from_utf8(cell) {
+            Ok("") => {}
+            Ok(text) => {
+                fields.insert(*name, text.to_owned());
+            }
+            Err(_) => problems.push(format!("{name} is not UTF-8")),
+        }
+    }
+    if problems.is_empty() {
+        Ok(fields)
+    } else {
+        Err(problems)
+    }
+}
+
+fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()> {
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        let longest = u64::try_from(ROW_BYTES_MAX).unwrap_or(u64::MAX) + 2;
+        io::Read::take(&mut file, longest).read_until(b'\n', &mut text)?;
+        if text.is_empty() {
+            break;
+        }
+        if text.len() > ROW_BYTES_MAX && !text.ends_with(b"\n") {
+            let problem = format!("it is longer than {ROW_BYTES_MAX} bytes; the rest was not read");
+            let fields = Err(vec![problem]);
+            take(Row { line, fields });
+            break;
+        }
+        let bare = match line {
+            1 => text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text),
+            _ => &text,
+        };
+        if !bare.trim_ascii().is_empty() {
+            let fields = json_fields(bare);
+            take(Row { line, fields });
+        }
+    }
+    Ok(())
+}
+
+fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
+    let object = match serde_json::from_slice::<Value>(text) {
+        Ok(Value::Object(object)) => object,
+        Ok(_) => return Err(vec!["it is not a JSON object".to_owned()]),
+        // Where, but not what stands there.
+        Err(error) => {
+            return Err(vec![format!(
+                "it is not JSON: see column {}",
+                error.column()
+            )]);
+        }
+    };
+    let (mut fields, mut problems) = (Fields::new(), Vec::new());
+    for (name, value) in object {
+        let Some(name) = FIELDS.iter().find(|known| **known == name) else {
+            problems.push(format!(
+                "it has a field of another name than {}",
+                FIELDS.join(", ")
+            ));
+            continue;
+        };
+        let text = match value {
+            Value::Null => continue,
+            Value::String(text) if text.is_empty() => continue,
+            Value::String(text) => Some(text),
+            Value::Object(days) if *name == "grants" => written_days(&days),
+            Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_) => None,
+        };
+        match text {
+            Some(text) => drop(fields.insert(*name, text)),
+            None if *name == "grants" => problems.push(
+                "grants is not an object of dates and units, such as {\"2026-11-21\": 500}"
+                    .to_owned(),
+            ),
+            None => problems.push(format!("{name} is not a text")),
+        }
+    }
+    if problems.is_empty() {
+        Ok(fields)
+    } else {
+        Err(problems)
+    }
+}
+
+/// The grants of a JSON object as CSV has them.
+fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
+    let days = days
+        .iter()
+        .map(|(date, units)| Some(format!("{date}={}", units.as_u64()?)));
+    days.collect::<Option<Vec<String>>>()
+        .map(|days| days.join(" "))
+}
+
+/// A key as a row has it.
+#[derive(Serialize)]
+pub(super) struct Written<'a> {
+    pub(super) id: &'a str,
+    pub(super) customer: &'a str,
+    pub(super) label: Option<&'a str>,
+    pub(super) tier: &'a str,
+    pub(super) state: &'a str,
+    pub(super) expires: Option<String>,
+    pub(super) grants: BTreeMap<String, u64>,
+    pub(super) created: String,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub(super) digests: Option<Digests>,
+}
+
+/// What of a key's secrets a row may have.
+#[derive(Serialize)]
+pub(super) struct Digests {
+    pub(super) digest: String,
+    pub(super) previous_digest: Option<String>,
+    pub(super) previous_until: Option<String>,
+}
+
+/// Writes rows; in CSV the columns of digests are there only if `with_digests`.
+pub(super) fn write<'a>(
+    format: FileFormat,
+    rows: impl Iterator<Item = Written<'a>>,
+    columns: Columns,
+    out: impl Write,
+) -> anyhow::Result<()> {
+    match format {
+        FileFormat::Csv => write_csv(rows, columns, out),
+        FileFormat::Jsonl => write_lines(rows, out),
+    }
+}
+
+/// The columns of a CSV file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Columns {
+    /// Those that tell nothing of secrets.
+    Public,
+    /// And the digests.
+    WithDigests,
+}
+
+fn write_csv<'a>(
+    rows: impl Iterator<Item = Written<'a>>,
+    columns: Columns,
+    out: impl Write,
+) -> anyhow::Result<()> {
+    let names: Vec<&str> = match columns {
+        Columns::Public => PUBLIC_COLUMNS.to_vec(),
+        Columns::WithDigests => [PUBLIC_COLUMNS.as_slice(), &DIGEST_COLUMNS].concat(),
+    };
+    let mut writer = csv::Writer::from_writer(out);
+    writer.write_record(&names)?;
+    for row in rows {
+        let grants = row.grants.iter();
+        let grants: Vec<String> = grants
+            .map(|(date, units)| format!("{date}={units}"))
+            .collect();
+        let grants = grants.join(" ");
+        let expires = row.expires.as_deref().unwrap_or_default();
+        let mut cells = vec![
+            row.id,
+            row.customer,
+            row.label.unwrap_or_default(),
+            row.tier,
+        ];
+        cells.extend([row.state, expires, &grants, &row.created]);
+        if let Some(digests) = &row.digests {
+            let optional = [&digests.previous_digest, &digests.previous_until];
+            cells.push(&digests.digest);
+            cells.extend(optional.map(|cell| cell.as_deref().unwrap_or_default()));
+        }
+        writer.write_record(&cells)?;
+    }
+    Ok(writer.flush()?)
+}
+
+const PUBLIC_COLUMNS: [&str; 8] = [
+    "id", "customer", "label", "tier", "state", "expires", "grants", "created",
+];
+const DIGEST_COLUMNS: [&str; 3] = ["digest", "previous_digest", "previous_until"];
+
+fn write_lines<'a>(
+    rows: impl Iterator<Item = Written<'a>>,
+    mut out: impl Write,
+) -> anyhow::Result<()> {
+    for row in rows {
+        serde_json::to_writer(&mut out, &row)?;
+        out.write_all(b"\n")?;
+    }
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What was read: the line, and its fields or mistakes in one text.
+    fn rows(format: FileFormat, text: &[u8]) -> Vec<(u64, String)> {
+        let mut rows = Vec::new();
+        read(format, text, |row| {
+            let told = match row.fields {
+                Ok(fields) => fields
+                    .iter()
+                    .map(|(name, value)| format!("{name}:{value}"))
+                    .collect::<Vec<_>>()
+                    .join("|"),
+                Err(problems) => format!("!{}", problems.join("|")),
+            };
+            rows.push((row.line, told));
+        })
+        .unwrap();
+        rows
+    }
+
+    #[test]
+    fn rows_of_csv_have_the_line_they_begin_on() {
+        let text =
+            "\u{feff}customer,tier,key,label\nAcme,pro,k1,\n\n\"Um\nbra\",pro,\"k,2\",x\nshort,pro";
+        assert_eq!(
+            rows(FileFormat::Csv, text.as_bytes()),
+            [
+                (2, "customer:Acme|key:k1|tier:pro".to_owned()),
+                (4, "customer:Um\nbra|key:k,2|label:x|tier:pro".to_owned()),
+                (6, "!it has 2 fields and the header 4".to_owned()),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_csv_file_without_a_right_header_ends_there() {
+        let told = rows(FileFormat::Csv, b"Acme,pro,secret\nB,pro,other\n");
+        assert_eq!(told.len(), 1);
+        let (line, told) = &told[0];
+        assert!(
+            *line == 1 && told.contains("column 1 has no name"),
+            "{told}"
+        );
+        assert!(!told.contains("secret"), "{told}");
+        let told = rows(FileFormat::Csv, b"tier,tier\n");
+        assert_eq!(told, [(1, "!the column tier is there twice".to_owned())]);
+        assert!(rows(FileFormat::Csv, b"")[0].1.contains("header"));
+        assert_eq!(rows(FileFormat::Csv, b"key,tier\n"), []);
+    }
+
+    #[test]
+    fn rows_of_json_have_their_line_and_no_mistake_repeats_what_it_read() {
+        let text = "{\"customer\":\"Acme\",\"label\":null,\"grants\":{\"2026-11-21\":5}}\n\n\
+                    {\"customer\":7,\"secret\":\"secret\",\"key\":[\"secret\"],\"grants\":\"2026-11-21=5\"}\n\
+                    {\"key\":\"secret\"\n[]\n{\"grants\":{\"2026-11-21\":\"secret\"}}";
+        let told = rows(FileFormat::Jsonl, text.as_bytes());
+        assert_eq!(told[0], (1, "customer:Acme|grants:2026-11-21=5".to_owned()));
+        let lines: Vec<u64> = told.iter().map(|(line, _)| *line).collect();
+        assert_eq!(lines, [1, 3, 4, 5, 6]);
+        assert!(told[1].1.contains("customer is not a text"), "{told:?}");
+        assert!(told[1].1.contains("field of another name"), "{told:?}");
+        assert!(told[1].1.contains("key is not a text"), "{told:?}");
+        assert!(told[2].1.contains("not JSON: see column"), "{told:?}");
+        assert!(told[3].1.contains("not a JSON object"), "{told:?}");
+        assert!(told[4].1.contains("object of dates and units"), "{told:?}");
+        assert!(!format!("{told:?}").contains("secret"));
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_read_to_its_end() {
+        let mut text = vec![b' '; ROW_BYTES_MAX];
+        text.push(b'\n');
+        assert_eq!(rows(FileFormat::Jsonl, &text), []);
+        let text = vec![b'x'; 10 * ROW_BYTES_MAX];
+        let told = rows(FileFormat::Jsonl, &text);
+        assert_eq!(told.len(), 1);
+        assert!(told[0].1.contains("longer than"), "{told:?}");
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_told() {
+        let told = rows(FileFormat::Csv, b"key,label\nk,\xff\n");
+        assert_eq!(told, [(2, "!label is not UTF-8".to_owned())]);
+        assert!(
+            rows(FileFormat::Jsonl, b"{\"label\":\"\xff\"}\n")[0]
+                .1
+                .contains("not JSON")
+        );
+    }
+}

@@ -1,0 +1,130 @@
+//! Bars behind the rows of a table: for people at a terminal only, as wide as it has room.
+
+use std::io::IsTerminal;
+
+use terminal_size::{Width, terminal_size};
+
+/// The longest bar.
+const WIDTH_MAX: usize = 40;
+/// Shorter bars tell nothing.
+const WIDTH_MIN: usize = 8;
+/// Between a row and its bar.
+const GAP: usize = 2;
+const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+
+/// Where a table is written to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Screen {
+    /// Columns of the terminal; `None` for a file or a pipe.
+    pub columns: Option<usize>,
+    /// Whether it shows colours and is asked to.
+    pub is_coloured: bool,
+}
+
+impl Screen {
+    /// Standard output. Colours as <https://no-color.org> has it: none where `NO_COLOR` is set and not empty.
+    pub fn of_stdout() -> Screen {
+        let is_terminal = std::io::stdout().is_terminal();
+        let columns = || terminal_size().map_or(80, |(Width(columns), _)| columns.into());
+        let says = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        Screen {
+            columns: is_terminal.then(columns),
+            is_coloured: is_terminal
+                && says("NO_COLOR").is_none()
+                && says("TERM").is_none_or(|term| term != "dumb"),
+        }
+    }
+
+    /// How long bars may be behind lines of `width` columns; `None` where there is no place for any.
+    fn room(&self, width: usize) -> Option<usize> {
+        let left = self.columns?.checked_sub(width + GAP)?.min(WIDTH_MAX);
+        (left >= WIDTH_MIN).then_some(left)
+    }
+}
+
+/// Puts a bar behind each line; `amounts` are those of the lines, which have no bar where they have none.
+pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option<i64>]) {
+    let width = lines.iter().map(|line| line.chars().count()).max();
+    let width = width.unwrap_or(0);
+    let Some(room) = screen.room(width) else {
+        return;
+    };
+    let most = amounts.iter().flatten().copied().max().unwrap_or(0);
+    for (line, amount) in lines.iter_mut().zip(amounts) {
+        let bar = bar(amount.unwrap_or(0), most, room);
+        if bar.is_empty() {
+            continue;
+        }
+        let gap = width - line.chars().count() + GAP;
+        line.push_str(&" ".repeat(gap));
+        if screen.is_coloured {
+            line.push_str(&format!("\u{1b}[36m{bar}\u{1b}[0m"));
+        } else {
+            line.push_str(&bar);
+        }
+    }
+}
+
+/// The part of `room` that `amount` is of `most`, to an eighth of a column; something for everything above nothing.
+fn bar(amount: i64, most: i64, room: usize) -> String {
+    let (Ok(amount), Ok(most)) = (u128::try_from(amount), u128::try_from(most)) else {
+        return String::new();
+    };
+    if amount == 0 || most == 0 {
+        return String::new();
+    }
+    let eighths = (amount * (room as u128) * 8 / most).max(1);
+    let whole = usize::try_from(eighths / 8).unwrap_or(room);
+    let rest = usize::try_from(eighths % 8).unwrap_or(0);
+    let mut bar = "█".repeat(whole);
+    if rest > 0 {
+        bar.extend(EIGHTHS.get(rest));
+    }
+    bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drawn(columns: Option<usize>, is_coloured: bool) -> Vec<String> {
+        let mut lines = vec!["abc".to_owned(), "a".to_owned(), "total".to_owned()];
+        let screen = Screen {
+            columns,
+            is_coloured,
+        };
+        put_behind(screen, &mut lines, &[Some(100), Some(1), None]);
+        lines
+    }
+
+    #[test]
+    fn bars_fill_the_room_that_a_terminal_has() {
+        let full = format!("abc    {}", "█".repeat(13));
+        assert_eq!(drawn(Some(20), false), [&full, "a      ▏", "total"]);
+        let most = format!("abc    {}", "█".repeat(WIDTH_MAX));
+        assert_eq!(drawn(Some(500), false)[0], most);
+    }
+
+    #[test]
+    fn files_and_narrow_terminals_get_none() {
+        let plain = ["abc", "a", "total"];
+        assert_eq!(drawn(None, false), plain);
+        assert_eq!(drawn(Some(14), true), plain);
+        assert_ne!(drawn(Some(15), true), plain);
+    }
+
+    #[test]
+    fn colours_are_only_where_they_are_wanted() {
+        assert!(drawn(Some(80), true)[0].contains("\u{1b}[36m"));
+        assert!(!drawn(Some(80), false)[0].contains('\u{1b}'));
+    }
+
+    #[test]
+    fn nothing_and_less_have_no_bar() {
+        for amount in [0, -5] {
+            assert_eq!(bar(amount, 10, 20), "");
+            assert_eq!(bar(5, amount, 20), "");
+        }
+        assert_eq!(bar(i64::MAX, i64::MAX, 3), "███");
+    }
+}

@@ -1,0 +1,205 @@
+//! The report: rows of sums, as a table with bars, CSV or JSON.
+
+use std::io::Write;
+
+use jiff::civil::Date;
+use serde::Serialize;
+
+use super::bars::{Screen, put_behind};
+use super::grouping::{By, Counts, NUMBERS, Row, rows, total};
+use super::{Asked, Session, is_of, records};
+use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
+use crate::store::DayUsage;
+
+/// What a table shows of the numbers always, and what only where there is any.
+const SHOWN: [&str; 4] = ["used", "requests", "charged", "refunded"];
+const SHOWN_IF_ANY: [&str; 3] = ["unattributed", "over", "adjusted"];
+
+#[derive(Serialize)]
+struct Report<'a> {
+    from: Date,
+    to: Date,
+    by: By,
+    rows: &'a [Row],
+    total: &'a Counts,
+    /// The ledger itself, by day, key and endpoint: what programs reconcile.
+    days: &'a [DayUsage],
+}
+
+/// Reads the ledger and writes it in the form asked for.
+pub(super) async fn run(
+    session: &Session,
+    asked: &Asked,
+    by: By,
+    output: RowsFormat,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let (from, to) = asked.days(session).await?;
+    let mut usage = session.store.usage(from, to, asked.key).await?;
+    let records = records(session).await?;
+    usage.retain(|usage| is_of(&records, asked.customer.as_deref(), usage.key));
+    let (rows, total) = (rows(by, &usage, &session.config, &records), total(&usage));
+    match output {
+        RowsFormat::Json => {
+            let report = Report {
+                from,
+                to,
+                by,
+                rows: &rows,
+                total: &total,
+                days: &usage,
+            };
+            write_json(out, &report)
+        }
+        RowsFormat::Csv => csv(out, by, &rows),
+        RowsFormat::Table => table(out, by, &rows, &total, Screen::of_stdout()),
+    }
+}
+
+fn csv(out: &mut dyn Write, by: By, rows: &[Row]) -> anyhow::Result<()> {
+    let header: Vec<&str> = by.columns().iter().chain(&NUMBERS).copied().collect();
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let numbers = row.counts.numbers().into_iter();
+            let numbers = numbers.map(|number| number.to_string());
+            named(row).chain(numbers).collect()
+        })
+        .collect();
+    write_csv(out, &header, &cells)
+}
+
+/// The cells before the numbers.
+fn named(row: &Row) -> impl Iterator<Item = String> {
+    let names = row.names.iter();
+    let names = names.map(|(_, cell)| cell.clone().unwrap_or_default());
+    names.chain(row.keys.map(|keys| keys.to_string()))
+}
+
+fn number(counts: &Counts, name: &str) -> i64 {
+    let mut all = NUMBERS.iter().zip(counts.numbers());
+    let found = all.find(|(other, _)| **other == name);
+    found.map_or(0, |(_, number)| number)
+}
+
+/// The table, with all reasons of refusals in one column; the last row is the total.
+fn table(
+    out: &mut dyn Write,
+    by: By,
+    rows: &[Row],
+    total: &Counts,
+    screen: Screen,
+) -> anyhow::Result<()> {
+    let any = |name: &&str| rows.iter().any(|row| number(&row.counts, name) != 0);
+    let rare = SHOWN_IF_ANY.into_iter().filter(any);
+    let shown: Vec<&str> = SHOWN.into_iter().chain(rare).collect();
+    let cells = |counts: &Counts| {
+        let numbers = shown.iter().map(|name| number(counts, name).to_string());
+        let refused = counts.totals.refused().to_string();
+        numbers.chain([refused]).collect::<Vec<String>>()
+    };
+    let mut lines: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| named(row).chain(cells(&row.counts)).collect())
+        .collect();
+    let blank = by.columns().iter().skip(1).map(|_| String::new());
+    let sum = std::iter::once("total".to_owned()).chain(blank);
+    lines.push(sum.chain(cells(total)).collect());
+    let numbers: Vec<&str> = shown.iter().copied().chain(["refused"]).collect();
+    let header: Vec<&str> = by.columns().iter().chain(&numbers).copied().collect();
+    let right: Vec<&str> = numbers.iter().copied().chain(["keys"]).collect();
+    let mut text = table_lines(&header, &right, &lines);
+    let used = rows.iter().map(|row| Some(row.counts.used));
+    let amounts: Vec<Option<i64>> = std::iter::once(None).chain(used).chain([None]).collect();
+    put_behind(screen, &mut text, &amounts);
+    for line in text {
+        writeln!(out, "{line}")?;
+    }
+    Ok(out.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Totals;
+
+    fn row(date: &str, used: i64, over: u64) -> Row {
+        Row {
+            names: vec![("date", Some(date.into()))],
+            keys: Some(2),
+            counts: Counts {
+                used,
+                over,
+                totals: Totals {
+                    requests: 6,
+                    charged: 6,
+                    refunded: 1,
+                    refused_tier: 2,
+                    refused_quota: 3,
+                    refused_method: 4,
+                    ..Totals::default()
+                },
+                ..Counts::default()
+            },
+        }
+    }
+
+    fn written(write: impl FnOnce(&mut Vec<u8>) -> anyhow::Result<()>) -> String {
+        let mut out = Vec::new();
+        write(&mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    const FILE: Screen = Screen {
+        columns: None,
+        is_coloured: false,
+    };
+
+    #[test]
+    fn a_report_has_the_same_rows_in_every_form() {
+        let rows = [row("2026-11-20", 5, 0)];
+        assert_eq!(
+            written(|out| csv(out, By::Day, &rows)),
+            "date,keys,used,requests,charged,refunded,unattributed,over,adjusted,refused_tier,refused_quota,\
+             refused_burst,refused_concurrent,refused_not_found,refused_method\n2026-11-20,2,5,6,6,1,0,0,0,2,3,0,0,0,4\n"
+        );
+        let json = serde_json::to_value(&rows).unwrap();
+        assert_eq!(json[0]["date"], "2026-11-20");
+        assert_eq!(json[0]["keys"], 2);
+        assert_eq!(json[0]["used"], 5);
+        assert_eq!(json[0]["refused_method"], 4);
+        let table = written(|out| table(out, By::Day, &rows, &rows[0].counts, FILE));
+        let lines: Vec<String> = table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+            .collect();
+        assert_eq!(
+            lines,
+            [
+                "DATE KEYS USED REQUESTS CHARGED REFUNDED REFUSED",
+                "2026-11-20 2 5 6 6 1 9",
+                "total 5 6 6 1 9"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_table_shows_what_is_rare_only_where_there_is_some_and_bars_on_a_terminal() {
+        let rows = [row("2026-11-20", 8, 3), row("2026-11-21", 4, 0)];
+        let screen = Screen {
+            columns: Some(100),
+            is_coloured: false,
+        };
+        let table = written(|out| table(out, By::Day, &rows, &rows[0].counts, screen));
+        assert!(
+            table.contains("OVER") && !table.contains("ADJUSTED"),
+            "{table}"
+        );
+        let bars: Vec<usize> = table
+            .lines()
+            .map(|line| line.matches('█').count())
+            .collect();
+        assert!(bars[1] > 0, "{table}");
+        assert_eq!(bars, [0, bars[1], bars[1] / 2, 0]);
+    }
+}

@@ -1,0 +1,218 @@
+//! Client addresses: the networks they lie in, and what limits count them by.
+//!
+//! An IPv6 client is known by its /64, which one subscriber has to himself; an IPv4 address written as IPv6
+//! (`::ffff:192.0.2.1`) is the IPv4 address.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::str::FromStr;
+
+/// The networks of this machine: whatever connects from there (a proxy beside the gateway) speaks for many clients.
+pub const LOOPBACK: [Network; 2] = [
+    Network {
+        address: IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)),
+        prefix: 8,
+    },
+    Network {
+        address: IpAddr::V6(Ipv6Addr::LOCALHOST),
+        prefix: 128,
+    },
+];
+
+/// A block of addresses in CIDR notation (RFC 4632, RFC 4291 section 2.3). Invariant: no bit after the prefix is set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    prefix: u8,
+}
+
+/// Why a text is no [`Network`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NetworkError {
+    /// It is no address, or no number after the slash that its kind of address can have.
+    #[error("write an address or a network, such as 192.0.2.1, 10.0.0.0/8 or \"2001:db8::/32\"")]
+    Malformed,
+    /// Bits after the prefix are set, so that the network was meant otherwise or miswritten.
+    #[error("bits are set after the prefix: did you mean {0}?")]
+    HostBits(Network),
+}
+
+impl Network {
+    /// Whether the address lies in it.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let (own, other) = (self.address, address);
+        own.is_ipv4() == other.is_ipv4() && masked(other, self.prefix) == own
+    }
+}
+
+impl FromStr for Network {
+    type Err = NetworkError;
+
+    fn from_str(text: &str) -> Result<Network, NetworkError> {
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| NetworkError::Malformed)?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            None => most,
+            // No sign and no leading zero.
+            Some(prefix) => prefix
+                .parse::<u8>()
+                .ok()
+                .filter(|number| *number <= most && number.to_string() == prefix)
+                .ok_or(NetworkError::Malformed)?,
+        };
+        let network = Network {
+            address: masked(address, prefix),
+            prefix,
+        };
+        if network.address == address {
+            Ok(network)
+        } else {
+            Err(NetworkError::HostBits(network))
+        }
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+/// The address with every bit after the prefix cleared.
+fn masked(address: IpAddr, prefix: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(prefix)).unwrap_or(0);
+            IpAddr::V4((address.to_bits() & mask).into())
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(prefix)).unwrap_or(0);
+            IpAddr::V6((address.to_bits() & mask).into())
+        }
+    }
+}
+
+/// What a client is counted by: its address, of IPv6 the /64; `None` in the networks that are `exempt`.
+pub fn counted(client: IpAddr, exempt: &[Network]) -> Option<IpAddr> {
+    let address = client.to_canonical();
+    if exempt.iter().any(|network| network.contains(address)) {
+        return None;
+    }
+    Some(match address {
+        IpAddr::V4(_) => address,
+        IpAddr::V6(_) => masked(address, 64),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn network(text: &str) -> Network {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_network_holds_its_addresses_up_to_both_ends() {
+        for (written, inside, outside) in [
+            (
+                "10.0.0.0/8",
+                vec!["10.0.0.0", "10.255.255.255", "::ffff:10.1.1.1"],
+                vec!["9.255.255.255", "11.0.0.0", "::a00:1"],
+            ),
+            (
+                "192.0.2.1",
+                vec!["192.0.2.1"],
+                vec!["192.0.2.0", "192.0.2.2"],
+            ),
+            (
+                "0.0.0.0/0",
+                vec!["0.0.0.0", "255.255.255.255"],
+                vec!["::", "2001:db8::1"],
+            ),
+            ("::/0", vec!["::", "ffff::"], vec!["192.0.2.1"]),
+            (
+                "2001:db8::/32",
+                vec!["2001:db8::", "2001:db8:ffff::1"],
+                vec!["2001:db7:ffff::", "2001:db9::"],
+            ),
+            (
+                "192.0.2.128/25",
+                vec!["192.0.2.128", "192.0.2.255"],
+                vec!["192.0.2.127"],
+            ),
+        ] {
+            let network = network(written);
+            for address in inside {
+                assert!(network.contains(ip(address)), "{address} in {written}");
+            }
+            for address in outside {
+                assert!(!network.contains(ip(address)), "{address} in {written}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused_and_one_with_host_bits_named() {
+        for text in [
+            "",
+            "10.0.0.0/33",
+            "10.0.0.0/+8",
+            "10.0.0.0/08",
+            "::/129",
+            "10/8",
+            "a.example/8",
+            "10.0.0.0/",
+            "10.0.0.0/8/8",
+        ] {
+            assert_eq!(
+                text.parse::<Network>(),
+                Err(NetworkError::Malformed),
+                "{text}"
+            );
+        }
+        let error = "10.1.2.3/8".parse::<Network>().unwrap_err();
+        assert!(error.to_string().contains("did you mean 10.0.0.0/8?"));
+    }
+
+    #[test]
+    fn ipv6_clients_are_known_by_their_64_and_exempt_ones_by_nothing() {
+        let one = counted(ip("2001:db8:1:2:3:4:5:6"), &LOOPBACK);
+        assert_eq!(one, Some(ip("2001:db8:1:2::")));
+        assert_eq!(one, counted(ip("2001:db8:1:2::"), &LOOPBACK));
+        assert_ne!(one, counted(ip("2001:db8:1:3::"), &LOOPBACK));
+        assert_eq!(
+            counted(ip("::ffff:192.0.2.1"), &LOOPBACK),
+            Some(ip("192.0.2.1"))
+        );
+        for loopback in ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"] {
+            assert_eq!(counted(ip(loopback), &LOOPBACK), None);
+            assert!(counted(ip(loopback), &[]).is_some());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_shown_is_read_again(bits: u128, prefix in 0u8..=128, v4: bool) {
+            let network = if v4 {
+                let prefix = prefix.min(32);
+                Network { address: masked(IpAddr::V4((bits as u32).into()), prefix), prefix }
+            } else {
+                Network { address: masked(IpAddr::V6(bits.into()), prefix), prefix }
+            };
+            prop_assert_eq!(network.to_string().parse(), Ok(network));
+            prop_assert!(v4 || network.address.to_canonical().is_ipv4() || network.contains(network.address));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Who may keep the answer to a request with an API key: its caller, and nobody for others (RFC 9111).
+//!
+//! Shared caches know that an answer to `Authorization` is one caller's own; of `X-API-Key` they know nothing. So every
+//! answer that passes says `private`, unless it says that or something stricter already, and names the key in `Vary` for
+//! caches that several keys share. What an upstream says beside that stands.
+
+/// The `Cache-Control` of an answer whose upstream said `values`; `None` where that stands as it is. What cannot be read
+/// becomes `no-store`.
+pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<String> {
+    let mut kept: Vec<&str> = Vec::new();
+    for value in values {
+        let Some(directives) = std::str::from_utf8(value).ok().and_then(directives) else {
+            return Some("no-store".into());
+        };
+        for directive in directives {
+            let (name, argument) = match directive.split_once('=') {
+                Some((name, argument)) => (name.trim_end(), Some(argument)),
+                None => (directive, None),
+            };
+            let is = |word: &str| name.eq_ignore_ascii_case(word);
+            if is("no-store") || (is("private") && argument.is_none()) {
+                return None;
+            }
+            // `private="field"` leaves the rest of the answer to everybody.
+            let for_others = ["public", "s-maxage", "proxy-revalidate", "private"];
+            if !for_others.into_iter().any(is) {
+                kept.push(directive);
+            }
+        }
+    }
+    kept.insert(0, "private");
+    Some(kept.join(", "))
+}
+
+/// The directives of a line, without white space around them; commas within quotes do not part them. `None` where a
+/// quote does not end.
+fn directives(line: &str) -> Option<Vec<&str>> {
+    let (mut all, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
+    for (at, character) in line.char_indices() {
+        match character {
+            _ if escaped => escaped = false,
+            '\\' if quoted => escaped = true,
+            '"' => quoted = !quoted,
+            ',' if !quoted => {
+                all.push(line.get(start..at)?.trim());
+                start = at + 1;
+            }
+            _ => {}
+        }
+    }
+    all.push(line.get(start..)?.trim());
+    all.retain(|directive| !directive.is_empty());
+    (!quoted).then_some(all)
+}
+
+/// Whether `Vary` says already that answers differ by `header`.
+pub fn varies_by<'a>(values: impl IntoIterator<Item = &'a [u8]>, header: &str) -> bool {
+    values.into_iter().any(|value| {
+        value.split(|byte| *byte == b',').any(|name| {
+            let name = name.trim_ascii();
+            name == b"*" || name.eq_ignore_ascii_case(header.as_bytes())
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(values: &[&str]) -> Option<String> {
+        cache_control(values.iter().map(|value| value.as_bytes()))
+    }
+
+    #[test]
+    fn an_answer_becomes_private_and_what_is_stricter_stands() {
+        for (values, expected) in [
+            (&[][..], Some("private")),
+            (&[""], Some("private")),
+            (&["max-age=60"], Some("private, max-age=60")),
+            (&["public, max-age=60"], Some("private, max-age=60")),
+            (
+                &["PUBLIC , s-maxage=600", "must-revalidate"],
+                Some("private, must-revalidate"),
+            ),
+            (&["no-cache"], Some("private, no-cache")),
+            (
+                &["private=\"set-cookie, public\", max-age=5"],
+                Some("private, max-age=5"),
+            ),
+            (
+                &["ext=\"a, no-store\\\", b\", max-age=1"],
+                Some("private, ext=\"a, no-store\\\", b\", max-age=1"),
+            ),
+            (&["proxy-revalidate,,"], Some("private")),
+            (&["no-store"], None),
+            (&["public", "No-Store"], None),
+            (&["Private, max-age=60"], None),
+            (&["ext=\"never ends, private"], Some("no-store")),
+        ] {
+            assert_eq!(said(values).as_deref(), expected, "{values:?}");
+        }
+        assert_eq!(
+            cache_control([&b"max-age=\xff"[..]]).as_deref(),
+            Some("no-store")
+        );
+    }
+
+    #[test]
+    fn a_vary_that_names_the_header_or_everything_is_enough() {
+        let varies = |value: &str| varies_by([value.as_bytes()], "x-api-key");
+        assert!(varies("Accept, X-API-Key") && varies("*") && varies("accept,*"));
+        assert!(!varies("") && !varies("Accept") && !varies("X-API-Key-2"));
+    }
+}

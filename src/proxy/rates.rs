@@ -1,0 +1,181 @@
+//! Step 7 of the contract: how fast a key may send requests, and how many of it may be under way, on this gateway.
+//!
+//! Owned by the process, not by a configuration: what a key has used up stays used up when the configuration changes.
+//! Nothing here knows quotas; nothing that is refused here was charged. Invariant: a key has as many [`Slot`]s as it has
+//! requests under way that were counted, and each is given back when it is dropped, however its request ends.
+
+use std::collections::HashMap;
+use std::collections::hash_map::{Entry, RandomState};
+use std::hash::BuildHasher;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
+
+/// Keys are spread over so many locks: more than a machine has threads that serve requests at the same instant.
+const SHARDS: usize = 64;
+/// Buckets of one shard that may be less than full: with all shards a million keys, about 100 MiB.
+const BUCKETS_PER_SHARD_MAX: usize = 16_384;
+
+/// The rates of all keys.
+#[derive(Debug)]
+pub struct Rates {
+    shards: Vec<Mutex<Shard>>,
+    hasher: RandomState,
+}
+
+#[derive(Debug)]
+struct Shard {
+    buckets: TokenBuckets<KeyId>,
+    /// Keys with requests under way, and how many.
+    under_way: HashMap<KeyId, u32>,
+}
+
+impl Rates {
+    /// Full buckets, and nothing under way.
+    pub fn new() -> Arc<Rates> {
+        let shard = || Shard {
+            buckets: TokenBuckets::new(BUCKETS_PER_SHARD_MAX),
+            under_way: HashMap::new(),
+        };
+        Arc::new(Rates {
+            shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(),
+            hasher: RandomState::new(),
+        })
+    }
+
+    /// Takes a token of `key`, whose bucket fills at `rate`, at `now`.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn take(&self, key: KeyId, rate: Rate, now: Instant) -> Result<(), Empty> {
+        match self.shard(key) {
+            Some(shard) => shard.lock().buckets.take(key, rate, now),
+            None => Ok(()),
+        }
+    }
+
+    /// Counts a request of `key` as under way until the slot is dropped; `None` where `allowed` are already.
+    pub fn enter(self: &Arc<Rates>, key: KeyId, allowed: NonZeroU32) -> Option<Slot> {
+        let mut shard = self.shard(key)?.lock();
+        let under_way = shard.under_way.entry(key).or_insert(0);
+        if *under_way >= allowed.get() {
+            return None;
+        }
+        *under_way += 1;
+        Some(Slot {
+            rates: Arc::clone(self),
+            key,
+        })
+    }
+
+    fn leave(&self, key: KeyId) {
+        let Some(shard) = self.shard(key) else { return };
+        if let Entry::Occupied(mut under_way) = shard.lock().under_way.entry(key) {
+            match under_way.get().saturating_sub(1) {
+                0 => drop(under_way.remove()),
+                left => *under_way.get_mut() = left,
+            }
+        }
+    }
+
+    /// There always is one: the index is below their number.
+    fn shard(&self, key: KeyId) -> Option<&Mutex<Shard>> {
+        let hash = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).ok()?;
+        self.shards.get(hash)
+    }
+}
+
+/// One request under way; dropping it makes room for another.
+#[derive(Debug)]
+pub struct Slot {
+    rates: Arc<Rates>,
+    key: KeyId,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.rates.leave(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: NonZeroU32 = NonZeroU32::MIN;
+    const TWO: NonZeroU32 = NonZeroU32::MIN.saturating_add(1);
+
+    fn key(text: &str) -> KeyId {
+        text.parse().unwrap()
+    }
+
+    fn kept(rates: &Rates) -> usize {
+        let shards = rates.shards.iter();
+        shards.map(|shard| shard.lock().under_way.len()).sum()
+    }
+
+    #[test]
+    fn a_key_has_as_many_slots_as_it_may_and_gets_them_back() {
+        let rates = Rates::new();
+        let (one, other) = (key("AAAAAAAAAAAA"), key("AAAAAAAAAAAB"));
+        let first = rates.enter(one, TWO).unwrap();
+        let second = rates.enter(one, TWO).unwrap();
+        assert!(rates.enter(one, TWO).is_none());
+        assert!(rates.enter(other, ONE).is_some(), "another key's");
+        drop(first);
+        let third = rates.enter(one, TWO).unwrap();
+        assert!(rates.enter(one, TWO).is_none());
+        drop((second, third));
+        assert_eq!(kept(&rates), 0, "nothing is kept of keys at rest");
+    }
+
+    #[test]
+    fn fewer_allowed_than_are_under_way_lets_none_in_until_enough_have_ended() {
+        let rates = Rates::new();
+        let one = key("AAAAAAAAAAAA");
+        let slots = [rates.enter(one, TWO), rates.enter(one, TWO)];
+        let [first, second] = slots.map(Option::unwrap);
+        assert!(rates.enter(one, ONE).is_none());
+        drop(first);
+        assert!(rates.enter(one, ONE).is_none());
+        drop(second);
+        assert!(rates.enter(one, ONE).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_panics_or_is_cancelled_gives_its_slot_back() {
+        let rates = Rates::new();
+        let one = key("AAAAAAAAAAAA");
+        let slot = rates.enter(one, ONE).unwrap();
+        let panics = tokio::spawn(async move {
+            let _slot = slot;
+            panic!("in the middle of a request");
+        });
+        assert!(panics.await.unwrap_err().is_panic());
+        let slot = rates.enter(one, ONE).unwrap();
+        let cancelled = tokio::spawn(async move {
+            let _slot = slot;
+            std::future::pending::<()>().await;
+        });
+        assert!(rates.enter(one, ONE).is_none());
+        cancelled.abort();
+        assert!(cancelled.await.unwrap_err().is_cancelled());
+        assert!(rates.enter(one, ONE).is_some());
+    }
+
+    #[test]
+    fn a_bucket_is_a_keys_own() {
+        let rates = Rates::new();
+        let (one, other) = (key("AAAAAAAAAAAA"), key("AAAAAAAAAAAB"));
+        let (rate, now) = (Rate::per_second(ONE, TWO), Instant::now());
+        assert_eq!(rates.take(one, rate, now), Ok(()));
+        assert_eq!(rates.take(one, rate, now), Ok(()));
+        assert!(rates.take(one, rate, now).is_err());
+        assert_eq!(rates.take(other, rate, now), Ok(()));
+    }
+}

@@ -1,0 +1,87 @@
+//! pingora's application with the options of the configuration that a connection began under.
+//!
+//! pingora's own proxy has one set of options for its life, and it holds the pool of connections to upstreams, which must
+//! outlive every configuration. So the proxy is one, and each connection gets it wrapped in its own options.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use pingora::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream};
+use pingora::protocols::http::ServerSession;
+use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
+use pingora::proxy::{HttpProxy, http_proxy};
+use pingora::server::ShutdownWatch;
+use pingora::server::configuration::ServerConf;
+
+use crate::config::Limits;
+use crate::proxy::{Edge, Gate};
+
+/// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
+/// client that does not read should cost.
+const H2_SEND_BUFFER_BYTES: usize = 32 * 1024;
+/// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
+/// only a little over gets the gateway's answer instead of the library's bare 431.
+const H2_HEADER_LIST_FACTOR: usize = 2;
+
+/// The one proxy behind all listeners for clients.
+pub fn proxy(settings: &Arc<ServerConf>, gate: &Arc<Gate>) -> Arc<HttpProxy<Edge>> {
+    let mut proxy = http_proxy(settings, Edge::new(gate.clone()));
+    proxy.server_options = Some(options());
+    Arc::new(proxy)
+}
+
+fn options() -> HttpServerOptions {
+    let mut options = HttpServerOptions::default();
+    // Over HTTP/2 it is refused by the gateway, over HTTP/1 it never gets here.
+    options.allow_connect_method_proxying = true;
+    options
+}
+
+/// What serves one connection: everything from a request's head on.
+pub struct Application {
+    proxy: Arc<HttpProxy<Edge>>,
+    options: HttpServerOptions,
+    h2_options: H2Options,
+}
+
+impl Application {
+    /// The proxy under these limits.
+    pub fn new(proxy: Arc<HttpProxy<Edge>>, limits: &Limits) -> Arc<Application> {
+        let mut options = options();
+        options.h2_idle_timeout = Some(limits.keepalive_idle);
+        Arc::new(Application {
+            proxy,
+            options,
+            h2_options: h2_options(limits),
+        })
+    }
+}
+
+fn h2_options(limits: &Limits) -> H2Options {
+    let list_bytes = limits.header_bytes.saturating_mul(H2_HEADER_LIST_FACTOR);
+    let mut options = default_h2_options();
+    options
+        .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.h2_streams)
+        .max_send_buffer_size(H2_SEND_BUFFER_BYTES);
+    options
+}
+
+#[async_trait]
+impl HttpServerApp for Application {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        session: ServerSession,
+        shutdown: &ShutdownWatch,
+    ) -> Option<ReusedHttpStream> {
+        self.proxy.process_new_http(session, shutdown).await
+    }
+
+    fn h2_options(&self) -> Option<H2Options> {
+        Some(self.h2_options.clone())
+    }
+
+    fn server_options(&self) -> Option<&HttpServerOptions> {
+        Some(&self.options)
+    }
+}

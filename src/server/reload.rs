@@ -1,0 +1,339 @@
+//! Keeping what runs equal to the configuration file: a change of it, or SIGHUP, is checked whole and applied whole, or
+//! not at all.
+//!
+//! Everything that can fail (reading, checking, certificates, the access log's file, asking the store whether keys hold a
+//! tier that is gone) is done before anything is changed; then one pointer is exchanged, and requests that begin see the
+//! new configuration. Those under way keep theirs. What was counted is in the store and not touched; connections of
+//! clients and to upstreams stay.
+//!
+//! The file says what should run. So one that was refused is tried again until it is what runs: for a name that can be
+//! resolved again, a certificate that is there by now, a tier whose last key is gone.
+
+use std::cell::OnceCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use tokio::signal::unix::Signal;
+
+use super::tls::{Front, Speaker};
+use super::watched::{Contents, Settling, Watched};
+use super::{format_of, notify, open_access_log, warn_of_shadow_tiers};
+use crate::admin::{ConfigView, Refused};
+use crate::config::{Certificate, Config, Running};
+use crate::policy::key_record::{KeyState, TierName};
+use crate::proxy::{Gate, Snapshot};
+use crate::store::Store;
+use crate::telemetry::access_log::Sink;
+use crate::telemetry::diagnostics;
+
+/// Between two looks at the files; a change is applied when two looks in a row saw the same.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Between two attempts with a file that was refused.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Follows one configuration file.
+pub struct Reloader {
+    file: PathBuf,
+    gate: Arc<Gate>,
+    front: Option<Arc<Front>>,
+    view: Arc<ArcSwap<ConfigView>>,
+    watched: Watched,
+    /// Access logs that were replaced and may still be held by a request that is writing its line.
+    retired: Vec<Arc<Sink>>,
+}
+
+/// What asked for a configuration to be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// SIGHUP.
+    Signal,
+    /// A file changed.
+    Change,
+    /// The last attempt failed a while ago.
+    Retry,
+}
+
+impl Cause {
+    fn as_str(self) -> &'static str {
+        match self {
+            Cause::Signal => "signal",
+            Cause::Change => "change",
+            Cause::Retry => "retry",
+        }
+    }
+}
+
+/// A configuration of which everything that can fail has been done.
+struct Prepared {
+    snapshot: Snapshot,
+    /// Another certificate.
+    speaker: Option<Speaker>,
+    /// Another place of the access log; inside, `None` is nowhere.
+    sink: Option<Option<Sink>>,
+}
+
+impl Prepared {
+    /// Whether it is what runs, the configuration with this hash.
+    fn changes_nothing(&self, hash: &str) -> bool {
+        self.snapshot.config.hash == hash && self.speaker.is_none()
+    }
+}
+
+impl Reloader {
+    /// A follower of `file`, from which the configuration of `gate` was read. What becomes of it is shown in `view`.
+    pub fn new(
+        file: &Path,
+        gate: Arc<Gate>,
+        front: Option<Arc<Front>>,
+        view: Arc<ArcSwap<ConfigView>>,
+    ) -> Reloader {
+        let watched = Watched::new(files_of(file, &gate.snapshot().config));
+        Reloader {
+            file: file.to_owned(),
+            gate,
+            front,
+            view,
+            watched,
+            retired: Vec::new(),
+        }
+    }
+
+    /// Follows the file until it is dropped.
+    pub async fn run(mut self, mut hangup: Signal) {
+        let (watched, now) = look(self.watched).await;
+        self.watched = watched;
+        // The file may have been changed since it was read for the start.
+        let mut settling = if now.first_has(&self.gate.snapshot().config.hash) {
+            Settling::new(now)
+        } else {
+            Settling::new(Contents::default())
+        };
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut attempted = Instant::now();
+        loop {
+            let signalled = tokio::select! {
+                signal = hangup.recv() => signal.is_some(),
+                _ = looks.tick() => false,
+            };
+            self.observe_the_files_of_the_moment();
+            let (watched, now) = look(self.watched).await;
+            self.watched = watched;
+            let cause = if signalled {
+                // What is there now is read now: the operator says that it is whole.
+                settling = Settling::new(now);
+                Cause::Signal
+            } else if settling.note(now) {
+                Cause::Change
+            } else if self.view.load().refused.is_some() && attempted.elapsed() >= RETRY_INTERVAL {
+                Cause::Retry
+            } else {
+                self.drop_retired().await;
+                continue;
+            };
+            self.reload(cause).await;
+            attempted = Instant::now();
+        }
+    }
+
+    async fn reload(&mut self, cause: Cause) {
+        if cause == Cause::Signal {
+            notify::reloading();
+        }
+        let prepared = self.prepare().await;
+        let view = self.view.load_full();
+        match (prepared, &view.refused) {
+            // A file was written anew with what it held.
+            (Ok(prepared), None)
+                if cause == Cause::Change && prepared.changes_nothing(&view.hash) => {}
+            (Ok(prepared), _) => self.apply(prepared, cause),
+            // Said once, not at each attempt.
+            (Err(reason), Some(refused)) if cause == Cause::Retry && refused.reason == reason => {}
+            (Err(reason), _) => self.refuse(reason, cause),
+        }
+    }
+
+    /// Does everything that can fail, off the threads that serve requests.
+    async fn prepare(&self) -> Result<Prepared, String> {
+        let (file, gate, front) = (self.file.clone(), self.gate.clone(), self.front.clone());
+        let runtime = tokio::runtime::Handle::current();
+        let preparing = tokio::task::spawn_blocking(move || {
+            let holders = Holders::new(&gate.store, runtime);
+            prepare(&file, &gate.snapshot(), front.as_deref(), &holders)
+        });
+        match preparing.await {
+            Ok(prepared) => prepared,
+            Err(error) => Err(format!("the attempt ended half-way: {error}")),
+        }
+    }
+
+    /// Changes everything; nothing here can fail.
+    fn apply(&mut self, prepared: Prepared, cause: Cause) {
+        let Prepared {
+            snapshot,
+            speaker,
+            sink,
+        } = prepared;
+        let previous = self.gate.snapshot().config.hash.clone();
+        let hash = snapshot.config.hash.clone();
+        let logging = &snapshot.config.logging;
+        diagnostics::install(logging.level.as_str(), format_of(logging.format));
+        if let Some(sink) = sink {
+            self.retired.extend(self.gate.access_log.redirect(sink));
+        }
+        self.gate.replace(snapshot);
+        if let (Some(front), Some(speaker)) = (&self.front, speaker) {
+            front.exchange(speaker);
+        }
+        let now = self.gate.store.now();
+        self.view
+            .store(Arc::new(ConfigView::applied(hash.clone(), now)));
+        let metrics = &self.gate.metrics;
+        metrics.config_runs(&hash, now);
+        metrics.config_reloads.with_label_values(&["applied"]).inc();
+        notify::ready(&hash);
+        tracing::info!(
+            configuration = hash,
+            previous,
+            cause = cause.as_str(),
+            "configuration applied"
+        );
+        warn_of_shadow_tiers(&self.gate.snapshot().config);
+    }
+
+    /// Leaves everything as it is and says why.
+    fn refuse(&mut self, reason: String, cause: Cause) {
+        let hash = self.gate.snapshot().config.hash.clone();
+        let metrics = &self.gate.metrics;
+        metrics.config_refused.set(1);
+        metrics.config_reloads.with_label_values(&["refused"]).inc();
+        notify::refused(&hash);
+        tracing::warn!(
+            configuration = hash,
+            cause = cause.as_str(),
+            reason,
+            "configuration refused: the last good one stays"
+        );
+        let refused = Refused {
+            at: self.gate.store.now(),
+            reason,
+        };
+        let view = self.view.load().but_refused(refused);
+        self.view.store(Arc::new(view));
+    }
+
+    fn observe_the_files_of_the_moment(&mut self) {
+        let snapshot = self.gate.snapshot();
+        let files = files_of(&self.file, &snapshot.config);
+        if !self.watched.is_of(files.iter().map(PathBuf::as_path)) {
+            self.watched = Watched::new(files);
+        }
+    }
+
+    /// Lets go of replaced access logs that nobody writes to any more; their last lines may take a second.
+    async fn drop_retired(&mut self) {
+        let (idle, busy) = std::mem::take(&mut self.retired)
+            .into_iter()
+            .partition(|sink| Arc::strong_count(sink) == 1);
+        self.retired = busy;
+        let idle: Vec<Arc<Sink>> = idle;
+        if !idle.is_empty() {
+            // Ends badly only if the runtime is gone.
+            let _ = tokio::task::spawn_blocking(move || drop(idle)).await;
+        }
+    }
+}
+
+async fn look(mut watched: Watched) -> (Watched, Contents) {
+    let looking = tokio::task::spawn_blocking(move || {
+        let now = watched.look();
+        (watched, now)
+    });
+    // It ends badly only if the runtime does.
+    looking.await.unwrap_or_default()
+}
+
+/// The files that a configuration is made of, the file itself first.
+fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
+    let mut files = vec![file.to_owned()];
+    let certificate = config.listen.https.as_ref().map(|https| &https.certificate);
+    match certificate {
+        Some(Certificate::Files {
+            certificate,
+            private_key,
+        }) => files.extend([certificate.clone(), private_key.clone()]),
+        Some(Certificate::SelfSigned) | None => {}
+    }
+    files
+}
+
+fn prepare(
+    file: &Path,
+    running: &Snapshot,
+    front: Option<&Front>,
+    holders: &Holders<'_>,
+) -> Result<Prepared, String> {
+    let config = Config::load_over(
+        file,
+        &Running {
+            config: &running.config,
+            keys_of: &|tier| holders.of(tier),
+        },
+    )
+    .map_err(|errors| errors.to_string())?;
+    let speaker = match (front, &config.listen.https) {
+        (Some(front), Some(https)) => front
+            .successor(&https.certificate)
+            .map_err(|error| error.to_string())?,
+        (None, _) | (_, None) => None,
+    };
+    let place = &config.logging.access_log;
+    let sink = if *place == running.config.logging.access_log {
+        None
+    } else {
+        Some(open_access_log(place).map_err(|error| error.to_string())?)
+    };
+    Ok(Prepared {
+        snapshot: Snapshot::after(config, running),
+        speaker,
+        sink,
+    })
+}
+
+/// How many keys hold each tier, asked of the store where it matters.
+struct Holders<'a> {
+    store: &'a Arc<dyn Store>,
+    runtime: tokio::runtime::Handle,
+    counted: OnceCell<Result<BTreeMap<TierName, u64>, String>>,
+}
+
+impl<'a> Holders<'a> {
+    /// Not to be asked on a thread of `runtime` that runs tasks: it waits there.
+    fn new(store: &'a Arc<dyn Store>, runtime: tokio::runtime::Handle) -> Holders<'a> {
+        Holders {
+            store,
+            runtime,
+            counted: OnceCell::new(),
+        }
+    }
+
+    /// The keys of a tier that are or may become usable.
+    fn of(&self, tier: &TierName) -> Result<u64, String> {
+        let counted = self.counted.get_or_init(|| {
+            let keys = self.runtime.block_on(self.store.all_keys());
+            let keys = keys.map_err(|error| error.to_string())?;
+            let mut counted = BTreeMap::new();
+            for key in keys.iter().filter(|key| key.state != KeyState::Revoked) {
+                *counted.entry(key.tier.clone()).or_default() += 1;
+            }
+            Ok(counted)
+        });
+        match counted {
+            Ok(counted) => Ok(counted.get(tier).copied().unwrap_or(0)),
+            Err(why) => Err(why.clone()),
+        }
+    }
+}

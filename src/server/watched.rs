@@ -1,0 +1,202 @@
+//! Noticing that files changed, whoever changed them and how.
+//!
+//! Files are looked at again and again by their names: that sees an editor that puts a new file into the place of the old
+//! one, Kubernetes' swap of a symbolic link above it, and file systems that report no events to the kernel (network,
+//! overlay and FUSE mounts), and needs no library. A look costs one `stat` a file; contents are read only where that
+//! differs, or is too fresh to tell two writes apart.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use sha2::{Digest, Sha256};
+
+/// Two writes within the granularity of a file system's clock, 2 s at worst, may leave the same time.
+const FRESH: Duration = Duration::from_secs(3);
+/// More than any configuration or certificate that is taken; of a larger file the beginning is compared.
+const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
+
+/// What some files held at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Contents(Vec<Option<[u8; 32]>>);
+
+impl Contents {
+    /// Whether the SHA-256 of the first file begins with these hexadecimal digits.
+    pub fn first_has(&self, hexadecimal: &str) -> bool {
+        let Some(Some(digest)) = self.0.first() else {
+            return false;
+        };
+        let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        digits.starts_with(hexadecimal)
+    }
+}
+
+/// Files under observation.
+#[derive(Debug, Default)]
+pub struct Watched {
+    files: Vec<File>,
+}
+
+#[derive(Debug)]
+struct File {
+    path: PathBuf,
+    /// The stamp of the last look and the digest of what was read then.
+    known: Option<(Stamp, Option<[u8; 32]>)>,
+}
+
+/// What `stat` says of a file, with symbolic links followed; `None`: there is none.
+type Stamp = Option<[i128; 6]>;
+
+impl Watched {
+    /// Observes `files`, none of which needs to exist.
+    pub fn new(files: impl IntoIterator<Item = PathBuf>) -> Watched {
+        let files = files.into_iter();
+        Watched {
+            files: files.map(|path| File { path, known: None }).collect(),
+        }
+    }
+
+    /// Whether these files are observed, in this order.
+    pub fn is_of<'a>(&self, files: impl IntoIterator<Item = &'a Path>) -> bool {
+        self.files.iter().map(|file| file.path.as_path()).eq(files)
+    }
+
+    /// What the files hold now. Waits for the disk.
+    pub fn look(&mut self) -> Contents {
+        Contents(self.files.iter_mut().map(File::look).collect())
+    }
+}
+
+impl File {
+    fn look(&mut self) -> Option<[u8; 32]> {
+        let now = std::fs::metadata(&self.path).ok();
+        let stamp = now.as_ref().map(stamp_of);
+        if let Some((known, digest)) = self.known
+            && known == stamp
+            && !now.as_ref().is_some_and(is_fresh)
+        {
+            return digest;
+        }
+        let digest = digest_of(&self.path);
+        self.known = Some((stamp, digest));
+        digest
+    }
+}
+
+fn stamp_of(metadata: &Metadata) -> [i128; 6] {
+    let nanoseconds =
+        |seconds: i64, rest: i64| i128::from(seconds) * 1_000_000_000 + i128::from(rest);
+    [
+        metadata.dev().into(),
+        metadata.ino().into(),
+        metadata.size().into(),
+        metadata.mode().into(),
+        nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
+        nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
+    ]
+}
+
+/// Whether the file was changed so lately, or by another clock, that a later change could leave the same stamp.
+fn is_fresh(metadata: &Metadata) -> bool {
+    let changed = u64::try_from(metadata.ctime().max(metadata.mtime())).unwrap_or(0);
+    let changed = UNIX_EPOCH + Duration::from_secs(changed);
+    match SystemTime::now().duration_since(changed) {
+        Ok(age) => age < FRESH,
+        Err(_) => true,
+    }
+}
+
+fn digest_of(path: &Path) -> Option<[u8; 32]> {
+    use std::io::Read;
+
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(path).ok()?;
+    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+    Some(Sha256::digest(bytes).into())
+}
+
+/// Tells when changed files have come to rest, so that a file which is still being written is left alone.
+#[derive(Debug)]
+pub struct Settling {
+    taken: Contents,
+    seen: Option<Contents>,
+}
+
+impl Settling {
+    /// Begins with contents that are in use.
+    pub fn new(taken: Contents) -> Settling {
+        Settling { taken, seen: None }
+    }
+
+    /// Takes what was just looked at; whether it is new and was the same at the look before.
+    pub fn note(&mut self, now: Contents) -> bool {
+        if now == self.taken {
+            self.seen = None;
+            return false;
+        }
+        if self.seen.as_ref() == Some(&now) {
+            *self = Settling::new(now);
+            return true;
+        }
+        self.seen = Some(now);
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents(number: u8) -> Contents {
+        Contents(vec![Some([number; 32])])
+    }
+
+    #[test]
+    fn contents_are_new_when_they_were_the_same_at_two_looks_and_only_once() {
+        let mut settling = Settling::new(contents(0));
+        let looks = [
+            (0, false),
+            (1, false),
+            (2, false),
+            (2, true),
+            (2, false),
+            (3, false),
+            (2, false),
+            (3, false),
+            (3, true),
+        ];
+        for (number, expected) in looks {
+            assert_eq!(settling.note(contents(number)), expected, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_replaced_a_rewritten_a_removed_and_a_relinked_file_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        for (name, text) in [("v1", "one"), ("v2", "two")] {
+            std::fs::create_dir(at(name)).unwrap();
+            std::fs::write(at(name).join("file"), text).unwrap();
+        }
+        std::os::unix::fs::symlink("v1", at("data")).unwrap();
+        let mut watched = Watched::new([at("data").join("file")]);
+        let mut looks = vec![watched.look(), watched.look()];
+        assert_eq!(looks[0], looks[1]);
+        std::os::unix::fs::symlink("v2", at("next")).unwrap();
+        std::fs::rename(at("next"), at("data")).unwrap();
+        looks.push(watched.look());
+        std::fs::write(at("other"), "six").unwrap();
+        std::fs::rename(at("other"), at("v2").join("file")).unwrap();
+        looks.push(watched.look());
+        std::fs::write(at("v2").join("file"), "ten").unwrap();
+        looks.push(watched.look());
+        std::fs::remove_file(at("v2").join("file")).unwrap();
+        looks.push(watched.look());
+        assert!(
+            looks[1..].windows(2).all(|two| two[0] != two[1]),
+            "{looks:?}"
+        );
+        assert_eq!(looks[5], Contents(vec![None]));
+    }
+}

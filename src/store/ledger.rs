@@ -1,0 +1,456 @@
+//! What the ledger holds of a key's day: which endpoint each unit went to, under which tier, and who was refused.
+//!
+//! Invariant, for every store, key and day: the units charged minus those refunded, summed over endpoints (or over
+//! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed [`Keeping::settle_window`] after its
+//! end: what is settled later becomes an [`Adjustment`] that bears the date on which it came, and the day stays.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use serde::Serialize;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::{KeyRecord, TierName};
+
+/// The endpoint under which requests are counted that no endpoint matched. Not a path, so that it is none's name.
+pub static NO_ENDPOINT: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
+/// The tier of units that an older version of this program charged, which did not write it down. Not a tier's name.
+pub const UNKNOWN_TIER: &str = "?";
+
+/// How long the ledger waits for late settlements, and how long it is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keeping {
+    /// How long after its end a day is closed. Default: 7 days.
+    pub settle_window: Duration,
+    /// How long after its end a day is kept; longer than the settle window. Default: 396 days (13 months).
+    pub retention: Duration,
+}
+
+impl Default for Keeping {
+    fn default() -> Keeping {
+        const DAY: Duration = Duration::from_secs(86_400);
+        Keeping {
+            settle_window: 7 * DAY,
+            retention: 396 * DAY,
+        }
+    }
+}
+
+impl Keeping {
+    /// Whether a day that ended at `day_end` is closed at `now` (Unix seconds).
+    pub fn is_closed(&self, day_end: i64, now: i64) -> bool {
+        now >= day_end.saturating_add(whole_seconds(self.settle_window))
+    }
+
+    /// The settle window in seconds.
+    pub fn settle_window_seconds(&self) -> i64 {
+        whole_seconds(self.settle_window)
+    }
+
+    /// The retention in seconds.
+    pub fn retention_seconds(&self) -> i64 {
+        whole_seconds(self.retention)
+    }
+}
+
+fn whole_seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// Why a request of a known key was refused without a charge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    /// 404: no endpoint has the path; counted under [`NO_ENDPOINT`].
+    NotFound,
+    /// 405: the endpoint does not take the method.
+    Method,
+    /// 403: the tier does not include the endpoint.
+    Tier,
+    /// 429: more requests at once than the tier's burst limit.
+    Burst,
+    /// 429: more requests in flight than the tier's concurrency limit.
+    Concurrent,
+    /// 429: the daily quota is used up.
+    DailyQuota,
+}
+
+/// What the ledger holds for one key, day, tier and endpoint, or the sum of several such.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct Totals {
+    /// Requests charged.
+    pub requests: u64,
+    /// Units charged for them.
+    pub charged: u64,
+    /// Units given back.
+    pub refunded: u64,
+    /// Requests refused because of the tier.
+    pub refused_tier: u64,
+    /// Requests refused because of the daily quota.
+    pub refused_quota: u64,
+    /// Requests refused because of the burst limit.
+    pub refused_burst: u64,
+    /// Requests refused because of the concurrency limit.
+    pub refused_concurrent: u64,
+    /// Requests refused because no endpoint has the path.
+    pub refused_not_found: u64,
+    /// Requests refused because the endpoint does not take the method.
+    pub refused_method: u64,
+}
+
+impl Totals {
+    /// How many numbers there are, in the order in which they are stored. More may be added at the end.
+    pub const NUMBERS: usize = 9;
+
+    /// The numbers.
+    pub fn numbers(&self) -> [u64; Totals::NUMBERS] {
+        let Totals {
+            requests,
+            charged,
+            refunded,
+            refused_tier,
+            refused_quota,
+            refused_burst,
+            refused_concurrent,
+            refused_not_found,
+            refused_method,
+        } = *self;
+        [
+            requests,
+            charged,
+            refunded,
+            refused_tier,
+            refused_quota,
+            refused_burst,
+            refused_concurrent,
+            refused_not_found,
+            refused_method,
+        ]
+    }
+
+    /// The totals with these numbers.
+    pub fn of_numbers(numbers: [u64; Totals::NUMBERS]) -> Totals {
+        let [
+            requests,
+            charged,
+            refunded,
+            refused_tier,
+            refused_quota,
+            refused_burst,
+            refused_concurrent,
+            refused_not_found,
+            refused_method,
+        ] = numbers;
+        Totals {
+            requests,
+            charged,
+            refunded,
+            refused_tier,
+            refused_quota,
+            refused_burst,
+            refused_concurrent,
+            refused_not_found,
+            refused_method,
+        }
+    }
+
+    /// Adds others.
+    pub fn add(&mut self, others: &Totals) {
+        let mut numbers = self.numbers();
+        for (number, other) in numbers.iter_mut().zip(others.numbers()) {
+            *number = number.saturating_add(other);
+        }
+        *self = Totals::of_numbers(numbers);
+    }
+
+    /// Counts refused requests.
+    pub fn refuse(&mut self, refusal: Refusal, requests: u64) {
+        let number = match refusal {
+            Refusal::NotFound => &mut self.refused_not_found,
+            Refusal::Method => &mut self.refused_method,
+            Refusal::Tier => &mut self.refused_tier,
+            Refusal::Burst => &mut self.refused_burst,
+            Refusal::Concurrent => &mut self.refused_concurrent,
+            Refusal::DailyQuota => &mut self.refused_quota,
+        };
+        *number = number.saturating_add(requests);
+    }
+
+    /// Requests refused, for whatever reason.
+    pub fn refused(&self) -> u64 {
+        let [_, _, _, reasons @ ..] = self.numbers();
+        reasons.iter().sum()
+    }
+
+    /// Units charged minus units given back; below zero where only refunds are known.
+    pub fn net(&self) -> i64 {
+        signed(self.charged).saturating_sub(signed(self.refunded))
+    }
+}
+
+/// What a key might use on a day, as the charges of the day were judged: the largest that was in force.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Ceiling {
+    /// Units: the tier's and the granted ones; [`UNBOUNDED`](super::UNBOUNDED) where a charge only counted. 0 where it is not known.
+    pub limit: u64,
+    /// The granted ones among them.
+    pub granted: u64,
+}
+
+/// A database that has no numbers above these keeps [`UNBOUNDED`](super::UNBOUNDED) as the largest one.
+const BOUNDED_MAX: u64 = i64::MAX as u64 - 1;
+
+impl Ceiling {
+    /// The ceiling of a charge: its limit, and what its record was granted for the day.
+    pub fn of(record: &KeyRecord, date: Date, limit: u64) -> Ceiling {
+        Ceiling {
+            limit,
+            granted: record.grants.get(&date).copied().unwrap_or(0),
+        }
+    }
+
+    /// The larger of two, number by number.
+    pub fn max(self, other: Ceiling) -> Ceiling {
+        Ceiling {
+            limit: self.limit.max(other.limit),
+            granted: self.granted.max(other.granted),
+        }
+    }
+
+    /// The limit, if it is known and there was one.
+    pub fn bound(self) -> Option<u64> {
+        Some(self.limit).filter(|limit| (1..=BOUNDED_MAX).contains(limit))
+    }
+}
+
+/// One entry of the ledger as stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cell {
+    /// The tier of the requests; `None` where an older version wrote the entry.
+    pub tier: Option<TierName>,
+    /// The endpoint's pattern, or [`NO_ENDPOINT`].
+    pub endpoint: String,
+    /// The numbers.
+    pub totals: Totals,
+    /// By what its charges were judged.
+    pub ceiling: Ceiling,
+}
+
+/// Units that were settled after their day was closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Adjustment {
+    /// When they came, to the quarter of an hour: no zone's midnight falls between two quarters.
+    pub came: Timestamp,
+    /// Units charged, minus units given back.
+    pub units: i64,
+}
+
+/// [`Adjustment::came`] is rounded down to so many seconds.
+pub const ADJUSTMENT_STEP_SECONDS: i64 = 900;
+
+/// The ledger of one key on one day.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct DayUsage {
+    /// The day.
+    pub date: Date,
+    /// The key.
+    pub key: KeyId,
+    /// Units charged minus units refunded, without the adjustments: what the quota counted when the day was closed.
+    pub used: u64,
+    /// Of these, units of which no endpoint is known: a gateway that lives says it within a second; one that died did not
+    /// come to it. Below zero where it died between giving units back and saying at which endpoint.
+    pub unattributed: i64,
+    /// The largest limit that a charge of the day was judged by; `None` where a tier in shadow or only an older version
+    /// charged.
+    pub limit: Option<u64>,
+    /// The units of it that were granted on top of the tier's.
+    pub granted: u64,
+    /// Units used above the limit: served while the store was away. Never billed.
+    pub over: u64,
+    /// What happened at each endpoint; may lag behind `used` by up to a second.
+    pub endpoints: BTreeMap<String, Totals>,
+    /// The same by the tier that the key had then.
+    pub tiers: BTreeMap<String, Totals>,
+    /// What was settled after the day was closed, in the order in which it came.
+    pub adjustments: Vec<Adjustment>,
+}
+
+impl DayUsage {
+    /// The day from its entries. `used` as the store counts it, with the adjustments; `None` where there is no other
+    /// count than the entries.
+    pub fn of_cells(
+        (date, key): (Date, KeyId),
+        used: Option<i64>,
+        cells: impl IntoIterator<Item = Cell>,
+        adjustments: Vec<Adjustment>,
+    ) -> DayUsage {
+        let (mut endpoints, mut tiers) = (BTreeMap::new(), BTreeMap::new());
+        let (mut ceiling, mut attributed) = (Ceiling::default(), 0_i64);
+        for cell in cells {
+            let tier = cell
+                .tier
+                .map_or_else(|| UNKNOWN_TIER.to_owned(), |tier| tier.to_string());
+            let sums: [(&mut BTreeMap<String, Totals>, String); 2] =
+                [(&mut endpoints, cell.endpoint), (&mut tiers, tier)];
+            for (sums, name) in sums {
+                sums.entry(name).or_default().add(&cell.totals);
+            }
+            ceiling = ceiling.max(cell.ceiling);
+            attributed = attributed.saturating_add(cell.totals.net());
+        }
+        let adjusted: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
+        let counted = used.map_or(attributed, |used| used.saturating_sub(adjusted));
+        let used = u64::try_from(counted).unwrap_or(0);
+        let over = ceiling
+            .bound()
+            .map_or(0, |limit| used.saturating_sub(limit));
+        DayUsage {
+            date,
+            key,
+            used,
+            unattributed: signed(used).saturating_sub(attributed),
+            limit: ceiling.bound(),
+            granted: ceiling.granted,
+            over,
+            endpoints,
+            tiers,
+            adjustments,
+        }
+    }
+
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.used == 0 && self.endpoints.is_empty() && self.adjustments.is_empty()
+    }
+
+    /// The sum over endpoints.
+    pub fn totals(&self) -> Totals {
+        let mut sum = Totals::default();
+        self.endpoints.values().for_each(|totals| sum.add(totals));
+        sum
+    }
+
+    /// Units settled after the day was closed.
+    pub fn adjusted(&self) -> i64 {
+        self.adjustments
+            .iter()
+            .map(|adjustment| adjustment.units)
+            .sum()
+    }
+}
+
+/// A key's day with what is wrong with it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Proof {
+    /// The day as it was read for the proof.
+    pub usage: DayUsage,
+    /// What does not hold, each in a sentence; empty where everything does.
+    pub faults: Vec<String>,
+}
+
+fn signed(units: u64) -> i64 {
+    i64::try_from(units).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::key_record::tests::key_of;
+
+    fn cell(tier: Option<&str>, endpoint: &str, charged: u64, limit: u64) -> Cell {
+        Cell {
+            tier: tier.map(|tier| tier.parse().unwrap()),
+            endpoint: endpoint.into(),
+            totals: Totals {
+                requests: charged,
+                charged,
+                refunded: 1,
+                ..Totals::default()
+            },
+            ceiling: Ceiling { limit, granted: 2 },
+        }
+    }
+
+    fn day(used: Option<i64>, adjustments: Vec<Adjustment>) -> DayUsage {
+        let (_, record) = key_of("pro");
+        let cells = [
+            cell(Some("pro"), "/a", 5, 10),
+            cell(Some("pro"), "/b", 3, 10),
+            cell(None, "/a", 2, 0),
+        ];
+        DayUsage::of_cells(
+            ("2026-11-21".parse().unwrap(), record.id),
+            used,
+            cells,
+            adjustments,
+        )
+    }
+
+    #[test]
+    fn a_day_adds_up_by_endpoint_and_by_tier_and_what_nobody_named_is_unattributed() {
+        let told = day(Some(9), Vec::new());
+        assert_eq!((told.used, told.unattributed, told.over), (9, 2, 0));
+        assert_eq!(told.endpoints["/a"].net(), 5);
+        assert_eq!(told.tiers["pro"].net(), 6);
+        assert_eq!(told.tiers[UNKNOWN_TIER].net(), 1);
+        assert_eq!((told.limit, told.granted), (Some(10), 2));
+        for sums in [&told.endpoints, &told.tiers] {
+            let attributed: i64 = sums.values().map(Totals::net).sum();
+            assert_eq!(attributed + told.unattributed, 9);
+        }
+        assert_eq!(day(None, Vec::new()).unattributed, 0);
+        assert_eq!(day(Some(5), Vec::new()).unattributed, -2);
+    }
+
+    #[test]
+    fn units_above_the_limit_are_over_and_late_ones_stay_out_of_the_day() {
+        assert_eq!(day(Some(13), Vec::new()).over, 3);
+        let came = Timestamp::UNIX_EPOCH;
+        let late = day(Some(13), vec![Adjustment { came, units: 4 }]);
+        assert_eq!((late.used, late.over, late.adjusted()), (9, 0, 4));
+    }
+
+    #[test]
+    fn a_day_with_a_charge_that_only_counted_has_no_limit_and_nothing_is_over() {
+        let (_, record) = key_of("pro");
+        for unbounded in [crate::store::UNBOUNDED, i64::MAX as u64] {
+            let cells = [
+                cell(Some("pro"), "/a", 50, 10),
+                cell(Some("free"), "/a", 9, unbounded),
+            ];
+            let place = ("2026-11-21".parse().unwrap(), record.id);
+            let told = DayUsage::of_cells(place, None, cells, Vec::new());
+            assert_eq!((told.used, told.limit, told.over), (57, None, 0));
+        }
+    }
+
+    #[test]
+    fn every_reason_has_a_number_of_its_own() {
+        let mut totals = Totals::default();
+        let reasons = [
+            Refusal::NotFound,
+            Refusal::Method,
+            Refusal::Tier,
+            Refusal::Burst,
+            Refusal::Concurrent,
+            Refusal::DailyQuota,
+        ];
+        for (times, reason) in reasons.into_iter().enumerate() {
+            totals.refuse(reason, times as u64 + 1);
+        }
+        assert_eq!(totals.numbers(), [0, 0, 0, 3, 6, 4, 5, 1, 2]);
+        assert_eq!(totals.refused(), 21);
+        assert_eq!(Totals::of_numbers(totals.numbers()), totals);
+    }
+
+    #[test]
+    fn a_day_is_closed_when_the_settle_window_is_over() {
+        let keeping = Keeping::default();
+        let week = 7 * 86_400;
+        assert!(!keeping.is_closed(1_000, 1_000 + week - 1));
+        assert!(keeping.is_closed(1_000, 1_000 + week));
+    }
+}

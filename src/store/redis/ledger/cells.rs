@@ -1,0 +1,86 @@
+//! One field of the ledger's hash: `<producer>|<endpoint>`, and as its value numbers and a tier with spaces between.
+//!
+//! The numbers are those of [`Totals`] in their order, then limit and granted units; then comes the tier's name. Every
+//! version reads the numbers it knows from the front and leaves the rest: a value with five numbers was written before
+//! there were others, and no tier is known of it.
+
+use crate::policy::key_record::TierName;
+use crate::store::Totals;
+use crate::store::ledger::{Ceiling, Cell};
+
+/// The value of a field.
+pub fn written(totals: &Totals, ceiling: Ceiling, tier: Option<&TierName>) -> String {
+    let mut text = String::new();
+    for number in totals.numbers() {
+        text.push_str(&number.to_string());
+        text.push(' ');
+    }
+    text.push_str(&format!("{} {}", ceiling.limit, ceiling.granted));
+    if let Some(tier) = tier {
+        text.push(' ');
+        text.push_str(tier.as_str());
+    }
+    text
+}
+
+/// The producer of a field and the entry in it; `None` where it is none of ours.
+pub fn read<'f>(field: &'f str, value: &str) -> Option<(&'f str, Cell)> {
+    let (producer, endpoint) = field.split_once('|')?;
+    let mut words = value.split(' ').peekable();
+    let mut numbers = Vec::new();
+    while let Some(number) = words.peek().and_then(|word| word.parse::<u64>().ok()) {
+        numbers.push(number);
+        words.next();
+    }
+    // The first five are as old as the ledger.
+    if numbers.len() < 5 {
+        return None;
+    }
+    let mut numbers = numbers.into_iter();
+    let mut totals = [0; Totals::NUMBERS];
+    for (total, number) in totals.iter_mut().zip(numbers.by_ref()) {
+        *total = number;
+    }
+    let cell = Cell {
+        tier: words.next().and_then(|tier| tier.parse().ok()),
+        endpoint: endpoint.to_owned(),
+        totals: Totals::of_numbers(totals),
+        ceiling: Ceiling {
+            limit: numbers.next().unwrap_or(0),
+            granted: numbers.next().unwrap_or(0),
+        },
+    };
+    Some((producer, cell))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_survives_its_written_form() {
+        let cell = Cell {
+            tier: Some("pro".parse().unwrap()),
+            endpoint: "/x|y".into(),
+            totals: Totals::of_numbers([1, 2, 3, 4, 5, 6, 7, 8, 9]),
+            ceiling: Ceiling {
+                limit: 10,
+                granted: 11,
+            },
+        };
+        let value = written(&cell.totals, cell.ceiling, cell.tier.as_ref());
+        assert_eq!(value, "1 2 3 4 5 6 7 8 9 10 11 pro");
+        assert_eq!(read("a.0|/x|y", &value), Some(("a.0", cell)));
+    }
+
+    #[test]
+    fn what_an_older_version_wrote_is_read_and_what_nobody_wrote_is_not() {
+        let (producer, cell) = read("a.0|/x", "1 2 3 4 5").unwrap();
+        assert_eq!((producer, cell.tier), ("a.0", None));
+        assert_eq!(cell.totals.numbers(), [1, 2, 3, 4, 5, 0, 0, 0, 0]);
+        assert_eq!(cell.ceiling, Ceiling::default());
+        assert_eq!(read("a.0", "1 2 3 4 5"), None);
+        assert_eq!(read("a.0|/x", "1 2"), None);
+        assert_eq!(read("a.0|/x", "1 2 x 4 5"), None);
+    }
+}

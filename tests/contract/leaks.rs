@@ -1,0 +1,115 @@
+//! Nothing leaks: who may keep an answer, what a browser may make of it, and what is written down of a request.
+
+use harness::upstream::Script;
+use harness::{Answer, Behaviour, Call, Protocol, Scene, eventually};
+
+use super::{MARKETS, RANKINGS, TOUCHLINE};
+
+const DEADLINE: std::time::Duration = std::time::Duration::from_secs(10);
+
+fn all_of<'a>(answer: &'a Answer, name: &str) -> Vec<&'a str> {
+    let values = answer.headers.get_all(name).iter();
+    values.map(|value| value.to_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn no_shared_cache_keeps_an_answer_and_what_an_upstream_says_more_strictly_stands() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for (said, told) in [
+            (None, "private"),
+            (
+                Some("public, s-maxage=600, max-age=60"),
+                "private, max-age=60",
+            ),
+            (Some("no-store"), "no-store"),
+            (Some("private, max-age=5"), "private, max-age=5"),
+        ] {
+            let mut script = Script::json(200, "{}")
+                .header("Vary", "Accept")
+                .header("CDN-Cache-Control", "max-age=600")
+                .header("Surrogate-Control", "max-age=600")
+                .header("Server", "upstream/1.0");
+            if let Some(said) = said {
+                script = script.header("Cache-Control", said);
+            }
+            scene.upstream.always(Behaviour::Answer(script));
+            let answer = client.get(&key, MARKETS).await;
+            assert_eq!(all_of(&answer, "cache-control"), [told], "{answer:?}");
+            assert_eq!(
+                all_of(&answer, "vary").join(", ").to_lowercase(),
+                "accept, x-api-key"
+            );
+            for gone in ["cdn-cache-control", "surrogate-control", "server"] {
+                assert_eq!(answer.header(gone), None, "{answer:?}");
+            }
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn every_answer_forbids_guessing_its_type_and_no_error_is_kept() {
+    let mut scene = Scene::builder(TOUCHLINE).daily("starter", 2).start().await;
+    let key = scene.issue("starter").await;
+    let used = scene.issue("starter").await;
+    scene
+        .upstream
+        .behave(|request| match request.values("x-fail").is_empty() {
+            true => Behaviour::Echo,
+            false => Behaviour::Status(503),
+        });
+    for _ in 0..2 {
+        scene.client(Protocol::Http1).get(&used, MARKETS).await;
+    }
+    for protocol in Protocol::ALL {
+        for (call, status) in [
+            (Call::get("/a//b"), 400),
+            (Call::get(MARKETS), 401),
+            (Call::get(RANKINGS).key(&key), 403),
+            (Call::get("/none").key(&key), 404),
+            (Call::new("PUT", MARKETS).key(&key), 405),
+            (Call::get(MARKETS).key(&used), 429),
+            (Call::get(MARKETS).key(&key).header("X-Fail", "1"), 500),
+            (Call::get("/openapi.json"), 200),
+            (Call::get("/api/v1/usage").key(&key), 200),
+            (Call::new("HEAD", RANKINGS).key(&key), 403),
+        ] {
+            let answer = scene.client(protocol).call(call).await;
+            assert_eq!(answer.status, status, "{answer:?}");
+            assert_eq!(
+                all_of(&answer, "x-content-type-options"),
+                ["nosniff"],
+                "{answer:?}"
+            );
+            assert_eq!(answer.header("server"), None, "{answer:?}");
+            if status >= 400 {
+                assert_eq!(all_of(&answer, "cache-control"), ["no-store"], "{answer:?}");
+            }
+        }
+    }
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(all_of(&answer, "x-content-type-options"), ["nosniff"]);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_key_in_a_query_or_a_user_agent_is_written_down_nowhere() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let target = format!("{MARKETS}?api_key={}&n=1", key.key);
+    let agent = format!("agent {}", key.key);
+    let call = Call::get(&target).header("User-Agent", agent);
+    assert_eq!(client.call(call).await.status, 401);
+    let lines = eventually("a line", DEADLINE, async || {
+        let lines = scene.gateways[0].access_lines();
+        (!lines.is_empty()).then_some(lines)
+    })
+    .await;
+    assert_eq!(lines[0]["path"], MARKETS);
+    // The ledgers look for it in every log, metric and answer, and in the store's files.
+    scene.assert_ledgers_agree().await;
+}

@@ -1,0 +1,419 @@
+//! Keys moved in and out beside a running gateway, on both stores.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use harness::{IssuedKey, Protocol, Scene, Store, eventually};
+use serde_json::{Value, json};
+
+use super::{DEADLINE, MARKETS, Ran, STORES, TOUCHLINE, run_beside};
+
+/// Keys of a large file.
+const MANY: usize = 100_000;
+/// Keys of a file whose import takes long enough to be killed in the middle.
+const SOME: usize = 10_000;
+
+/// Between two charges while keys are imported.
+const PACE: Duration = Duration::from_millis(20);
+
+async fn scene(store: Store) -> Scene {
+    Scene::builder(TOUCHLINE).store(store).start().await
+}
+
+/// Writes a file beside the scene's directory, in which no secret may be found.
+fn file(scene: &Scene, name: &str, text: &str) -> PathBuf {
+    let path = scene.outside().join(name);
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+async fn import(scene: &Scene, file: &Path, options: &[&str]) -> Ran {
+    let words = [&["keys", "import", file.to_str().unwrap()], options].concat();
+    run_beside(&scene.gateways[0], &words).await
+}
+
+async fn imported(scene: &Scene, file: &Path) -> Value {
+    let text = import(scene, file, &["--output", "json"]).await.done();
+    serde_json::from_str(&text).unwrap()
+}
+
+async fn export(scene: &Scene) -> String {
+    scene.cli(&["keys", "export", "--with-digests"]).await
+}
+
+async fn listed(scene: &Scene) -> usize {
+    let text = scene.cli(&["keys", "list", "--output", "json"]).await;
+    let keys: Vec<Value> = serde_json::from_str(&text).unwrap();
+    keys.len()
+}
+
+/// How many keys the gateway's table holds.
+async fn keys_of(scene: &Scene) -> usize {
+    let (_, metrics) = scene.admin(0, "/metrics").await;
+    let told = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("touchline_keys "));
+    told.unwrap().parse().unwrap()
+}
+
+/// The secret of a key made elsewhere.
+fn foreign(number: usize) -> String {
+    format!("acme.live/{number:06}+{:024x}", number * 7_919)
+}
+
+/// A file of keys made elsewhere, half of them by digest.
+fn many(keys: usize) -> String {
+    let mut text = "key,digest,customer,label,tier,expires,created\n".to_owned();
+    for number in 0..keys {
+        let (key, digest) = match number % 2 {
+            0 => (foreign(number), String::new()),
+            _ => (String::new(), sha256(&foreign(number))),
+        };
+        text.push_str(&format!(
+            "{key},{digest},Customer {},site {number},starter,2099-12-31,2020-02-29T12:00:00Z\n",
+            number % 97
+        ));
+    }
+    text
+}
+
+fn sha256(key: &str) -> String {
+    touchline::policy::api_key::KeyDigest::of(key.as_bytes()).to_string()
+}
+
+/// A key as clients present it, with the id that the store gave it.
+async fn found(scene: &Scene, label: &str, key: &str) -> IssuedKey {
+    let list = ["keys", "list", "--search", label, "--output", "json"];
+    let keys: Vec<Value> = serde_json::from_str(&scene.cli(&list).await).unwrap();
+    let is_it = |record: &&Value| record["label"] == label;
+    let record = keys.iter().find(is_it).unwrap();
+    let key = IssuedKey {
+        id: record["id"].as_str().unwrap().to_owned(),
+        key: key.to_owned(),
+        tier: record["tier"].as_str().unwrap().to_owned(),
+    };
+    scene.know(&key);
+    key
+}
+
+#[tokio::test]
+async fn keys_of_any_format_are_imported_by_value_and_by_digest_and_charged() {
+    for store in STORES {
+        let mut scene = scene(store).await;
+        let (by_value, by_digest) = (foreign(1), foreign(2));
+        let rows = [
+            json!({"key": by_value, "customer": "Acme", "tier": "starter", "label": "by value"}),
+            json!({"digest": sha256(&by_digest), "customer": "Acme", "tier": "pro", "label": "by digest",
+                "id": "4fZk09QwXy2B"}),
+            json!({"key": foreign(3), "customer": "Acme", "tier": "pro", "label": "ended",
+                "expires": "2020-01-31"}),
+        ];
+        let text: String = rows.map(|row| format!("{row}\n")).concat();
+        let path = file(&scene, "keys.jsonl", &text);
+        let outcome = imported(&scene, &path).await;
+        assert_eq!(
+            outcome,
+            json!({"imported": 3, "present": 0, "dry_run": false})
+        );
+        let client = scene.client(Protocol::Http1);
+        for (label, key, status) in [
+            ("by value", by_value, 200),
+            ("by digest", by_digest, 200),
+            ("ended", foreign(3), 401),
+        ] {
+            let key = found(&scene, label, &key).await;
+            let answer = client.get(&key, MARKETS).await;
+            assert_eq!(answer.status, status, "{label}");
+            let used = u64::from(status == 200);
+            assert_eq!(scene.used(&key).await, used, "{label}");
+        }
+        let show = ["keys", "show", "4fZk09QwXy2B", "--output", "json"];
+        assert!(scene.cli(&show).await.contains("\"by digest\""));
+        let answer = client.get(&*foreign(4), MARKETS).await;
+        assert_eq!(answer.status, 401);
+        let told: Vec<Value> = serde_json::from_str(
+            &scene
+                .cli(&["audit", "--what", "import", "--output", "json"])
+                .await,
+        )
+        .unwrap();
+        assert_eq!(told.len(), 3);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_with_mistakes_is_told_all_of_them_and_imports_nothing() {
+    for store in STORES {
+        let scene = scene(store).await;
+        let stored = scene.issue("starter").await;
+        let text = format!(
+            "id,key,customer,tier\n\
+             ,{good},Acme,pro\n\
+             ,short,Acme,pro\n\
+             ,{other},Acme,gold\n\
+             ,{good},Acme,pro\n\
+             {id},{third},Acme,pro\n\
+             ,{},,pro\n",
+            foreign(9),
+            good = foreign(1),
+            other = foreign(2),
+            third = foreign(3),
+            id = stored.id,
+        );
+        let path = file(&scene, "keys.csv", &text);
+        let name = path.display();
+        for options in [[].as_slice(), &["--dry-run"]] {
+            let said = import(&scene, &path, options).await.failed(1);
+            for expected in [
+                "nothing was imported: 5 mistakes".to_owned(),
+                format!("{name}:3: key: it is shorter than 24 characters"),
+                format!("{name}:4: tier: it is none of the configured ones"),
+                format!("{name}:5: it has the same key as line 2"),
+                format!("{name}:6: the id {} is that of another key", stored.id),
+                format!("{name}:7: customer: it is missing"),
+            ] {
+                assert!(said.contains(&expected), "{expected} is not in {said}");
+            }
+            assert!(!said.contains("acme.live"), "{said}");
+        }
+        assert_eq!(listed(&scene).await, 1);
+
+        let path = file(&scene, "keys", "key,customer,tier\n");
+        let said = import(&scene, &path, &[]).await.failed(2);
+        assert!(said.contains("add --format csv"), "{said}");
+        let missing = scene.outside().join("missing.csv");
+        let said = import(&scene, &missing, &[]).await.failed(1);
+        assert!(said.contains("cannot be opened"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_dry_run_writes_nothing() {
+    for store in STORES {
+        let scene = scene(store).await;
+        let text = format!("key,customer,tier\n{},Acme,pro\n", foreign(1));
+        let path = file(&scene, "keys.csv", &text);
+        let said = import(&scene, &path, &["--dry-run"]).await.done();
+        assert_eq!(
+            said,
+            "the file is right: 1 keys to import, 0 there already\n"
+        );
+        assert_eq!(listed(&scene).await, 0);
+    }
+}
+
+#[tokio::test]
+async fn an_export_without_digests_tells_nothing_of_secrets_and_cannot_be_imported() {
+    for store in STORES {
+        let scene = scene(store).await;
+        let key = scene.issue("starter").await;
+        let csv = scene.cli(&["keys", "export"]).await;
+        assert!(
+            csv.starts_with("id,customer,label,tier,state,expires,grants,created\n"),
+            "{csv}"
+        );
+        let jsonl = scene.cli(&["keys", "export", "--format", "jsonl"]).await;
+        for text in [&csv, &jsonl] {
+            assert!(text.contains(&key.id));
+            assert!(!text.contains(&sha256(&key.key)) && !text.contains("digest"));
+        }
+        let with = export(&scene).await;
+        assert!(with.contains(&sha256(&key.key)) && !with.contains(&key.key));
+        let path = file(&scene, "keys.csv", &csv);
+        let said = import(&scene, &path, &[]).await.failed(1);
+        assert!(said.contains("neither a key nor a digest"), "{said}");
+
+        let path = scene.outside().join("out.jsonl");
+        let words = ["keys", "export", path.to_str().unwrap()];
+        scene.cli(&words).await;
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), jsonl);
+        let mode = std::os::unix::fs::PermissionsExt::mode(
+            &std::fs::metadata(&path).unwrap().permissions(),
+        );
+        assert_eq!(mode & 0o777, 0o600);
+        let said = run_beside(&scene.gateways[0], &words).await.failed(1);
+        assert!(said.contains("cannot be made"), "{said}");
+    }
+}
+
+#[tokio::test]
+async fn a_table_is_moved_from_one_store_to_the_other_and_back() {
+    let (from, to) = (scene(Store::Redis).await, scene(Store::Embedded).await);
+    let plain = from.issue_with("pro", &["--label", "a, \"b\""]).await;
+    let old = from
+        .issue_with("starter", &["--expires", "2099-12-31"])
+        .await;
+    let new = from.rotate(&old, &["--overlap", "24h"]).await;
+    let grant = ["keys", "grant", &plain.id, "--extra", "5", "--reason", "x"];
+    from.cli(&grant).await;
+    let suspended = from.issue("pro").await;
+    from.cli(&["keys", "suspend", &suspended.id, "--yes"]).await;
+    for format in ["csv", "jsonl"] {
+        let words = ["keys", "export", "--with-digests", "--format", format];
+        let text = from.cli(&words).await;
+        let path = file(&to, &format!("keys.{format}"), &text);
+        let fresh = if format == "csv" { 3 } else { 0 };
+        let outcome = imported(&to, &path).await;
+        assert_eq!(outcome["imported"], fresh, "{format}");
+        assert_eq!(to.cli(&words).await, text);
+        // And back, where all is there.
+        let path = file(&from, &format!("back.{format}"), &text);
+        assert_eq!(imported(&from, &path).await["present"], 3);
+    }
+    let client = to.client(Protocol::Http1);
+    for (key, status, limit) in [
+        (&plain, 200, Some(3_005)),
+        (&old, 200, Some(1_000)),
+        (&new, 200, Some(1_000)),
+        (&suspended, 401, None),
+    ] {
+        let answer = client.get(key, MARKETS).await;
+        assert_eq!(answer.status, status);
+        assert_eq!(answer.number("x-ratelimit-limit"), limit);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_keys_are_imported_while_a_gateway_charges_and_come_out_as_they_went_in() {
+    let text = many(MANY);
+    let mut exports = Vec::new();
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .daily("starter", 1_000_000)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let path = file(&scene, "keys.csv", &text);
+        let (running, served) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
+        let client = scene.client(Protocol::Http1);
+        let load = {
+            let (running, served, key) = (running.clone(), served.clone(), key.clone());
+            tokio::spawn(async move {
+                while running.load(Ordering::Relaxed) {
+                    let answer = client.get(&key, MARKETS).await;
+                    assert_eq!(answer.status, 200);
+                    served.fetch_add(1, Ordering::Relaxed);
+                    // Charges all along, and most of the machine for the import.
+                    tokio::time::sleep(PACE).await;
+                }
+            })
+        };
+        let outcome = imported(&scene, &path).await;
+        running.store(false, Ordering::Relaxed);
+        load.await.unwrap();
+        assert_eq!(
+            outcome,
+            json!({"imported": MANY, "present": 0, "dry_run": false})
+        );
+        assert_eq!(imported(&scene, &path).await["present"], MANY);
+        eventually("the gateway has all keys", DEADLINE, async || {
+            (keys_of(&scene).await == MANY + 1).then_some(())
+        })
+        .await;
+        assert_eq!(scene.used(&key).await, served.load(Ordering::Relaxed));
+        let exported = export(&scene).await;
+        for number in [0, MANY - 1] {
+            let key = exported_key(&exported, number);
+            scene.know(&key);
+            let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+            assert_eq!(answer.status, 200, "key {number}");
+        }
+        exports.push(compared(&exported, &key.id));
+        scene.assert_ledgers_agree().await;
+    }
+    let expected: BTreeSet<String> = (0..MANY)
+        .map(|number| {
+            format!(
+                "{} Customer {} site {number} starter active 2100-01-01T00:00:00Z 2020-02-29T12:00:00Z",
+                sha256(&foreign(number)),
+                number % 97
+            )
+        })
+        .collect();
+    for export in exports {
+        assert!(export == expected, "{} keys came out", export.len());
+    }
+}
+
+/// A key of the large file with the id that the export tells.
+fn exported_key(export: &str, number: usize) -> IssuedKey {
+    let key = foreign(number);
+    let digest = sha256(&key);
+    let row = export.lines().find(|row| row.contains(&digest)).unwrap();
+    IssuedKey {
+        id: row.split(',').next().unwrap().to_owned(),
+        key,
+        tier: "starter".to_owned(),
+    }
+}
+
+/// What an export tells of each key but the one with this id, whatever ids the others were given.
+fn compared(export: &str, but: &str) -> BTreeSet<String> {
+    let mut reader = csv::Reader::from_reader(export.as_bytes());
+    let names = reader.headers().unwrap().clone();
+    let columns = [
+        "digest", "customer", "label", "tier", "state", "expires", "created",
+    ]
+    .map(|name| names.iter().position(|column| column == name).unwrap());
+    let rows = reader.records().map(Result::unwrap);
+    rows.filter(|row| &row[0] != but)
+        .map(|row| columns.map(|column| &row[column]).join(" "))
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_import_that_was_killed_is_completed_by_importing_again() {
+    let text = many(SOME);
+    for store in STORES {
+        let mut scene = scene(store).await;
+        let path = file(&scene, "keys.csv", &text);
+        let mut written = 0;
+        while written < SOME {
+            let mut process = Command::new(TOUCHLINE)
+                .args(["keys", "import"])
+                .arg(&path)
+                .arg("--config")
+                .arg(&scene.gateways[0].config)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let before = written;
+            eventually("the import goes on", DEADLINE * 6, async || {
+                written = keys_of(&scene).await;
+                (written > before || process.try_wait().unwrap().is_some()).then_some(())
+            })
+            .await;
+            process.kill().unwrap();
+            process.wait().unwrap();
+            // Once or twice is enough: the last one goes through.
+            if before > 0 {
+                break;
+            }
+        }
+        assert!(written > 0);
+        let outcome = imported(&scene, &path).await;
+        let (fresh, present) = (&outcome["imported"], &outcome["present"]);
+        let sum = fresh.as_u64().unwrap() + present.as_u64().unwrap();
+        assert_eq!(sum, u64::try_from(SOME).unwrap());
+        assert!(
+            fresh.as_u64().unwrap() > 0 && present.as_u64().unwrap() > 0,
+            "{outcome}"
+        );
+        assert_eq!(compared(&export(&scene).await, "").len(), SOME);
+        eventually("the gateway has all keys", DEADLINE, async || {
+            (keys_of(&scene).await == SOME).then_some(())
+        })
+        .await;
+        let trail = scene.cli(&["audit", "--output", "csv"]).await;
+        assert_eq!(trail.lines().count(), SOME + 1, "one entry for each key");
+        scene.assert_ledgers_agree().await;
+    }
+}

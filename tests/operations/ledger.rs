@@ -1,0 +1,307 @@
+//! The ledger against what the clients and the upstream saw; the proof that fails; the invoice.
+
+use std::collections::BTreeMap;
+
+use harness::upstream::Script;
+use harness::{Allowances, Behaviour, Call, IssuedKey, Protocol, Scene, Store, eventually};
+use serde_json::Value;
+
+use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
+
+const INSIGHTS: &str = "/api/v1/data/insights";
+const FIXTURE: &str = "/api/v1/data/predictions/{fixture_id}";
+/// Units a day of the starter tier.
+const DAILY: u64 = 25;
+
+async fn report(scene: &Scene, arguments: &[&str]) -> Value {
+    let words = [&["usage", "--output", "json"], arguments].concat();
+    serde_json::from_str(&scene.cli(&words).await).unwrap()
+}
+
+async fn verdict(scene: &Scene, gateway: usize) -> Value {
+    let words = ["usage", "verify", "--output", "json"];
+    let text = run_beside(&scene.gateways[gateway], &words).await.done();
+    serde_json::from_str(&text).unwrap()
+}
+
+/// The statuses of calls, one after the other, by turns on the gateways.
+async fn call_all(scene: &Scene, key: &IssuedKey, targets: &[(&str, &str, usize)]) -> Vec<u16> {
+    let mut statuses = Vec::new();
+    for (method, target, times) in targets {
+        for turn in 0..*times {
+            let client = scene.client_of(turn % scene.gateways.len(), Protocol::Http1);
+            let call = Call::new(method, target).key(key);
+            statuses.push(client.call(call).await.status);
+        }
+    }
+    statuses
+}
+
+fn times(statuses: &[u16]) -> BTreeMap<u16, usize> {
+    let mut times = BTreeMap::new();
+    for status in statuses {
+        *times.entry(*status).or_default() += 1;
+    }
+    times
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_day_of_mixed_traffic_and_a_rotation_reconciles_with_what_the_upstream_recorded() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .daily("starter", DAILY)
+            .start()
+            .await;
+        let (old, pro) = (scene.issue("starter").await, scene.issue("pro").await);
+        // Every second of the pro key's calls for insights fails, and is given back.
+        scene.upstream.behave(|request| {
+            let target = request.target_text();
+            let seed = request.id.bytes().map(u32::from).sum::<u32>();
+            let status = if target.starts_with(INSIGHTS) && seed % 2 == 0 {
+                503
+            } else {
+                200
+            };
+            Behaviour::Answer(Script::json(status, "{}"))
+        });
+        let mut statuses = call_all(
+            &scene,
+            &old,
+            &[
+                ("GET", MARKETS, 10),
+                ("GET", "/api/v1/data/predictions/fx-1", 5),
+                ("GET", RANKINGS, 3),
+                ("GET", "/api/v1/data/nothing", 4),
+                ("DELETE", MARKETS, 2),
+            ],
+        )
+        .await;
+        let new = scene.rotate(&old, &["--overlap", "24h"]).await;
+        statuses.extend(call_all(&scene, &new, &[("GET", MARKETS, 10)]).await);
+        statuses.extend(call_all(&scene, &old, &[("GET", MARKETS, 6)]).await);
+        let expected = [(200, 25), (403, 3), (404, 4), (405, 2), (429, 6)];
+        assert_eq!(times(&statuses), BTreeMap::from(expected));
+        let insights = call_all(&scene, &pro, &[("GET", INSIGHTS, 30)]).await;
+        let failed = insights.iter().filter(|status| **status == 500).count() as u64;
+        assert!((1..30).contains(&failed), "{insights:?}");
+
+        let proof = eventually("all is written", DEADLINE, async || {
+            let verdict = verdict(&scene, 0).await;
+            let total = report(&scene, &[]).await["total"].clone();
+            let refused = total["refused_quota"] == 6 && total["refused_method"] == 2;
+            (refused && verdict["unattributed"] == 0).then_some(verdict)
+        })
+        .await;
+        assert_eq!(proof["key_days"], 2);
+        assert_eq!(proof["used"], 25 + 30 - failed);
+        assert_eq!(proof["attributed"], proof["used"]);
+        assert_eq!(proof["faults"], Value::Array(Vec::new()));
+
+        let by_endpoint = report(&scene, &["--by", "endpoint"]).await;
+        let rows = by_endpoint["rows"].as_array().unwrap();
+        let number = |endpoint: &str, name: &str| -> u64 {
+            let row = rows.iter().find(|row| row["endpoint"] == endpoint);
+            let row = row.unwrap_or_else(|| panic!("no {endpoint} in {by_endpoint}"));
+            row[name].as_u64().unwrap()
+        };
+        let recorded = scene.upstream.recorded();
+        for (endpoint, path) in [
+            (MARKETS, MARKETS),
+            (FIXTURE, "/api/v1/data/predictions/fx-1"),
+            (INSIGHTS, INSIGHTS),
+        ] {
+            let reached = recorded.iter().filter(|one| one.target_text() == path);
+            assert_eq!(number(endpoint, "requests"), reached.count() as u64);
+        }
+        assert_eq!(number(INSIGHTS, "refunded"), failed);
+        assert_eq!(number(MARKETS, "refused_quota"), 6);
+        assert_eq!(number(MARKETS, "refused_method"), 2);
+        assert_eq!(number(RANKINGS, "refused_tier"), 3);
+        assert_eq!(number("none", "refused_not_found"), 4);
+        let by_tier = report(&scene, &["--by", "tier"]).await;
+        let tiers = by_tier["rows"].as_array().unwrap().iter();
+        let tiers: Vec<_> = tiers
+            .map(|row| (row["tier"].as_str().unwrap(), row["used"].as_u64().unwrap()))
+            .collect();
+        assert_eq!(tiers, [("pro", 30 - failed), ("starter", 25)]);
+        assert_eq!(by_tier["total"], by_endpoint["total"]);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+/// Adds five to what a key has used, behind the store's back.
+async fn corrupt(scene: &Scene, key: &IssuedKey, date: &str) {
+    match &scene.redis {
+        Some(redis) => {
+            let name = format!("touchline:q:{{{}}}:{date}", key.id);
+            let reply = redis.command(&["HINCRBY", &name, "t", "5"]).await.unwrap();
+            assert_eq!(reply, ":6\r\n");
+        }
+        None => {
+            let file = rusqlite::Connection::open(scene.directory().join("touchline.db")).unwrap();
+            let set = "UPDATE ledger SET refunded = charged + 5 WHERE key = ?1 AND date = ?2";
+            assert_eq!(file.execute(set, [key.id.as_str(), date]).unwrap(), 1);
+        }
+    }
+}
+
+#[tokio::test]
+async fn verify_fails_with_the_key_and_the_day_that_were_changed_by_hand() {
+    for store in STORES {
+        let scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let (sound, broken) = (scene.issue("pro").await, scene.issue("pro").await);
+        let client = scene.client(Protocol::Http1);
+        for key in [&sound, &broken] {
+            assert_eq!(client.get(key, MARKETS).await.status, 200);
+        }
+        let proof = verdict(&scene, 0).await;
+        assert_eq!((&proof["used"], &proof["key_days"]), (&2.into(), &2.into()));
+        let date = proof["from"].as_str().unwrap().to_owned();
+        corrupt(&scene, &broken, &date).await;
+        let ran = run_beside(&scene.gateways[0], &["usage", "verify"]).await;
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        for told in [&ran.stdout, &ran.stderr] {
+            assert!(told.contains(&broken.id) && told.contains(&date), "{ran:?}");
+            assert!(!told.contains(&sound.id), "{ran:?}");
+        }
+        let only = ["usage", "verify", "--key", &sound.id];
+        run_beside(&scene.gateways[0], &only).await.done();
+        let before = ["usage", "verify", "--to", "2020-01-31"];
+        let nothing = run_beside(&scene.gateways[0], &before).await.done();
+        assert!(nothing.contains("0 days of keys"), "{nothing}");
+    }
+}
+
+#[tokio::test]
+async fn a_months_invoice_lists_days_units_and_prices_by_customer_key_and_tier() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let (moved, idle) = (
+            scene.issue("starter").await,
+            scene.issue("enterprise").await,
+        );
+        scene
+            .cli(&[
+                "keys", "grant", &moved.id, "--extra", "10", "--reason", "trial",
+            ])
+            .await;
+        let client = scene.client(Protocol::Http1);
+        assert_eq!(client.get(&moved, MARKETS).await.status, 200);
+        scene.cli(&["keys", "set-tier", &moved.id, "pro"]).await;
+        for _ in 0..2 {
+            assert_eq!(client.get(&moved, INSIGHTS).await.status, 200);
+        }
+        let day = eventually("the ledger is written", DEADLINE, async || {
+            let day = report(&scene, &["--key", &moved.id]).await["days"][0].clone();
+            (day["used"] == 3 && day["unattributed"] == 0).then_some(day)
+        })
+        .await;
+        assert_eq!(
+            (&day["limit"], &day["granted"]),
+            (&3_010.into(), &10.into())
+        );
+        let month = &day["date"].as_str().unwrap()[..7];
+        let asked = ["usage", "invoice", "--month", month];
+        let json = [&asked[..], &["--output", "json"]].concat();
+        let ran = run_beside(&scene.gateways[0], &json).await;
+        assert!(ran.stderr.contains("is not closed yet"), "{ran:?}");
+        let invoice: Value = serde_json::from_str(&ran.done()).unwrap();
+        let lines = invoice["lines"].as_array().unwrap();
+        let told = |key: &IssuedKey, tier: &str| {
+            let line = lines
+                .iter()
+                .find(|line| line["key"] == key.id.as_str() && line["tier"] == tier);
+            let line = line.unwrap_or_else(|| panic!("no {tier} of {} in {invoice}", key.id));
+            [
+                "price_cents",
+                "days",
+                "requests",
+                "charged",
+                "billed_units",
+                "amount_cents",
+            ]
+            .map(|name| line[name].as_u64().unwrap())
+        };
+        assert_eq!(lines.len(), 3, "{invoice}");
+        assert_eq!(told(&moved, "starter"), [9_900, 0, 1, 1, 1, 0]);
+        assert_eq!(told(&moved, "pro"), [29_900, 1, 2, 2, 2, 29_900]);
+        assert_eq!(told(&idle, "enterprise"), [79_900, 0, 0, 0, 0, 79_900]);
+        assert_eq!(invoice["amount_cents"], 109_800);
+        assert_eq!(
+            (&invoice["currency"], &invoice["closed"]),
+            (&"USD".into(), &false.into())
+        );
+        let csv = scene
+            .cli(&[&asked[..], &["--output", "csv"]].concat())
+            .await;
+        assert_eq!(csv.lines().count(), 4);
+        assert!(csv.contains(&format!(
+            "{month},Acme,{},,pro,29900,1,2,2,0,0,0,0,2,29900",
+            moved.id
+        )));
+        let table = scene.cli(&asked).await;
+        assert!(
+            table.lines().last().unwrap().ends_with("1098.00"),
+            "{table}"
+        );
+        let none = ["--customer", "Nobody", "--output", "csv"];
+        let none = scene.cli(&[&asked[..], &none].concat()).await;
+        assert_eq!(none.lines().count(), 1);
+        let granted = Allowances {
+            limits: BTreeMap::from([(moved.id.clone(), 3_010)]),
+            ..Allowances::default()
+        };
+        scene.assert_ledgers_agree_with(&granted).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ledger_reconciles_after_a_gateway_was_killed_and_its_disk_is_gone() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .daily("starter", 100_000)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let mut clients = tokio::task::JoinSet::new();
+        for _ in 0..4 {
+            let (client, key) = (scene.client_of(1, Protocol::Http1), key.clone());
+            clients.spawn(async move {
+                while client.try_call(Call::get(MARKETS).key(&key)).await.is_ok() {}
+            });
+        }
+        eventually("the gateway is under load", DEADLINE, async || {
+            (scene.client_ledger().entries().len() > 100).then_some(())
+        })
+        .await;
+        scene.gateways[1].kill9();
+        clients.join_all().await;
+        let client = scene.client_of(0, Protocol::Http1);
+        for _ in 0..5 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let proof = verdict(&scene, 0).await;
+        let number = |name: &str| proof[name].as_i64().unwrap();
+        assert_eq!(
+            number("used"),
+            number("attributed") + number("unattributed")
+        );
+        assert!(number("unattributed") >= 0, "{proof}");
+        if store == Store::Embedded {
+            assert_eq!(number("unattributed"), 0);
+        }
+        let answered = scene.client_ledger().entries();
+        let answered = answered
+            .iter()
+            .filter(|one| one.status == Some(200))
+            .count() as i64;
+        assert!(
+            (answered..=answered + 4).contains(&number("used")),
+            "{answered} answered, {proof}"
+        );
+    }
+}

@@ -1,0 +1,63 @@
+//! What a service manager hears (`sd_notify`), without one: a socket of its kind.
+
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Command;
+
+use harness::process::Process;
+use harness::{GatewaySpec, StoreSpec};
+
+use super::{DEADLINE, TOUCHLINE};
+
+/// What is said next.
+fn heard(socket: &UnixDatagram) -> String {
+    let mut message = [0; 1_024];
+    let length = socket.recv(&mut message).expect("a message in time");
+    String::from_utf8(message[..length].to_vec()).unwrap()
+}
+
+fn spec(directory: &Path) -> GatewaySpec {
+    let store = StoreSpec::Embedded(directory.join("touchline.db"));
+    GatewaySpec::new(store, "127.0.0.1:9".parse().unwrap())
+}
+
+#[test]
+fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let socket = UnixDatagram::bind(at.join("notify")).unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    let config = at.join("gateway.yaml");
+    let good = spec(at).yaml(&at.join("access.log"));
+    std::fs::write(&config, &good).unwrap();
+    let mut command = Command::new(TOUCHLINE);
+    command.arg("serve").arg("--config").arg(&config);
+    command.env("NOTIFY_SOCKET", at.join("notify"));
+    let mut gateway = Process::spawn(&mut command, at, "gateway").unwrap();
+    let ready = heard(&socket);
+    assert!(ready.starts_with("READY=1\nSTATUS=serving"), "{ready}");
+
+    gateway.hang_up();
+    let reloading = heard(&socket);
+    let since = reloading
+        .strip_prefix("RELOADING=1\nMONOTONIC_USEC=")
+        .unwrap_or_else(|| panic!("{reloading}"));
+    assert!(since.trim_end().parse::<u64>().unwrap() > 0);
+    assert_eq!(heard(&socket), ready);
+
+    std::fs::write(&config, good.replace("daily", "dayly")).unwrap();
+    gateway.hang_up();
+    let refused = "READY=1\nSTATUS=the configuration file is refused";
+    let mut said = heard(&socket);
+    while !said.starts_with(refused) {
+        said = heard(&socket);
+    }
+
+    gateway.ask_to_end();
+    let mut last = heard(&socket);
+    while !last.starts_with("STOPPING=1") {
+        last = heard(&socket);
+    }
+    let status = gateway.wait_for_end(DEADLINE).unwrap();
+    assert_eq!(status.code(), Some(0), "{}", gateway.output());
+}

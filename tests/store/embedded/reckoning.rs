@@ -1,0 +1,171 @@
+//! The ledger in the file: proofs that fail, days that go, and files of versions that knew less.
+
+use jiff::civil::Date;
+use touchline::store::{Keeping, Proof, Totals};
+
+use super::*;
+
+async fn proved(store: &Arc<dyn Store>) -> Vec<Proof> {
+    let date = today().date;
+    store.prove(date, date, None).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_row_that_no_charge_could_have_written_is_found_with_its_key_and_day() {
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let keys = [issue(&store).await, issue(&store).await];
+    for key in &keys {
+        granted(store.charge(charge(key, today(), 10, 4)).await);
+    }
+    let clean = proved(&store).await;
+    assert!(clean.len() == 2 && clean.iter().all(|proof| proof.faults.is_empty()));
+    let id = keys[0].record.id;
+    let file = Connection::open(fixture.path()).unwrap();
+    for (corruption, fault) in [
+        ("refunded = 5", "5 units were refunded of 4 charged"),
+        ("charged = 11", "no charge was judged by more than 10"),
+        ("requests = 5", "5 requests were charged 4 units"),
+        ("refused_burst = -1", "below zero"),
+    ] {
+        let set =
+            |what: &str| file.execute(&format!("UPDATE ledger SET {what} WHERE key = '{id}'"), []);
+        assert_eq!(set(corruption).unwrap(), 1);
+        for proof in proved(&store).await {
+            let is_corrupted = proof.usage.key == id;
+            assert_eq!(!proof.faults.is_empty(), is_corrupted, "{proof:?}");
+            if is_corrupted {
+                assert!(proof.faults[0].contains(fault), "{proof:?}");
+            }
+        }
+        set("requests = 1, charged = 4, refunded = 0, refused_burst = 0").unwrap();
+    }
+    assert!(
+        proved(&store)
+            .await
+            .iter()
+            .all(|proof| proof.faults.is_empty())
+    );
+}
+
+#[tokio::test]
+async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
+    let fixture = EmbeddedFixture::new();
+    let hands = Hands::default();
+    let settings = Settings {
+        keeping: Keeping {
+            retention: Duration::from_secs(62 * 86_400),
+            ..Keeping::default()
+        },
+        ..Settings::new(fixture.path())
+    };
+    hands.set("2026-01-01T12:00:00Z");
+    let role = Role::Gateway(NodeName("a".into()));
+    let store: Arc<dyn Store> = open(settings, role, ZONE, hands.clock()).await.unwrap();
+    let calendar = Calendar::of_zone(ZONE).unwrap();
+    let key = issue(&store).await;
+    // More rows on the first day than one turn takes, and one of refusals alone.
+    let first = calendar.day_at(store.now()).unwrap();
+    for number in 0..2_500 {
+        let endpoint = format!("/{number}").into();
+        store.refused(&key, first, &endpoint, touchline::store::Refusal::Tier);
+    }
+    granted(store.charge(charge(&key, first, 10, 1)).await);
+    hands.set("2026-01-02T12:00:00Z");
+    let second = calendar.day_at(store.now()).unwrap();
+    granted(store.charge(charge(&key, second, 10, 1)).await);
+    let dates = async || -> Vec<Date> { ledger(&store).await.iter().map(|row| row.date).collect() };
+    eventually("both days are written", async || {
+        (dates().await == [first.date, second.date]).then_some(())
+    })
+    .await;
+
+    // The last second: whoever follows charges a turn later, and nothing is gone.
+    hands.set("2026-03-04T23:59:59Z");
+    let file = Connection::open(fixture.path()).unwrap();
+    let seen = || -> i64 {
+        file.query_row("SELECT seen FROM gateways", [], |row| row.get(0))
+            .unwrap()
+    };
+    for _ in 0..2 {
+        let before = seen();
+        eventually("a turn is over", async || (seen() > before).then_some(())).await;
+    }
+    assert_eq!(dates().await, [first.date, second.date]);
+
+    hands.set("2026-03-05T00:00:00Z");
+    eventually("the first day is gone", async || {
+        (dates().await == [second.date]).then_some(())
+    })
+    .await;
+    let days: i64 = eventually("and so is its name", async || {
+        let count = "SELECT count(*) FROM days";
+        let days: i64 = file.query_row(count, [], |row| row.get(0)).unwrap();
+        (days == 1).then_some(days)
+    })
+    .await;
+    assert_eq!(days, 1);
+    assert_eq!(store.used(key.record.id, second).await.unwrap(), 1);
+}
+
+/// The tables of the first version, without what was added since.
+fn forget_what_was_added(path: &Path) {
+    let file = Connection::open(path).unwrap();
+    for column in [
+        "refused_burst",
+        "refused_concurrent",
+        "refused_not_found",
+        "refused_method",
+        "day_limit",
+        "granted",
+    ] {
+        file.execute_batch(&format!("ALTER TABLE ledger DROP COLUMN {column}"))
+            .unwrap();
+    }
+    file.execute_batch("DROP TABLE adjustments").unwrap();
+}
+
+#[tokio::test]
+async fn a_file_of_the_first_version_is_added_to_and_a_process_of_it_charges_beside() {
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let key = issue(&store).await;
+    store.close(PATIENCE).await;
+    drop(store);
+    forget_what_was_added(&fixture.path());
+    let old = Connection::open(fixture.path()).unwrap();
+    let day = today();
+    // As the first version charged; prepared before the new one adds its columns.
+    let mut charge_as_old = old
+        .prepare(
+            "INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota)
+             VALUES (?1, ?2, 'markets', 1, 2, 0, 1, 0) ON CONFLICT (date, key, endpoint) DO UPDATE SET
+             requests = requests + 1, charged = charged + 2, refused_tier = refused_tier + 1",
+        )
+        .unwrap();
+    let mut old_charges = || {
+        let place = (day.date.to_string(), key.record.id.as_str());
+        charge_as_old.execute(place).unwrap();
+    };
+    old_charges();
+    let store = fixture.gateway("b").await;
+    assert_eq!(granted(store.charge(charge(&key, day, 9, 3)).await).0, 5);
+    old_charges();
+    let count = "SELECT sum(charged - refunded) FROM ledger WHERE date = ?1 AND key = ?2";
+    let place = (day.date.to_string(), key.record.id.as_str());
+    let theirs: i64 = old.query_row(count, place, |row| row.get(0)).unwrap();
+    assert_eq!(theirs, 7, "the old version counts the new one's units");
+    assert_eq!(granted(store.charge(charge(&key, day, 9, 2)).await).0, 9);
+    assert_eq!(exhausted(store.charge(charge(&key, day, 9, 1)).await), 9);
+    let row = ledger(&store).await.remove(0);
+    assert_eq!((row.used, row.unattributed), (9, 0));
+    let expected = Totals {
+        requests: 4,
+        charged: 9,
+        refused_tier: 2,
+        ..Totals::default()
+    };
+    assert_eq!(row.endpoints["markets"], expected);
+    assert_eq!((row.tiers["pro"].charged, row.tiers["?"].charged), (5, 4));
+    assert!(proved(&store).await[0].faults.is_empty());
+}
