@@ -73,7 +73,8 @@ impl Facts {
         self.judge_answers(found);
         self.judge_refusals(found);
         self.judge_logs(found);
-        self.judge_accounts(&mut verdict);
+        self.judge_counts(&mut verdict);
+        self.judge_limits(&mut verdict);
         let found = &mut verdict.violations;
         if found.len() > VIOLATIONS_MAX {
             let more = found.len() - VIOLATIONS_MAX;
@@ -83,23 +84,21 @@ impl Facts {
         verdict
     }
 
-    /// Whether the store counts what was served, so that nothing is left to be told.
+    /// Whether the store counts what was served, so that nothing is left to be told. Logs are not asked.
     pub fn is_settled(&self) -> bool {
         let mut verdict = Verdict::default();
-        self.judge_accounts(&mut verdict);
+        self.judge_counts(&mut verdict);
         verdict.violations.is_empty()
     }
 
-    /// Keys of which as many units were served on a day as their limits.
+    /// Keys, by day, of which the store counts as many units as their limits. A killed gateway may have taken some of them
+    /// with it, so this is not told by what was served.
     pub fn used_up(&self) -> usize {
-        let mut served: BTreeMap<(usize, Option<String>), u64> = BTreeMap::new();
-        for seen in &self.seen {
-            *served.entry((seen.key, day_of(seen))).or_default() += self.units(seen).least;
-        }
         let limit = |place: usize| self.keys.get(place).map_or(u64::MAX, |key| key.limit);
-        let up = served
+        let up = self
+            .counts
             .iter()
-            .filter(|((place, _), served)| **served >= limit(*place));
+            .filter(|((place, _), count)| **count >= limit(*place));
         up.count()
     }
 
@@ -241,13 +240,16 @@ impl Facts {
         }
     }
 
-    fn judge_accounts(&self, verdict: &mut Verdict) {
-        let mut dated: BTreeMap<(usize, String), Account> = BTreeMap::new();
-        let mut undated: BTreeMap<usize, Account> = BTreeMap::new();
+    /// The accounts of each key, by day, and what is of an unknown day.
+    fn accounts(&self) -> Vec<(BTreeMap<String, Account>, Account)> {
+        let mut accounts = vec![<(BTreeMap<String, Account>, Account)>::default(); self.keys.len()];
         for seen in &self.seen {
+            let Some((dated, undated)) = accounts.get_mut(seen.key) else {
+                continue;
+            };
             let account = match day_of(seen) {
-                Some(date) => dated.entry((seen.key, date)).or_default(),
-                None => undated.entry(seen.key).or_default(),
+                Some(date) => dated.entry(date).or_default(),
+                None => undated,
             };
             let units = self.units(seen);
             account.units.least += units.least;
@@ -258,37 +260,41 @@ impl Facts {
                 0
             };
         }
-        for (place, key) in self.keys.iter().enumerate() {
-            let days = dated.iter().filter(|((of, _), _)| *of == place);
-            let days: Vec<(&String, &Account)> =
-                days.map(|((_, date), account)| (date, account)).collect();
-            let none = undated.get(&place).copied().unwrap_or_default();
+        accounts
+    }
+
+    /// Whether the store counts what was served.
+    fn judge_counts(&self, verdict: &mut Verdict) {
+        for (place, (key, (days, none))) in self.keys.iter().zip(self.accounts()).enumerate() {
             let counted = self.counts.iter().filter(|((of, _), _)| *of == place);
             let total: u64 = counted.map(|(_, count)| count).sum();
-            let sum = |pick: fn(&Account) -> u64| {
-                days.iter().map(|(_, one)| pick(one)).sum::<u64>() + pick(&none)
-            };
+            let sum =
+                |pick: fn(&Account) -> u64| days.values().map(pick).sum::<u64>() + pick(&none);
             let least = sum(|one| one.units.least).saturating_sub(sum(|one| one.forgotten));
             let most = sum(|one| one.units.most);
             judge_count(verdict, &key.id, "in all", total, Units { least, most });
-            let only_day = days.len() == 1;
             for (date, account) in &days {
-                let count = self
-                    .counts
-                    .get(&(place, (*date).clone()))
-                    .copied()
-                    .unwrap_or(0);
+                let count = self.counts.get(&(place, date.clone()));
                 let units = Units {
                     least: account.units.least.saturating_sub(account.forgotten),
                     most: account.units.most + none.units.most,
                 };
+                let count = count.copied().unwrap_or(0);
                 judge_count(verdict, &key.id, date, count, units);
-                // What is of an unknown day counts where there is only one.
-                let undated = if only_day { none.units.least } else { 0 };
-                self.judge_limit(verdict, place, date, account.units.least + undated);
             }
             verdict.figures.lost += least.saturating_sub(total);
             verdict.figures.counted_more += total.saturating_sub(sum(|one| one.units.least));
+        }
+    }
+
+    /// Whether no key was served more than its limit and the bound.
+    fn judge_limits(&self, verdict: &mut Verdict) {
+        for (place, (days, none)) in self.accounts().into_iter().enumerate() {
+            // What is of an unknown day counts where there is only one.
+            let undated = if days.len() == 1 { none.units.least } else { 0 };
+            for (date, account) in &days {
+                self.judge_limit(verdict, place, date, account.units.least + undated);
+            }
         }
     }
 
