@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::clock::Clock;
 use crate::config::{Config, ConfigErrors};
@@ -21,6 +21,7 @@ mod audit;
 mod check;
 mod explain;
 mod keys;
+mod manual;
 mod openapi;
 mod output;
 mod schema;
@@ -99,6 +100,17 @@ enum Command {
     /// See how the store is doing.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
+    /// Print a script with which a shell completes commands, options and their values.
+    #[command(
+        after_help = "Example:\n  touchline completions bash > ~/.local/share/bash-completion/completions/touchline\n  \
+                      touchline completions fish > ~/.config/fish/completions/touchline.fish"
+    )]
+    Completions(manual::CompletionsArguments),
+    /// Print the manual page, or write those of all commands.
+    #[command(
+        after_help = "Example:\n  touchline man | man -l -\n  touchline man /usr/local/share/man/man1"
+    )]
+    Man(manual::ManArguments),
 }
 
 /// A mistake in how a command was called that clap cannot see.
@@ -133,20 +145,19 @@ pub fn run() -> ExitCode {
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let out = &mut io::stdout();
-    if let Command::Schema = arguments.command {
-        return schema::run(out);
-    }
-    let config = Config::load(&arguments.config)?;
+    let config = || Config::load(&arguments.config);
     match &arguments.command {
-        Command::Serve => serve::run(&arguments.config, config, out),
-        Command::Check => check::run(&arguments.config, &config, out),
-        Command::Keys(command) => keys::run(command, config, out),
-        Command::Usage(arguments) => usage::run(arguments, config, out),
-        Command::Openapi(arguments) => openapi::run(arguments, &config, out),
+        Command::Serve => serve::run(&arguments.config, config()?, out),
+        Command::Check => check::run(&arguments.config, &config()?, out),
+        Command::Keys(command) => keys::run(command, config()?, out),
+        Command::Usage(arguments) => usage::run(arguments, config()?, out),
+        Command::Openapi(arguments) => openapi::run(arguments, &config()?, out),
         Command::Schema => schema::run(out),
-        Command::Audit(arguments) => audit::run(arguments, config, out),
-        Command::Explain(arguments) => explain::run(arguments, config, out),
-        Command::Store(command) => store::run(command, config, out),
+        Command::Audit(arguments) => audit::run(arguments, config()?, out),
+        Command::Explain(arguments) => explain::run(arguments, config()?, out),
+        Command::Store(command) => store::run(command, config()?, out),
+        Command::Completions(shell) => manual::completions(shell, Arguments::command(), out),
+        Command::Man(place) => manual::man(place, Arguments::command(), out),
     }
 }
 
@@ -245,8 +256,6 @@ impl Session {
 mod tests {
     use std::path::Path;
 
-    use clap::CommandFactory;
-
     use super::*;
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {
@@ -286,6 +295,52 @@ mod tests {
             command.get_subcommands().for_each(walk);
         }
         walk(&Arguments::command());
+    }
+
+    /// The commands of one line of a shell, without what it does with their output.
+    fn commands_of(line: &str) -> Vec<Vec<String>> {
+        let words = shlex::split(line).unwrap_or_else(|| panic!("a shell cannot split {line}"));
+        let commands = words.split(|word| word == "&&");
+        commands
+            .map(|words| {
+                let own = words.iter().take_while(|word| *word != ">" && *word != "|");
+                own.cloned().collect()
+            })
+            .collect()
+    }
+
+    /// The names of the commands that a line calls, from the first to the innermost.
+    fn called(words: &[String]) -> Vec<String> {
+        let matches = Arguments::command().try_get_matches_from(words);
+        let mut matches = &matches.unwrap_or_else(|error| panic!("{words:?}: {error}"));
+        let mut names = vec!["touchline".to_owned()];
+        while let Some((name, inner)) = matches.subcommand() {
+            names.push(name.to_owned());
+            matches = inner;
+        }
+        names
+    }
+
+    #[test]
+    fn every_example_can_be_run_as_it_stands_and_is_of_its_command() {
+        fn walk(command: &clap::Command, above: &[String]) {
+            let path = [above, &[command.get_name().to_owned()]].concat();
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
+            let examples = help.lines().filter(|line| line.starts_with("  touchline "));
+            let called: Vec<_> = examples
+                .flat_map(commands_of)
+                .map(|words| called(&words))
+                .collect();
+            assert!(!called.is_empty(), "{path:?} has no example");
+            for names in called {
+                assert!(names.starts_with(&path), "{names:?} at {path:?}");
+            }
+            command
+                .get_subcommands()
+                .for_each(|inner| walk(inner, &path));
+        }
+        walk(&Arguments::command(), &[]);
     }
 
     #[test]

@@ -39,11 +39,14 @@ use listeners::{Bound, Listener};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
+use tls::Front;
 
 /// How often a stopping gateway looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What a stopping gateway keeps of its grace for writing what is still to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
+const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
 /// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -143,6 +146,9 @@ async fn run(
     ));
 
     warn_of_shadow_tiers(&gate.snapshot().config);
+    if let Some(front) = listener.front() {
+        note_certificate(front, &gate);
+    }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
     let view = Arc::new(ArcSwap::from_pointee(ConfigView::applied(
@@ -180,6 +186,20 @@ async fn run(
     store.close(CLOSE_TIMEOUT).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Shows when the present certificate ends, and warns where that is soon.
+fn note_certificate(front: &Front, gate: &Gate) {
+    let end = front.certificate_end();
+    gate.metrics.certificate_end.set(end);
+    let left = end.saturating_sub(gate.store.now().as_second());
+    if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
+        let days = left.div_euclid(86_400);
+        tracing::warn!(
+            days,
+            "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
+        );
+    }
 }
 
 /// Starts the services behind the bound addresses.

@@ -55,6 +55,9 @@ pub struct Metrics {
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
     pub keys_age: Gauge,
+    /// `touchline_certificate_end_seconds`: the Unix time at which the certificate shown to clients, or one above it in its
+    /// chain, ends; 0 without TLS.
+    pub certificate_end: IntGauge,
     /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
     pub access_log_dropped: IntGauge,
     /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
@@ -194,6 +197,10 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,
+            certificate_end: gauge(
+                "touchline_certificate_end_seconds",
+                "Unix time at which the certificate shown to clients ends; 0 without TLS",
+            )?,
             access_log_dropped: gauge(
                 "touchline_access_log_dropped_lines",
                 "Access log lines lost because they could not be written fast enough",

@@ -14,6 +14,7 @@ mod import;
 mod keys;
 mod ledger;
 mod lifecycle;
+mod manual;
 mod metrics;
 mod redis_outage;
 mod reload;
