@@ -25,7 +25,11 @@ const FIXED: [&str; 7] = [
     "runtime.threads",
 ];
 /// Secrets that may be written into the file itself: it is told that they are there.
-const SECRETS: [&str; 1] = ["listen.admin.token"];
+const SECRETS: [&str; 3] = [
+    "listen.admin.token",
+    "events.webhook.url",
+    "events.webhook.secret",
+];
 /// What the facts of a tier say of each endpoint that it includes.
 const INCLUDED: &str = "included";
 
