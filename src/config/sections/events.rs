@@ -17,6 +17,8 @@ const SHARE_HINT: &str = "write a whole percentage from 1% to 100%, such as 80%"
 pub(super) fn events(check: &mut Check<'_>, at: &Path, section: Section<EventsText>) -> Events {
     let text = check.section(at, section).unwrap_or_default();
     let shares_at = at.key("shares");
+    let shipped = SHARES.map(|percent| format!("{percent}%"));
+    check.default(&shares_at, shipped.to_vec());
     let shares = check.texts(&shares_at, text.shares, |text| {
         let percent = text.strip_suffix('%').and_then(|text| text.parse().ok());
         let share = percent.and_then(Share::of_percent);
