@@ -27,6 +27,7 @@ use crate::telemetry::metrics::Metrics;
 mod accept;
 mod application;
 mod descriptors;
+mod events;
 mod listeners;
 mod notify;
 mod reload;
@@ -34,16 +35,23 @@ mod stores;
 mod tls;
 mod watched;
 
+use events::Teller;
+use events::courier::Courier;
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
+use tls::Front;
 
 /// How often a stopping gateway looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What a stopping gateway keeps of its grace for writing what is still to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
+const TELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
+const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
 /// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
 const ATTEMPTS_MAX: usize = 8;
 
@@ -143,6 +151,9 @@ async fn run(
     ));
 
     warn_of_shadow_tiers(&gate.snapshot().config);
+    if let Some(front) = listener.front() {
+        note_certificate(front, &gate);
+    }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
     let view = Arc::new(ArcSwap::from_pointee(ConfigView::applied(
@@ -153,6 +164,8 @@ async fn run(
     let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
+    let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
+    let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
@@ -177,9 +190,27 @@ async fn run(
             "requests were cut off by the end of limits.shutdown_grace"
         );
     }
+    events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
+    for task in [teller, courier] {
+        task.abort();
+    }
     store.close(CLOSE_TIMEOUT).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Shows when the present certificate ends, and warns where that is soon.
+fn note_certificate(front: &Front, gate: &Gate) {
+    let end = front.certificate_end();
+    gate.metrics.certificate_end.set(end);
+    let left = end.saturating_sub(gate.store.now().as_second());
+    if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
+        let days = left.div_euclid(86_400);
+        tracing::warn!(
+            days,
+            "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
+        );
+    }
 }
 
 /// Starts the services behind the bound addresses.

@@ -24,6 +24,7 @@ use super::{
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod events;
 mod limits;
 mod outage;
 mod redis;
@@ -89,6 +90,7 @@ pub(super) fn config(
             calendar: calendar.as_ref(),
         },
     );
+    let events = events::events(check, &at.key("events"), text.events);
     let forward = forward(check, &at.key("forward"), text.forward);
     let runtime = runtime(check, &at.key("runtime"), text.runtime);
     let limits = limits::limits(check, &at.key("limits"), text.limits);
@@ -102,6 +104,7 @@ pub(super) fn config(
         ledger,
         keys,
         tiers: tiers?,
+        events,
         endpoints: endpoints?,
         upstreams: upstreams?,
         forward,

@@ -20,7 +20,7 @@ use tokio::signal::unix::Signal;
 
 use super::tls::{Front, Speaker};
 use super::watched::{Contents, Settling, Watched};
-use super::{format_of, notify, open_access_log, warn_of_shadow_tiers};
+use super::{format_of, note_certificate, notify, open_access_log, warn_of_shadow_tiers};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
@@ -187,6 +187,7 @@ impl Reloader {
         self.gate.replace(snapshot);
         if let (Some(front), Some(speaker)) = (&self.front, speaker) {
             front.exchange(speaker);
+            note_certificate(front, &self.gate);
         }
         let now = self.gate.store.now();
         self.view

@@ -54,6 +54,8 @@ pub struct Front {
 pub struct Speaker {
     self_signed: bool,
     chain: Vec<CertificateDer<'static>>,
+    /// When the first certificate of the chain ends, in Unix seconds.
+    end: i64,
     acceptor: TlsAcceptor,
 }
 
@@ -70,6 +72,11 @@ impl Front {
     /// What takes the next handshake.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.speaker.load().acceptor.clone()
+    }
+
+    /// The Unix second at which the present certificate, or one above it in its chain, ends.
+    pub fn certificate_end(&self) -> i64 {
+        self.speaker.load().end
     }
 
     /// What speaks with this certificate; `None` where that is the present one, be it that its files were written anew.
@@ -101,6 +108,7 @@ impl Speaker {
             } => from_files(certificate, private_key)?,
         };
         let chain = key.cert.clone();
+        let end = end_of(&chain);
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut settings = ServerConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&TLS13, &TLS12])
@@ -113,6 +121,7 @@ impl Speaker {
         Ok(Speaker {
             self_signed: *certificate == Certificate::SelfSigned,
             chain,
+            end,
             acceptor: TlsAcceptor::from(Arc::new(settings)),
         })
     }
@@ -149,6 +158,15 @@ fn from_files(certificate: &Path, private_key: &Path) -> Result<CertifiedKey, Ce
         Err(error) => Err(unusable(certificate, "certificate", error.to_string())),
         Ok(()) => Ok(certified),
     }
+}
+
+/// When the first of these ends. TLS has read them all already; one that cannot be read here ends nothing.
+fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
+    let ends = chain.iter().filter_map(|certificate| {
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        Some(certificate.validity().not_after.timestamp())
+    });
+    ends.min().unwrap_or(i64::MAX)
 }
 
 /// A certificate for `localhost` and the loopback addresses, new at each start.
@@ -206,6 +224,20 @@ mod tests {
                 .to_string()
                 .contains("listen.https.private_key")
         );
+    }
+
+    #[test]
+    fn a_chain_ends_with_the_first_of_its_certificates() {
+        let ending_in = |year| {
+            let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().unwrap();
+            parameters.self_signed(&key).unwrap().der().clone()
+        };
+        let second = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_second();
+        let end = second("2031-01-01T00:00:00Z");
+        assert_eq!(end_of(&[ending_in(2031)]), end);
+        assert_eq!(end_of(&[ending_in(2040), ending_in(2031)]), end);
     }
 
     #[test]

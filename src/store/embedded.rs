@@ -13,6 +13,7 @@
 //! | `group` | what is decided and written in one transaction |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
+//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `usage` | reading and proving the ledger |
 //! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
@@ -28,6 +29,7 @@
 //! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
 //! caller's record, unlike in a store that can lose its memory.
 
+mod events;
 mod feed;
 mod group;
 mod inbox;
@@ -58,13 +60,15 @@ use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, Keeping,
-    KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
+    Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 
 /// The pause before each batch of an import, some tries of whoever waits for the database's lock.
@@ -306,6 +310,42 @@ impl Store for EmbeddedStore {
             without_store: WithoutStore::Denies,
             pending_units: 0,
         }
+    }
+
+    /// The database is the authority: it forgets nothing.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError> {
+        let (crossing, node) = (crossing.clone(), node.clone());
+        self.on_writer(move |connection, desk| {
+            events::claim(connection, &crossing, &node, delivery, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError> {
+        let courier = courier.clone();
+        self.on_writer(move |connection, desk| {
+            events::undelivered(connection, &courier, lease, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
+        let event = event.clone();
+        self.on_writer(move |connection, _| events::delivered(connection, &event))
+            .await
     }
 
     async fn close(&self, deadline: Duration) {

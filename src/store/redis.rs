@@ -18,6 +18,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
+//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `current` | how current that replica is |
@@ -32,6 +33,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -44,18 +46,21 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyEntry,
-    KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
+    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError,
+    WithoutStore,
 };
 
 mod breaker;
 mod charging;
 mod cluster;
 mod current;
+mod events;
 mod feed;
 mod guard;
 mod heartbeat;
@@ -124,6 +129,8 @@ struct Parts {
     /// For what only commands wait for: long replies must not hold up charges.
     command_link: Arc<Link>,
     guard: Arc<Guard>,
+    /// How often Redis may have lost something.
+    losses: AtomicU64,
     accounts: Arc<Accounts>,
     ledger: Arc<Ledger>,
     /// A gateway's service without Redis; commands have none.
@@ -230,6 +237,7 @@ pub async fn open(
         ledger,
         outage,
         guard,
+        losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
         feed,
@@ -410,6 +418,33 @@ impl Store for RedisStore {
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
         }
+    }
+
+    fn losses(&self) -> u64 {
+        self.parts.losses.load(Ordering::Acquire)
+    }
+
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        events::claim(link, names, crossing, node, delivery).await
+    }
+
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        events::undelivered(link, names, courier, lease).await
+    }
+
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
+        events::delivered(&self.parts.command_link, &self.parts.names, event).await
     }
 
     async fn close(&self, deadline: Duration) {

@@ -37,6 +37,12 @@ pub struct Metrics {
     pub refunds: IntCounterVec,
     /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
     pub shadow_refusals: IntCounterVec,
+    /// `touchline_quota_crossings_total{tier,share}`: keys that came to a share of their limit, each once a day.
+    pub quota_crossings: IntCounterVec,
+    /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
+    pub webhook_attempts: IntCounterVec,
+    /// `touchline_webhook_pending`: events to be delivered, on the gateway that delivers them.
+    pub webhook_pending: IntGauge,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
     /// `touchline_connections`: client connections.
@@ -55,6 +61,9 @@ pub struct Metrics {
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
     pub keys_age: Gauge,
+    /// `touchline_certificate_end_seconds`: the Unix time at which the certificate shown to clients, or one above it in its
+    /// chain, ends; 0 without TLS.
+    pub certificate_end: IntGauge,
     /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
     pub access_log_dropped: IntGauge,
     /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
@@ -125,6 +134,14 @@ impl Metrics {
             // From the start on, so that the first one is seen as an increase.
             config_reloads.with_label_values(&[outcome]);
         }
+        let webhook_attempts = counter(
+            "touchline_webhook_attempts_total",
+            "Attempts to deliver an event, and events given up",
+            &["outcome"],
+        )?;
+        for outcome in ["delivered", "failed", "given_up"] {
+            webhook_attempts.with_label_values(&[outcome]);
+        }
         Ok(Metrics {
             requests: counter(
                 "touchline_requests_total",
@@ -169,6 +186,16 @@ impl Metrics {
                 "Requests served that their tier would have refused if it were enforced",
                 &["tier", "refusal"],
             )?,
+            quota_crossings: counter(
+                "touchline_quota_crossings_total",
+                "Keys that came to a share of their limit, each once a day",
+                &["tier", "share"],
+            )?,
+            webhook_attempts,
+            webhook_pending: gauge(
+                "touchline_webhook_pending",
+                "Events to be delivered, on the gateway that delivers them",
+            )?,
             limit_hits: counter(
                 "touchline_limit_hits_total",
                 "Requests refused by a limit of the gateway",
@@ -194,6 +221,10 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,
+            certificate_end: gauge(
+                "touchline_certificate_end_seconds",
+                "Unix time at which the certificate shown to clients ends; 0 without TLS",
+            )?,
             access_log_dropped: gauge(
                 "touchline_access_log_dropped_lines",
                 "Access log lines lost because they could not be written fast enough",

@@ -75,3 +75,44 @@ async fn a_certificate_that_cannot_be_used_ends_the_start_and_is_named() {
         assert!(!said.contains("PRIVATE KEY"), "{said}");
     }
 }
+
+/// Seconds of a day.
+const DAY: i64 = 86_400;
+
+/// A pair that ends after so many days.
+fn write_ending_pair(directory: &Path, name: &str, days: i64) -> (PathBuf, PathBuf) {
+    let mut parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
+    let end = jiff::Timestamp::now().as_second() + days * DAY;
+    let end = jiff::Timestamp::from_second(end).unwrap();
+    let end = end.to_zoned(jiff::tz::TimeZone::UTC).date();
+    let number = |number: i8| u8::try_from(number).unwrap();
+    parameters.not_after =
+        rcgen::date_time_ymd(end.year().into(), number(end.month()), number(end.day()));
+    let key = rcgen::KeyPair::generate().unwrap();
+    let made = parameters.self_signed(&key).unwrap();
+    let files = [format!("{name}.pem"), format!("{name}.key")].map(|file| directory.join(file));
+    std::fs::write(&files[0], made.pem()).unwrap();
+    std::fs::write(&files[1], key.serialize_pem()).unwrap();
+    let [certificate, key] = files;
+    (certificate, key)
+}
+
+#[tokio::test]
+async fn the_end_of_the_certificate_is_shown_and_warned_of() {
+    const WARNED: &str = "the certificate of listen.https ends soon";
+    let directory = tempfile::tempdir().unwrap();
+    for (days, warned) in [(10, true), (-3, true), (40, false)] {
+        let pair = write_ending_pair(directory.path(), "pair", days);
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(|spec| spec.certificate = Some(pair))
+            .start()
+            .await;
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        let series = "touchline_certificate_end_seconds ";
+        let end = metrics.lines().find_map(|line| line.strip_prefix(series));
+        let left = end.unwrap().parse::<i64>().unwrap() - jiff::Timestamp::now().as_second();
+        assert!((days - 1) * DAY <= left && left <= days * DAY, "{left}");
+        let said = scene.gateways[0].output();
+        assert_eq!(said.contains(WARNED), warned, "{days} days: {said}");
+    }
+}

@@ -13,6 +13,9 @@
 //! | `<prefix>:feed` | stream | every change of a record |
 //! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
 //! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
+//! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
+//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; kept a week after the last one |
+//! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
@@ -106,6 +109,21 @@ impl Names {
     /// The ledger of a key's day.
     pub fn ledger(&self, id: KeyId, date: Date) -> String {
         format!("{}:e:{{{id}}}:{date}", self.prefix)
+    }
+
+    /// Who claimed the events of a day.
+    pub fn claims(&self, date: Date) -> String {
+        format!("{}:{{events}}:claimed:{date}", self.prefix)
+    }
+
+    /// The events that are to be delivered.
+    pub fn events(&self) -> String {
+        format!("{}:{{events}}:pending", self.prefix)
+    }
+
+    /// Who delivers them.
+    pub fn courier(&self) -> String {
+        format!("{}:{{events}}:courier", self.prefix)
     }
 
     /// The holder of a digest.

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -99,6 +100,7 @@ impl Parts {
             let made = self.link.made();
             if store_lost || made != connections {
                 connections = made;
+                self.losses.fetch_add(1, Ordering::AcqRel);
                 self.accounts.repeat_all();
                 self.ledger.repeat_all();
                 if let Some(outage) = &self.outage {
