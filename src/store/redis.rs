@@ -5,6 +5,8 @@
 //! | [`settings`] | where Redis is, who we are there, prefix and timeout |
 //! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
 //! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
+//! | `preparing` | what a fresh connection is asked before it is used |
+//! | `upkeep` | the tasks that keep a store going |
 //! | `line` | one connection to one server |
 //! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
 //! | `names` | every name we use in Redis, and how long it lives |
@@ -30,7 +32,6 @@
 //! [`crate::policy::quota`]); and nothing is served without Redis that is not on disk first.
 
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,7 +40,7 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
@@ -72,6 +73,7 @@ mod line;
 mod link;
 mod names;
 pub mod outage;
+mod preparing;
 mod producer;
 mod records;
 mod replica;
@@ -82,6 +84,7 @@ mod status;
 mod time;
 mod topology;
 mod trail;
+mod upkeep;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
@@ -89,28 +92,22 @@ use guard::Guard;
 use heartbeat::Condition;
 use home::Home;
 use ledger::Ledger;
-use link::{Connection, Link};
+use link::Link;
 use names::Names;
 use outage::Outage;
 pub use outage::{OutagePolicy, OutageSettings};
+use preparing::{first_attempt, prepared};
 use producer::Producer;
 use records::Records;
 use replica::Replica;
 pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
 use topology::Topology;
+use upkeep::tasks;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
-/// How often refunds and ledger are written.
-const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// How often the breaker is looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the connection is tried although nobody charges, so that `health` knows.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How often idle accounts are dropped.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long commands wait for a reply, at least.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long opening a gateway's store waits for the key table.
@@ -298,106 +295,6 @@ async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result
     Ok(feed)
 }
 
-/// Connects once. Only a command minds if the server is away; both mind another zone.
-async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
-where
-    P: Fn(Connection) -> F,
-    F: Future<Output = Result<(), StoreError>>,
-{
-    let Err(error) = link.connect(prepare).await else {
-        return Ok(());
-    };
-    match (role, &*error) {
-        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
-        (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis in the configuration names it"
-        ))),
-        (Role::Gateway(_), _) => Ok(()),
-    }
-}
-
-/// A task of a gateway's feed, without end.
-type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-
-/// Starts the tasks that keep the store going.
-fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
-where
-    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<(), StoreError>> + Send + 'static,
-{
-    let mut tasks = Vec::new();
-    for link in [parts.link.clone(), parts.command_link.clone()] {
-        let prepare = prepare.clone();
-        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
-    }
-    let watched = parts.clone();
-    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
-    if let Some(outage) = parts.outage.clone() {
-        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
-    }
-    let flushed = parts.clone();
-    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
-    if parts.feed.is_some() {
-        let feed_tasks: [FeedTask; 4] = [
-            |feed| Box::pin(feed.follow()),
-            |feed| Box::pin(feed.beat()),
-            |feed| Box::pin(feed.repair()),
-            |feed| Box::pin(feed.save_for_ever()),
-        ];
-        for task in feed_tasks {
-            let parts = parts.clone();
-            let run = async move {
-                if let Some(feed) = &parts.feed {
-                    task(feed).await;
-                }
-            };
-            tasks.push(tokio::spawn(run).abort_handle());
-        }
-    }
-    tasks
-}
-
-/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
-async fn prepared(
-    mut connection: Connection,
-    names: Names,
-    zone: String,
-    clock: Arc<StoreClock>,
-) -> Result<(), StoreError> {
-    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
-    redis::cmd("PING")
-        .exec_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    script::CHARGE.load(&mut connection).await.map_err(failed)?;
-    script::RECORD.load(&mut connection).await.map_err(failed)?;
-    let mut pipeline = redis::pipe();
-    pipeline
-        .cmd("SET")
-        .arg(names.zone())
-        .arg(&zone)
-        .arg("NX")
-        .ignore()
-        .cmd("GET")
-        .arg(names.zone());
-    let (stored,): (String,) = pipeline
-        .query_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    if stored != zone {
-        return Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-        )));
-    }
-    let asked = clock.now();
-    let time = redis::cmd("TIME")
-        .query_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    clock.learn(asked, records::read_time(time)?);
-    Ok(())
-}
-
 impl Parts {
     /// The key that is meant, or all.
     async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
@@ -408,70 +305,6 @@ impl Parts {
                 Ok(all.into_iter().map(|record| record.id).collect())
             }
         }
-    }
-
-    /// Looks after the breaker.
-    async fn watch_for_ever(&self) {
-        loop {
-            if let Some(turn) = self.guard.look().await {
-                match &self.outage {
-                    Some(outage) => outage.turned(turn),
-                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
-                }
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    }
-
-    /// Writes refunds and ledger again and again; after a reconnection, everything.
-    async fn flush_for_ever(&self) {
-        let mut connections = self.link.made();
-        let (mut swept, mut probed) = (Instant::now(), Instant::now());
-        let mut ticks = tokio::time::interval(FLUSH_EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            let lost = async {
-                match &self.feed {
-                    Some(feed) => feed.store_lost.notified().await,
-                    None => std::future::pending().await,
-                }
-            };
-            let store_lost = tokio::select! {
-                _ = ticks.tick() => false,
-                () = lost => true,
-            };
-            let made = self.link.made();
-            if store_lost || made != connections {
-                connections = made;
-                self.losses.fetch_add(1, Ordering::AcqRel);
-                self.accounts.repeat_all();
-                self.ledger.repeat_all();
-                if let Some(outage) = &self.outage {
-                    outage.repeat_all();
-                }
-            }
-            self.flush().await;
-            if probed.elapsed() >= PROBE_EVERY {
-                probed = Instant::now();
-                // A failure is the link's to act on.
-                let _ = self.link.ask(&redis::cmd("PING")).await;
-            }
-            if swept.elapsed() >= SWEEP_EVERY {
-                swept = Instant::now();
-                self.accounts.sweep();
-                self.ledger.sweep(self.clock.now().as_second());
-            }
-        }
-    }
-
-    /// Writes refunds and ledger; says whether everything is written now.
-    async fn flush(&self) -> bool {
-        let _turn = self.flushing.lock().await;
-        self.accounts.settle().await;
-        if let Err(error) = self.ledger.write().await {
-            tracing::warn!(%error, "the ledger is not written; trying again");
-        }
-        self.accounts.is_settled() && self.ledger.is_written()
     }
 }
 

@@ -22,12 +22,15 @@
 //! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
 
 use jiff::civil::Date;
+use jiff::tz::TimeZone;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::store::Keeping;
 
 /// Within this time after their end of life the names of one day go, so that they do not all go in one second.
 const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
+/// A day ends in every zone at most so long after it ended in UTC.
+const ZONES_SECONDS: i64 = 86_400;
 
 /// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
 pub const ID_SETS: u32 = 16;
@@ -58,6 +61,21 @@ impl Names {
         let spread = i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS;
         end.saturating_add(self.keeping.retention_seconds())
             .saturating_add(spread)
+    }
+
+    /// Whether counts and ledger of a date are gone in every zone, for every key.
+    pub fn is_gone(&self, date: Date, now_second: i64) -> bool {
+        let next = date
+            .tomorrow()
+            .and_then(|next| next.to_zoned(TimeZone::UTC));
+        next.is_ok_and(|next| {
+            let ended = next.timestamp().as_second() + ZONES_SECONDS;
+            let kept = self
+                .keeping
+                .retention_seconds()
+                .saturating_add(EXPIRY_SPREAD_SECONDS);
+            ended.saturating_add(kept) < now_second
+        })
     }
 
     /// The record of a key.
