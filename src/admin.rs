@@ -1,8 +1,9 @@
-//! The admin listener: `/livez`, `/readyz`, `/metrics`.
+//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`.
 //!
 //! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not. With a token configured, only whoever has it sees more than that.
+//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets. With a
+//! token configured, only whoever has it sees more than the first two's status.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::config::Secret;
+use crate::config::{Effective, Secret};
 use crate::store::{Store, WithoutStore};
 use crate::telemetry::metrics::Metrics;
 
@@ -48,8 +49,10 @@ pub struct View {
     pub draining: bool,
     /// Access log lines lost so far.
     pub access_log_dropped: usize,
-    /// The configuration.
+    /// How the configuration came to run.
     pub config: Arc<ConfigView>,
+    /// What it comes to.
+    pub effective: Arc<Effective>,
     /// What opens the metrics; without one they are open.
     pub token: Option<Secret>,
 }
@@ -200,6 +203,11 @@ impl Admin {
                 JSON_TYPE,
                 br#"{"status":"unauthorized"}"#.to_vec(),
             ),
+            "/config" => (
+                StatusCode::OK,
+                JSON_TYPE,
+                serde_json::to_vec(&*(self.view)().effective).unwrap_or_default(),
+            ),
             "/metrics" => (
                 StatusCode::OK,
                 METRICS_TYPE,
@@ -208,7 +216,7 @@ impl Admin {
             _ => (
                 StatusCode::NOT_FOUND,
                 JSON_TYPE,
-                br#"{"paths":["/livez","/readyz","/metrics"]}"#.to_vec(),
+                br#"{"paths":["/livez","/readyz","/config","/metrics"]}"#.to_vec(),
             ),
         };
         let taken = method == Method::GET || method == Method::HEAD;

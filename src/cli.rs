@@ -17,6 +17,7 @@ use crate::config::{Config, ConfigErrors};
 use crate::server;
 use crate::store::{ChangeMark, Role, Store};
 
+mod against_running;
 mod audit;
 mod check;
 mod explain;
@@ -67,8 +68,10 @@ enum Command {
     #[command(after_help = "Example:\n  touchline serve --config gateway.yaml")]
     Serve,
     /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
-    #[command(after_help = "Example:\n  touchline check --config gateway.yaml")]
-    Check,
+    #[command(
+        after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running"
+    )]
+    Check(check::CheckArguments),
     /// Issue, find, show and change API keys.
     #[command(
         subcommand,
@@ -148,7 +151,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let config = || Config::load(&arguments.config);
     match &arguments.command {
         Command::Serve => serve::run(&arguments.config, config()?, out),
-        Command::Check => check::run(&arguments.config, &config()?, out),
+        Command::Check(order) => check::run(order, &arguments.config, config()?, out),
         Command::Keys(command) => keys::run(command, config()?, out),
         Command::Usage(arguments) => usage::run(arguments, config()?, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config()?, out),

@@ -18,12 +18,14 @@ use sha2::{Digest, Sha256};
 use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
+use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
 use crate::policy::token_bucket::Rate;
 
 mod check;
+mod effective;
 mod outline;
 mod places;
 mod problem;
@@ -34,6 +36,7 @@ mod sections;
 mod succession;
 mod text;
 
+pub use effective::{About, Difference, Effective};
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
@@ -47,6 +50,8 @@ const FILE_BYTES_MAX: usize = 1024 * 1024;
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
     pub hash: String,
+    /// What it comes to, to be told and compared.
+    pub effective: Arc<Effective>,
     /// Where each setting stands in the file.
     pub places: Places,
     /// Where clients and operators connect.
@@ -61,6 +66,8 @@ pub struct Config {
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
     pub tiers: Vec<(TierName, Tier)>,
+    /// What is told of keys near their limits.
+    pub events: Events,
     /// The endpoints; every tier and upstream they name exists.
     pub endpoints: EndpointTable,
     /// The upstreams in the order of the file; at least one, no name twice.
@@ -260,6 +267,28 @@ pub struct Tier {
     pub concurrent: Option<NonZeroU32>,
     /// Whether its limits refuse (`enforce`).
     pub enforcement: Enforcement,
+}
+
+/// What is told of keys near their limits, and to whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Events {
+    /// The shares of a key's limit that are told of.
+    pub shares: Shares,
+    /// Who is told, beside log and metrics.
+    pub webhook: Option<Webhook>,
+}
+
+/// Where events are delivered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Webhook {
+    /// An `http` or `https` URL; what it leads to is often a secret.
+    pub url: Secret,
+    /// What events are signed with.
+    pub secret: SigningSecret,
+    /// How long one attempt may take.
+    pub timeout: Duration,
+    /// An event that is older is not tried again.
+    pub give_up: Duration,
 }
 
 /// The ledger's days.

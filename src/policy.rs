@@ -21,6 +21,7 @@
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
 //! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
+//! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are told that an endpoint is going away |
@@ -32,6 +33,7 @@ pub mod api_key;
 pub mod audit;
 pub mod caching;
 pub mod calendar;
+pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;

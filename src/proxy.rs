@@ -5,6 +5,7 @@
 //! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit`, or what the gateway serves itself |
 //! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
 //! | [`connection`] | a client's connection: what pingora may read of it, its deadlines, floods, and how many there are |
+//! | [`crossings`] | which keys have come near their limits, for whoever tells of it |
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
 //! | [`well_formed`] | step 1 on the head of a request |
@@ -20,6 +21,7 @@
 
 pub mod admission;
 pub mod connection;
+pub mod crossings;
 pub mod exchange;
 pub mod forward;
 pub mod gate;

@@ -27,6 +27,7 @@ use crate::telemetry::metrics::Metrics;
 mod accept;
 mod application;
 mod descriptors;
+mod events;
 mod listeners;
 mod notify;
 mod reload;
@@ -34,6 +35,8 @@ mod stores;
 mod tls;
 mod watched;
 
+use events::Teller;
+use events::courier::Courier;
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
@@ -45,6 +48,8 @@ use tls::Front;
 const DRAIN_POLL: Duration = Duration::from_millis(10);
 /// What a stopping gateway keeps of its grace for writing what is still to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
+const TELL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
 const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
 /// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
@@ -159,6 +164,8 @@ async fn run(
     let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
+    let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
+    let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
@@ -182,6 +189,10 @@ async fn run(
             left,
             "requests were cut off by the end of limits.shutdown_grace"
         );
+    }
+    events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
+    for task in [teller, courier] {
+        task.abort();
     }
     store.close(CLOSE_TIMEOUT).await;
     tracing::info!("stopped");
@@ -219,6 +230,7 @@ fn start(
             draining: gate.is_draining(),
             access_log_dropped: gate.access_log.dropped_lines(),
             config: config.load_full(),
+            effective: gate.snapshot().config.effective.clone(),
             token: gate.snapshot().config.listen.admin_token.clone(),
         }
     };

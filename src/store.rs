@@ -23,6 +23,7 @@ use serde::Serialize;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod embedded;
@@ -209,6 +210,35 @@ pub enum Imported {
     Claimed(KeyId),
 }
 
+/// Whether an event is to be delivered to somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// It is kept until [`Store::delivered`], for a week at most.
+    Wanted,
+    /// It is told here only.
+    Unwanted,
+}
+
+/// What became of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// It is this node's, now or since an earlier call of the same.
+    Made,
+    /// It is this node's, but the event is not kept: [`EVENTS_MAX`] wait to be delivered.
+    Undeliverable,
+    /// Another node made it.
+    Held,
+}
+
+/// Events that are kept to be delivered.
+pub const EVENTS_MAX: u64 = 10_000;
+/// Events that are told of at once to whoever delivers them.
+pub const EVENTS_TOLD_MAX: u64 = 1_000;
+/// How long claims are kept after their day.
+pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
+/// How long events are kept that nobody delivers.
+pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
+
 /// A store of keys, counts and ledger.
 ///
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
@@ -249,6 +279,29 @@ pub trait Store: Send + Sync + 'static {
 
     /// How the store is doing, without asking it.
     fn health(&self) -> Health;
+
+    /// How often the store was found to have lost what it was told, or may have: whoever must have it known tells it again.
+    fn losses(&self) -> u64;
+
+    /// Claims the right to tell that a key came to a share of its limit, once for all nodes; in the same atomic step the event
+    /// is kept, where it is to be delivered. A repeated call is answered as the first. Not for requests: waits.
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError>;
+
+    /// The oldest events that are to be delivered, [`EVENTS_TOLD_MAX`] at most, if it is `courier` who delivers them: one node
+    /// at a time, until `lease` has passed without a call of it. `None`: another does.
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError>;
+
+    /// The event need not be kept any longer.
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError>;
 
     /// Writes what is still to be written (refunds, ledger), for at most `deadline`, and says goodbye as a node.
     async fn close(&self, deadline: Duration);

@@ -1,14 +1,43 @@
-//! `touchline check`: says that a configuration is good, and what it comes to.
+//! `touchline check`: says that a configuration is good, and what it comes to or would change.
 
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::Path;
 
+use clap::Args;
+
+use super::against_running;
+use super::output::RecordFormat;
 use crate::config::{Certificate, Config, Durability, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 
-/// Writes the summary of a configuration that was loaded from `file`.
-pub(super) fn run(file: &Path, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
-    out.write_all(summary(file, config).as_bytes())?;
+#[derive(Debug, Args)]
+pub(super) struct CheckArguments {
+    /// Tell what this file would change in effect in the gateway that runs, asked at the file's admin listener or at
+    /// ADDRESS. Exits 1 where the gateway would refuse the file.
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true)]
+    against_running: Option<Option<SocketAddr>>,
+    /// The form of what would change.
+    #[arg(
+        long,
+        value_enum,
+        default_value = "table",
+        requires = "against_running"
+    )]
+    output: RecordFormat,
+}
+
+/// Writes what comes of a configuration that was loaded from `file`.
+pub(super) fn run(
+    arguments: &CheckArguments,
+    file: &Path,
+    config: Config,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    if let Some(address) = arguments.against_running {
+        return against_running::run(config, address, arguments.output, out);
+    }
+    out.write_all(summary(file, &config).as_bytes())?;
     Ok(out.flush()?)
 }
 

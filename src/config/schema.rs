@@ -102,8 +102,11 @@ pub(super) fn document() -> Json {
 pub(super) fn section<const N: usize>(at: &Path, learnt: &Learnt, fields: [Field; N]) -> Json {
     let mut properties = serde_json::Map::new();
     let mut required = Vec::new();
+    let names = fields.each_ref().map(|field| field.name);
     for field in fields {
-        let is_required = learnt.is_required(&at.key(field.name), field.probed);
+        // What may stand in a file of its own need not stand here.
+        let elsewhere = names.contains(&format!("{}_file", field.name).as_str());
+        let is_required = !elsewhere && learnt.is_required(&at.key(field.name), field.probed);
         let mut shape = field.shape;
         if is_required {
             required.push(field.name);

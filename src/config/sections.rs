@@ -5,6 +5,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
@@ -18,12 +19,13 @@ use super::text::{
     QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
-    AccessLog, Certificate, Cleartext, Config, Durability, EmbeddedStore, Forward, Http, Https,
-    Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
+    AccessLog, Certificate, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http,
+    Https, Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
+mod events;
 mod limits;
 mod outage;
 mod redis;
@@ -91,12 +93,16 @@ pub(super) fn config(
             calendar: calendar.as_ref(),
         },
     );
+    let events = events::events(check, &at.key("events"), text.events);
     let forward = forward(check, &at.key("forward"), text.forward);
     let runtime = runtime(check, &at.key("runtime"), text.runtime);
     let limits = limits::limits(check, &at.key("limits"), text.limits);
     let logging = logging(check, &at.key("logging"), text.logging);
+    let endpoints = endpoints?;
+    let effective = Effective::of(&hash, check.readings(), &store, &endpoints);
     Some(Config {
         hash,
+        effective: Arc::new(effective),
         places,
         listen,
         store,
@@ -104,7 +110,8 @@ pub(super) fn config(
         ledger,
         keys,
         tiers: tiers?,
-        endpoints: endpoints?,
+        events,
+        endpoints,
         upstreams: upstreams?,
         forward,
         runtime,

@@ -143,7 +143,7 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
         let mut bare = text.clone();
         let mapping = bare.as_mapping_mut().unwrap();
         for section in [
-            "quota", "keys", "forward", "runtime", "limits", "logging", "store", "listen",
+            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "store", "listen",
         ] {
             let empty = match section {
                 "store" => "{embedded: {}}",
@@ -168,7 +168,9 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
         }
         let mut bare = parse(&serde_yaml::to_string(&bare).unwrap()).unwrap();
         assert_ne!(bare.hash, shipped.hash);
+        assert_eq!(bare.effective.differences(&shipped.effective), []);
         bare.hash.clone_from(&shipped.hash);
+        bare.effective = shipped.effective.clone();
         assert_eq!(format!("{bare:#?}"), format!("{shipped:#?}"));
     }
 }
@@ -690,7 +692,7 @@ fn all_problems_are_told_at_once_in_the_order_of_the_file() {
         "g.yaml:4:18: logging.level: \"loud\" is not a log level (hint: write error, warn, info, debug or trace)\n\
          g.yaml:4:24: logging.fromat: there is no such key (hint: did you mean `format`?)\n\
          g.yaml:5:24: limits.header_count: expected a whole number, found \"many\" (hint: write digits only, such as 1000)\n\
-         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, endpoints, upstreams, forward, runtime, limits, logging)"
+         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, endpoints, events, upstreams, forward, runtime, limits, logging)"
     );
 }
 
@@ -821,6 +823,83 @@ fn a_tier_has_the_rates_that_are_written_and_else_none() {
         ),
     ] {
         assert_eq!(problems_of(tier_with(more), 0), expected, "{more}");
+    }
+}
+
+/// A signing secret.
+const WHSEC: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+#[test]
+fn shares_are_whole_percentages_and_a_webhook_has_a_url_and_a_secret() {
+    let events = |more: &str| with(&format!("events: {more}\n")).map(|config| config.events);
+    let shares = |more: &str| {
+        let events = events(more).unwrap();
+        events
+            .shares
+            .iter()
+            .map(|share| share.percent())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(shares("{}"), [80, 95, 100]);
+    assert_eq!(shares("{shares: []}"), [0; 0]);
+    assert_eq!(shares("{shares: [100%, 1%]}"), [1, 100]);
+    assert_eq!(events("{}").unwrap().webhook, None);
+    let given = format!("{{webhook: {{url: \"https://h/x?t=hunter2\", secret: {WHSEC}}}}}");
+    let webhook = events(&given).unwrap().webhook.unwrap();
+    assert_eq!(webhook.url.reveal(), "https://h/x?t=hunter2");
+    assert_eq!(webhook.timeout, Duration::from_secs(5));
+    assert_eq!(webhook.give_up, Duration::from_secs(72 * 3_600));
+    let shown = format!("{webhook:?}");
+    assert!(
+        !shown.contains("hunter2") && !shown.contains("MfKQ"),
+        "{shown}"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secret");
+    std::fs::write(&file, format!("{WHSEC}\n")).unwrap();
+    let from_file = format!(
+        "{{webhook: {{url: \"https://h/x?t=hunter2\", secret_file: {}}}}}",
+        file.display()
+    );
+    assert_eq!(events(&from_file).unwrap().webhook, Some(webhook));
+    for (more, problem) in [
+        ("{shares: [0%]}", "events.shares[0]: \"0%\" is not a share"),
+        (
+            "{shares: [101%]}",
+            "events.shares[0]: \"101%\" is not a share",
+        ),
+        (
+            "{shares: [80%, 80%]}",
+            "events.shares[1]: it is in the list already",
+        ),
+        (
+            "{shares: [1%, 2%, 3%, 4%, 5%, 6%, 7%, 8%, 9%]}",
+            "events.shares: there are too many shares",
+        ),
+        (
+            "{webhook: {secret: WHSEC}}",
+            "events.webhook.url: the key is missing",
+        ),
+        (
+            "{webhook: {url: \"ftp://hunter2\", secret: WHSEC}}",
+            "events.webhook.url: it is not the URL of a webhook",
+        ),
+        (
+            "{webhook: {url: \"http://h/\", secret: hunter2}}",
+            "events.webhook.secret: it is not a signing secret",
+        ),
+        (
+            "{webhook: {url: \"http://h/\"}}",
+            "events.webhook.secret: the key is missing",
+        ),
+    ] {
+        let told = problems_of(
+            events(&more.replace("WHSEC", WHSEC)).map(|_| parse(SHIPPED).unwrap()),
+            0,
+        );
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert!(told[0].contains(problem), "{told:?}");
+        assert!(!told[0].contains("hunter2"), "{told:?}");
     }
 }
 

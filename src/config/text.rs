@@ -204,6 +204,8 @@ sections! {
         tiers: Named<TierText>,
         /// What can be called, and by whom. No two paths may match the same request.
         endpoints: List<EndpointText>,
+        /// What is told of keys near their limits, and to whom.
+        events: Section<EventsText>,
         /// The services behind the gateway, by name.
         upstreams: Named<UpstreamText>,
         /// What is passed on to upstreams.
@@ -349,6 +351,27 @@ sections! {
         rate: Leaf<NonZeroU32>,
         /// Requests at once.
         burst: Leaf<NonZeroU32>,
+    }
+    EventsText {
+        /// Shares of a key's limit, such as 80%: each is told once for a key and day, by log line, metric and webhook. [] tells
+        /// nothing.
+        shares: List<Text>,
+        /// Who is told by HTTP POST; without it nobody.
+        webhook: Section<WebhookText>,
+    }
+    WebhookText {
+        /// Where events go: http:// or https://.
+        url: Leaf<Text>,
+        /// A file with the URL instead.
+        url_file: Leaf<PathBuf>,
+        /// What they are signed with (Standard Webhooks): whsec_ and the base64 of 24 to 64 bytes.
+        secret: Leaf<Text>,
+        /// A file with it instead.
+        secret_file: Leaf<PathBuf>,
+        /// How long one attempt may take.
+        timeout: Leaf<Duration>,
+        /// An event that is older is not tried again.
+        give_up: Leaf<Duration>,
     }
     EndpointText {
         /// The path, matched exactly; `{name}` stands for one segment.

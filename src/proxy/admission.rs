@@ -421,6 +421,9 @@ impl Admission<'_> {
         let asked = Instant::now();
         let decision = self.gate.store.charge(charge).await;
         self.note_call("charge", asked, &decision);
+        if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
+            caller.note_share(self.gate, self.snapshot, *used);
+        }
         match decision {
             Ok(Decision::Granted { used, receipt }) => Ok(Permit {
                 standing: caller.standing_with(Some(used)),

@@ -11,6 +11,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
+use super::crossings::Crossings;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::upstreams::{Timeouts, Upstream};
@@ -140,6 +141,8 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub access_log: AccessLog,
+    /// Keys near their limits.
+    pub crossings: Crossings,
     /// The quota day of the last request; asked anew when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
@@ -162,6 +165,7 @@ impl Gate {
             store,
             metrics,
             access_log,
+            crossings: Crossings::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),

@@ -7,11 +7,13 @@
 //! | Room | Job |
 //! |---|---|
 //! | `schema` | the file, its tables, connections, what SQLite's failures mean |
+//! | `opening` | the file checked, the key table read, the threads started |
 //! | `inbox` | what waits for the writer thread, and its bounds |
 //! | `writer` | the thread that commits in groups and answers after the commit |
 //! | `group` | what is decided and written in one transaction |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
+//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `usage` | reading and proving the ledger |
 //! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
@@ -27,18 +29,20 @@
 //! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
 //! caller's record, unlike in a store that can lose its memory.
 
+mod events;
 mod feed;
 mod group;
 mod inbox;
 mod keys;
 mod learnt;
+mod opening;
 mod retention;
 mod schema;
 mod status;
 mod usage;
 mod writer;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -51,25 +55,22 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use self::feed::{Polled, Stop};
-use self::inbox::{Inbox, Verdict, Waiting};
-use self::keys::{Changed, Follower, MARK};
-use self::learnt::Learnt;
+use self::inbox::{Verdict, Waiting};
+use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, Keeping,
-    KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
+    Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    StoreError, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 
-/// How often the log is folded into the database where every commit is synced anyway.
-const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
-/// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
-const INTERVAL_MIN: Duration = Duration::from_millis(10);
 /// The pause before each batch of an import, some tries of whoever waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
 /// How often the gateways' progress is read while somebody waits for it.
@@ -143,91 +144,10 @@ pub async fn open(
     clock: Clock,
 ) -> Result<Arc<EmbeddedStore>, StoreError> {
     let zone = zone.to_owned();
-    tokio::task::spawn_blocking(move || open_blocking(settings, role, &zone, clock))
+    tokio::task::spawn_blocking(move || opening::open(settings, role, &zone, clock))
         .await
         .map_err(|error| StoreError::Failed(format!("opening the store panicked: {error}")))?
         .map(Arc::new)
-}
-
-fn open_blocking(
-    settings: Settings,
-    role: Role,
-    zone: &str,
-    clock: Clock,
-) -> Result<EmbeddedStore, StoreError> {
-    let Settings {
-        path,
-        durability,
-        timeout,
-        keeping,
-    } = settings;
-    schema::create_file(&path)?;
-    let mut writing = schema::connect(&path, durability)?;
-    schema::prepare(&mut writing, &path, zone)?;
-    let connections = Connections {
-        writing,
-        following: schema::connect(&path, durability)?,
-        syncing: schema::connect(&path, durability)?,
-    };
-    let reading = schema::connect(&path, durability)?;
-    let gateway = match role {
-        Role::Gateway(name) => Some(name),
-        Role::Command => None,
-    };
-    let keys = Follower::default();
-    load(&connections.writing, &keys, gateway.as_ref())
-        .map_err(|error| schema::failure(&path, &error))?;
-
-    let (at_work, writing) = watch::channel(());
-    let store = EmbeddedStore {
-        desk: Arc::new(Desk {
-            path,
-            clock,
-            inbox: Arc::new(Inbox::default()),
-            keys,
-            learnt: Learnt::default(),
-            keeping,
-            up: AtomicBool::new(true),
-            dirty: AtomicBool::new(true),
-        }),
-        durability,
-        timeout,
-        reader: Arc::new(Mutex::new(reading)),
-        polled: Arc::new(Polled::now()),
-        stop: Arc::new(Stop::default()),
-        goodbye: Arc::new(AtomicBool::new(false)),
-        writing,
-    };
-    let interval = match durability {
-        Durability::Commit => CHECKPOINT_INTERVAL,
-        Durability::Interval(interval) => interval.max(INTERVAL_MIN),
-    };
-    store.start_threads(connections, gateway, interval, at_work)?;
-    Ok(store)
-}
-
-/// A connection for each thread that lives as long as the store.
-struct Connections {
-    writing: Connection,
-    following: Connection,
-    syncing: Connection,
-}
-
-/// Reads the key table. A gateway is on the list before it reads, so that no change slips in between unseen.
-fn load(
-    connection: &Connection,
-    keys: &Follower,
-    gateway: Option<&NodeName>,
-) -> rusqlite::Result<()> {
-    if let Some(name) = gateway {
-        feed::forget_the_dead(connection)?;
-        feed::say(connection, name, 0)?;
-    }
-    keys.catch_up(connection, &mut connection.prepare(MARK)?)?;
-    if let Some(name) = gateway {
-        feed::say(connection, name, keys.applied())?;
-    }
-    Ok(())
 }
 
 /// A place in the order of changes, for callers.
@@ -235,61 +155,7 @@ fn mark(place: i64) -> ChangeMark {
     ChangeMark(u128::from(group::unsigned(place)))
 }
 
-fn leave(connection: &Connection, gateway: Option<&NodeName>) {
-    let left = match gateway {
-        Some(name) => feed::leave(connection, name),
-        None => Ok(()),
-    };
-    if let Err(error) = left.and_then(|()| feed::checkpoint(connection)) {
-        tracing::warn!(%error, "the store was closed without a last word");
-    }
-}
-
-fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
-    std::thread::Builder::new()
-        .name(name.into())
-        .spawn(body)
-        .map(|_| ())
-        .map_err(|error| {
-            StoreError::Failed(format!(
-                "{}: no thread could be started: {error}",
-                path.display()
-            ))
-        })
-}
-
 impl EmbeddedStore {
-    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is told to stop.
-    fn start_threads(
-        &self,
-        connections: Connections,
-        gateway: Option<NodeName>,
-        interval: Duration,
-        at_work: watch::Sender<()>,
-    ) -> Result<(), StoreError> {
-        let Connections {
-            writing,
-            following,
-            syncing,
-        } = connections;
-        let (desk, goodbye, name) = (self.desk.clone(), self.goodbye.clone(), gateway.clone());
-        start(&self.desk.path, "store-writer", move || {
-            let _at_work = at_work;
-            writer::run_to_the_end(&writing, &desk);
-            if goodbye.load(Ordering::Acquire) {
-                leave(&writing, name.as_ref());
-            }
-        })?;
-        let (desk, polled, stop) = (self.desk.clone(), self.polled.clone(), self.stop.clone());
-        start(&self.desk.path, "store-feed", move || {
-            feed::follow(&following, &desk, &polled, gateway.as_ref(), &stop);
-        })?;
-        let (desk, stop) = (self.desk.clone(), self.stop.clone());
-        start(&self.desk.path, "store-sync", move || {
-            feed::checkpoint_regularly(&syncing, &desk, interval, &stop);
-        })
-    }
-
     /// Does something on the writer's connection; not if the caller has left before it is its turn.
     async fn on_writer<T: Send + 'static>(
         &self,
@@ -444,6 +310,42 @@ impl Store for EmbeddedStore {
             without_store: WithoutStore::Denies,
             pending_units: 0,
         }
+    }
+
+    /// The database is the authority: it forgets nothing.
+    fn losses(&self) -> u64 {
+        0
+    }
+
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError> {
+        let (crossing, node) = (crossing.clone(), node.clone());
+        self.on_writer(move |connection, desk| {
+            events::claim(connection, &crossing, &node, delivery, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError> {
+        let courier = courier.clone();
+        self.on_writer(move |connection, desk| {
+            events::undelivered(connection, &courier, lease, desk.clock.now())
+        })
+        .await
+    }
+
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
+        let event = event.clone();
+        self.on_writer(move |connection, _| events::delivered(connection, &event))
+            .await
     }
 
     async fn close(&self, deadline: Duration) {

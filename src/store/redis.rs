@@ -5,6 +5,8 @@
 //! | [`settings`] | where Redis is, who we are there, prefix and timeout |
 //! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
 //! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
+//! | `preparing` | what a fresh connection is asked before it is used |
+//! | `upkeep` | the tasks that keep a store going |
 //! | `line` | one connection to one server |
 //! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
 //! | `names` | every name we use in Redis, and how long it lives |
@@ -16,6 +18,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
+//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `current` | how current that replica is |
@@ -29,32 +32,35 @@
 //! [`crate::policy::quota`]); and nothing is served without Redis that is not on disk first.
 
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, DayUsage, Decision, Freshness, Health, Imported, KeyEntry,
-    KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
+    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError,
+    WithoutStore,
 };
 
 mod breaker;
 mod charging;
 mod cluster;
 mod current;
+mod events;
 mod feed;
 mod guard;
 mod heartbeat;
@@ -67,6 +73,7 @@ mod line;
 mod link;
 mod names;
 pub mod outage;
+mod preparing;
 mod producer;
 mod records;
 mod replica;
@@ -77,6 +84,7 @@ mod status;
 mod time;
 mod topology;
 mod trail;
+mod upkeep;
 
 use charging::{Accounts, Answer, other_calendar};
 use feed::{Feed, Setting};
@@ -84,28 +92,22 @@ use guard::Guard;
 use heartbeat::Condition;
 use home::Home;
 use ledger::Ledger;
-use link::{Connection, Link};
+use link::Link;
 use names::Names;
 use outage::Outage;
 pub use outage::{OutagePolicy, OutageSettings};
+use preparing::{first_attempt, prepared};
 use producer::Producer;
 use records::Records;
 use replica::Replica;
 pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
 use topology::Topology;
+use upkeep::tasks;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
-/// How often refunds and ledger are written.
-const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// How often the breaker is looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the connection is tried although nobody charges, so that `health` knows.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How often idle accounts are dropped.
-const SWEEP_EVERY: Duration = Duration::from_secs(10);
 /// How long commands wait for a reply, at least.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long opening a gateway's store waits for the key table.
@@ -127,6 +129,8 @@ struct Parts {
     /// For what only commands wait for: long replies must not hold up charges.
     command_link: Arc<Link>,
     guard: Arc<Guard>,
+    /// How often Redis may have lost something.
+    losses: AtomicU64,
     accounts: Arc<Accounts>,
     ledger: Arc<Ledger>,
     /// A gateway's service without Redis; commands have none.
@@ -233,6 +237,7 @@ pub async fn open(
         ledger,
         outage,
         guard,
+        losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
         feed,
@@ -290,106 +295,6 @@ async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result
     Ok(feed)
 }
 
-/// Connects once. Only a command minds if the server is away; both mind another zone.
-async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
-where
-    P: Fn(Connection) -> F,
-    F: Future<Output = Result<(), StoreError>>,
-{
-    let Err(error) = link.connect(prepare).await else {
-        return Ok(());
-    };
-    match (role, &*error) {
-        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
-        (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis in the configuration names it"
-        ))),
-        (Role::Gateway(_), _) => Ok(()),
-    }
-}
-
-/// A task of a gateway's feed, without end.
-type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
-
-/// Starts the tasks that keep the store going.
-fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
-where
-    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
-    F: Future<Output = Result<(), StoreError>> + Send + 'static,
-{
-    let mut tasks = Vec::new();
-    for link in [parts.link.clone(), parts.command_link.clone()] {
-        let prepare = prepare.clone();
-        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
-    }
-    let watched = parts.clone();
-    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
-    if let Some(outage) = parts.outage.clone() {
-        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
-    }
-    let flushed = parts.clone();
-    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
-    if parts.feed.is_some() {
-        let feed_tasks: [FeedTask; 4] = [
-            |feed| Box::pin(feed.follow()),
-            |feed| Box::pin(feed.beat()),
-            |feed| Box::pin(feed.repair()),
-            |feed| Box::pin(feed.save_for_ever()),
-        ];
-        for task in feed_tasks {
-            let parts = parts.clone();
-            let run = async move {
-                if let Some(feed) = &parts.feed {
-                    task(feed).await;
-                }
-            };
-            tasks.push(tokio::spawn(run).abort_handle());
-        }
-    }
-    tasks
-}
-
-/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
-async fn prepared(
-    mut connection: Connection,
-    names: Names,
-    zone: String,
-    clock: Arc<StoreClock>,
-) -> Result<(), StoreError> {
-    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
-    redis::cmd("PING")
-        .exec_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    script::CHARGE.load(&mut connection).await.map_err(failed)?;
-    script::RECORD.load(&mut connection).await.map_err(failed)?;
-    let mut pipeline = redis::pipe();
-    pipeline
-        .cmd("SET")
-        .arg(names.zone())
-        .arg(&zone)
-        .arg("NX")
-        .ignore()
-        .cmd("GET")
-        .arg(names.zone());
-    let (stored,): (String,) = pipeline
-        .query_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    if stored != zone {
-        return Err(StoreError::OtherCalendar(format!(
-            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
-        )));
-    }
-    let asked = clock.now();
-    let time = redis::cmd("TIME")
-        .query_async(&mut connection)
-        .await
-        .map_err(failed)?;
-    clock.learn(asked, records::read_time(time)?);
-    Ok(())
-}
-
 impl Parts {
     /// The key that is meant, or all.
     async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
@@ -400,69 +305,6 @@ impl Parts {
                 Ok(all.into_iter().map(|record| record.id).collect())
             }
         }
-    }
-
-    /// Looks after the breaker.
-    async fn watch_for_ever(&self) {
-        loop {
-            if let Some(turn) = self.guard.look().await {
-                match &self.outage {
-                    Some(outage) => outage.turned(turn),
-                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
-                }
-            }
-            tokio::time::sleep(LOOK_EVERY).await;
-        }
-    }
-
-    /// Writes refunds and ledger again and again; after a reconnection, everything.
-    async fn flush_for_ever(&self) {
-        let mut connections = self.link.made();
-        let (mut swept, mut probed) = (Instant::now(), Instant::now());
-        let mut ticks = tokio::time::interval(FLUSH_EVERY);
-        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        loop {
-            let lost = async {
-                match &self.feed {
-                    Some(feed) => feed.store_lost.notified().await,
-                    None => std::future::pending().await,
-                }
-            };
-            let store_lost = tokio::select! {
-                _ = ticks.tick() => false,
-                () = lost => true,
-            };
-            let made = self.link.made();
-            if store_lost || made != connections {
-                connections = made;
-                self.accounts.repeat_all();
-                self.ledger.repeat_all();
-                if let Some(outage) = &self.outage {
-                    outage.repeat_all();
-                }
-            }
-            self.flush().await;
-            if probed.elapsed() >= PROBE_EVERY {
-                probed = Instant::now();
-                // A failure is the link's to act on.
-                let _ = self.link.ask(&redis::cmd("PING")).await;
-            }
-            if swept.elapsed() >= SWEEP_EVERY {
-                swept = Instant::now();
-                self.accounts.sweep();
-                self.ledger.sweep(self.clock.now().as_second());
-            }
-        }
-    }
-
-    /// Writes refunds and ledger; says whether everything is written now.
-    async fn flush(&self) -> bool {
-        let _turn = self.flushing.lock().await;
-        self.accounts.settle().await;
-        if let Err(error) = self.ledger.write().await {
-            tracing::warn!(%error, "the ledger is not written; trying again");
-        }
-        self.accounts.is_settled() && self.ledger.is_written()
     }
 }
 
@@ -576,6 +418,33 @@ impl Store for RedisStore {
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
         }
+    }
+
+    fn losses(&self) -> u64 {
+        self.parts.losses.load(Ordering::Acquire)
+    }
+
+    async fn claim(
+        &self,
+        crossing: &Crossing,
+        node: &NodeName,
+        delivery: Delivery,
+    ) -> Result<Claim, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        events::claim(link, names, crossing, node, delivery).await
+    }
+
+    async fn undelivered(
+        &self,
+        courier: &NodeName,
+        lease: Duration,
+    ) -> Result<Option<Vec<Event>>, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        events::undelivered(link, names, courier, lease).await
+    }
+
+    async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
+        events::delivered(&self.parts.command_link, &self.parts.names, event).await
     }
 
     async fn close(&self, deadline: Duration) {

@@ -37,6 +37,12 @@ pub struct Metrics {
     pub refunds: IntCounterVec,
     /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
     pub shadow_refusals: IntCounterVec,
+    /// `touchline_quota_crossings_total{tier,share}`: keys that came to a share of their limit, each once a day.
+    pub quota_crossings: IntCounterVec,
+    /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
+    pub webhook_attempts: IntCounterVec,
+    /// `touchline_webhook_pending`: events to be delivered, on the gateway that delivers them.
+    pub webhook_pending: IntGauge,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
     /// `touchline_connections`: client connections.
@@ -128,6 +134,14 @@ impl Metrics {
             // From the start on, so that the first one is seen as an increase.
             config_reloads.with_label_values(&[outcome]);
         }
+        let webhook_attempts = counter(
+            "touchline_webhook_attempts_total",
+            "Attempts to deliver an event, and events given up",
+            &["outcome"],
+        )?;
+        for outcome in ["delivered", "failed", "given_up"] {
+            webhook_attempts.with_label_values(&[outcome]);
+        }
         Ok(Metrics {
             requests: counter(
                 "touchline_requests_total",
@@ -171,6 +185,16 @@ impl Metrics {
                 "touchline_shadow_refusals_total",
                 "Requests served that their tier would have refused if it were enforced",
                 &["tier", "refusal"],
+            )?,
+            quota_crossings: counter(
+                "touchline_quota_crossings_total",
+                "Keys that came to a share of their limit, each once a day",
+                &["tier", "share"],
+            )?,
+            webhook_attempts,
+            webhook_pending: gauge(
+                "touchline_webhook_pending",
+                "Events to be delivered, on the gateway that delivers them",
             )?,
             limit_hits: counter(
                 "touchline_limit_hits_total",

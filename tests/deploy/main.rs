@@ -8,6 +8,7 @@
 )]
 
 mod board;
+mod carried;
 mod names;
 mod prometheus;
 mod rules;

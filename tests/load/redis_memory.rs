@@ -17,7 +17,7 @@ use std::time::Duration;
 use harness::RedisServer;
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::calendar::Day;
+use touchline::policy::calendar::{Calendar, Day};
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
@@ -144,12 +144,8 @@ async fn memory_of(redis: &mut redis::aio::MultiplexedConnection, name: &str) ->
 }
 
 fn today() -> Day {
-    let now = jiff::Timestamp::now();
-    Day {
-        date: "2026-11-21".parse().unwrap(),
-        start: now.as_second() - 3_600,
-        end: now.as_second() + 36_000,
-    }
+    let calendar = Calendar::of_zone("UTC").unwrap();
+    calendar.day_at(jiff::Timestamp::now()).unwrap()
 }
 
 fn record() -> KeyRecord {

@@ -93,7 +93,7 @@ async fn unknown_admin_paths_are_404_and_other_methods_405() {
     for path in ["/", "/metrics/", "/Livez", "/admin", "/livez%00"] {
         assert_eq!(ask(&scene, "GET", path).await.status, 404, "{path}");
     }
-    for path in ["/livez", "/readyz", "/metrics"] {
+    for path in ["/livez", "/readyz", "/config", "/metrics"] {
         for method in ["POST", "DELETE", "PUT"] {
             let answer = ask(&scene, method, path).await;
             assert_eq!(answer.status, 405, "{method} {path}");
@@ -111,7 +111,7 @@ async fn admin_paths_are_no_public_paths() {
     let key = scene.issue("enterprise").await;
     for protocol in Protocol::ALL {
         let client = scene.client(protocol);
-        for path in ["/livez", "/readyz", "/metrics"] {
+        for path in ["/livez", "/readyz", "/config", "/metrics"] {
             assert_eq!(client.get(&key, path).await.status, 404);
             assert_eq!(client.call(Call::get(path)).await.status, 401);
         }

@@ -4,6 +4,7 @@
 
 mod access_log;
 mod admin;
+mod against_running;
 mod audit;
 mod certificates;
 mod check;

@@ -210,7 +210,7 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_w
     let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     let started = sample(&scene, "touchline_config_applied_timestamp_seconds").await;
     assert_eq!(sample(&scene, "touchline_config_refused").await, Some(0.0));
-    scene.gateways[0].put_file(&good.replace("{ daily: 1000 }", "{ dayly: 1000 }"));
+    scene.gateways[0].put_file(&good.replace("daily: 1000", "dayly: 1000"));
     let line = format!("yaml:{}:", line_of(&scene, "dayly"));
     let reason = refused_with(&scene, &["tiers.starter.dayly", "did you mean", &line]).await;
     let refused = config_of(&scene).await;
@@ -279,7 +279,7 @@ async fn what_only_a_restart_changes_is_refused_with_its_key_and_line() {
     ] {
         assert!(good.contains(old), "{old}");
         // What could change goes with what cannot: nothing of the file is applied.
-        let text = good.replace(old, new).replace("daily: 1000 ", "daily: 7 ");
+        let text = good.replace(old, new).replace("daily: 1000", "daily: 7");
         scene.gateways[0].put_file(&text);
         let line = if path == "store" { "store:" } else { new };
         let position = format!("yaml:{}:", line_of(&scene, line));

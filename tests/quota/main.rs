@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
 
 mod crash;
+mod events;
 mod exactness;
 mod fairness;
 mod free_rides;

@@ -194,7 +194,7 @@ pub async fn on_redis(days: usize) -> u64 {
     let directory = tempfile::tempdir().unwrap();
     let redis = RedisServer::start(directory.path(), false, None).await;
     let store = format!(
-        "{{ redis: {{ url: \"{}\", journal: {at}/journal.db, replica: {at}/keys.db }} }}",
+        "{{ redis: {{ url: \"{}\", timeout: 10s, journal: {at}/journal.db, replica: {at}/keys.db }} }}",
         redis.url(),
         at = directory.path().display()
     );

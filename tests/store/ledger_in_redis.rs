@@ -353,3 +353,23 @@ async fn what_an_older_version_wrote_beside_is_counted_without_its_tier() {
     );
     assert_eq!(granted(store.charge(charge(&key, day, 100, 1)).await).0, 6);
 }
+
+#[tokio::test]
+async fn dates_whose_counts_are_gone_leave_the_list_of_days_and_others_stay() {
+    let server = RedisServer::start().await;
+    let today = today().date;
+    let kept = [0, 1, 395].map(|days| today - jiff::Span::new().days(days));
+    let gone = [400, 4_000].map(|days| today - jiff::Span::new().days(days));
+    for date in kept.iter().chain(&gone) {
+        run(&server, &format!("SADD touchline:days {date}")).await;
+    }
+    let _store = gateway_with(settings(&server)).await;
+    eventually("the list is tidied", async || {
+        (run(&server, "SCARD touchline:days").await == 3).then_some(())
+    })
+    .await;
+    for date in kept {
+        let is_there = run(&server, &format!("SISMEMBER touchline:days {date}")).await;
+        assert_eq!(is_there, 1, "{date}");
+    }
+}

@@ -24,6 +24,7 @@ use touchline::store::{
 mod audit;
 mod charging;
 mod days;
+mod events;
 mod import;
 mod keys;
 mod ledger;
@@ -31,6 +32,7 @@ mod ledger;
 pub use self::audit::*;
 pub use self::charging::*;
 pub use self::days::*;
+pub use self::events::*;
 pub use self::import::*;
 pub use self::keys::*;
 pub use self::ledger::*;
@@ -108,6 +110,10 @@ macro_rules! store_suite {
             a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays,
             usage_is_told_for_the_asked_days_and_key_only,
             used_is_told_without_a_charge,
+            an_event_is_claimed_by_one_node_for_a_key_day_and_share,
+            events_are_kept_in_their_order_until_they_are_delivered,
+            one_node_delivers_until_it_is_silent_for_its_lease,
+            no_more_events_are_kept_than_may_be,
             a_day_with_other_boundaries_is_refused,
             a_day_that_is_over_or_to_come_is_refused_with_the_stores_time,
             another_zone_is_refused_at_open,

@@ -37,6 +37,8 @@ const DAY: Duration = seconds(24 * 3_600);
 
 pub(super) fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsText>) -> Limits {
     let text = check.section(at, section).unwrap_or_default();
+    let loopback: Vec<String> = LOOPBACK.iter().map(ToString::to_string).collect();
+    check.default(&at.key("exempt_addresses"), loopback);
     let exempt = check.texts(&at.key("exempt_addresses"), text.exempt_addresses, |text| {
         text.parse::<Network>()
             .map_err(|error| Wrong::new(format!("{text:?} is not a network"), error.to_string()))

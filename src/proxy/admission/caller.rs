@@ -97,6 +97,22 @@ impl Caller {
             .refused(&self.key, self.standing.day, pattern, refusal);
     }
 
+    /// Hands over what shares of its limit it has come to.
+    pub fn note_share(&self, gate: &Gate, snapshot: &Snapshot, used: u64) {
+        let (shares, standing) = (
+            &snapshot.config.events.shares,
+            self.standing_with(Some(used)),
+        );
+        let record = &self.key.record;
+        let noted = gate
+            .crossings
+            .look(shares, record, standing, || gate.store.now());
+        if noted.is_err() {
+            let hits = &gate.metrics.limit_hits;
+            hits.with_label_values(&["events"]).inc();
+        }
+    }
+
     /// The answer where the day has no room for the endpoint's cost.
     pub fn refuse_exhausted(self, gate: &Gate, endpoint: Arc<Endpoint>, used: u64) -> Refusal {
         self.note_refusal(gate, Some(&endpoint), LedgerRefusal::DailyQuota);

@@ -95,7 +95,7 @@ const TABLES: &str = "
 /// What later versions added, each with the question whether the file has it. Whoever opens the file adds what is
 /// missing; a process that does not know of it goes on beside, because every addition has a default and changes nothing
 /// that was there. Only a change that breaks this raises [`SCHEMA_VERSION`].
-const ADDITIONS: [(&str, &str); 7] = [
+const ADDITIONS: [(&str, &str); 10] = [
     column_of_ledger!("refused_burst"),
     column_of_ledger!("refused_concurrent"),
     column_of_ledger!("refused_not_found"),
@@ -113,6 +113,35 @@ const ADDITIONS: [(&str, &str); 7] = [
             units INTEGER NOT NULL,
             PRIMARY KEY (date, key, came)
         ) STRICT, WITHOUT ROWID;",
+    ),
+    // Who told of an event; until: Unix seconds after which nobody asks.
+    (
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'claims'",
+        "CREATE TABLE claims (
+            event TEXT PRIMARY KEY,
+            node TEXT NOT NULL,
+            until INTEGER NOT NULL
+        ) STRICT, WITHOUT ROWID;
+        CREATE INDEX claims_by_end ON claims (until);",
+    ),
+    // Events to be delivered; since: Unix milliseconds.
+    (
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'events'",
+        "CREATE TABLE events (
+            since INTEGER NOT NULL,
+            event TEXT NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (since, event)
+        ) STRICT, WITHOUT ROWID;",
+    ),
+    // Who delivers them; until: Unix milliseconds. One row at most.
+    (
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'courier'",
+        "CREATE TABLE courier (
+            only INTEGER PRIMARY KEY CHECK (only = 1),
+            node TEXT NOT NULL,
+            until INTEGER NOT NULL
+        ) STRICT;",
     ),
 ];
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use jiff::civil::Date;
 use parking_lot::Mutex;
-use redis::Pipeline;
+use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
 use super::journal::SheetRow;
@@ -244,6 +244,30 @@ impl Ledger {
         let mut list = redis::cmd("SADD");
         list.arg(self.names.days()).arg(row.day.date.to_string());
         self.link.ask(&list).await?;
+        Ok(())
+    }
+
+    /// Takes the dates off the list of days whose counts and ledgers are gone.
+    ///
+    /// # Errors
+    /// Those of Redis; the list is as it was then.
+    pub async fn forget_days(&self, now_second: i64) -> Result<(), StoreError> {
+        let listed = self
+            .link
+            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
+            .await?;
+        let listed = Vec::<String>::from_redis_value(listed)
+            .map_err(|error| StoreError::Failed(format!("the list of days: {error}")))?;
+        let gone = |date: &&String| {
+            let date = date.parse::<Date>();
+            date.is_ok_and(|date| self.names.is_gone(date, now_second))
+        };
+        let gone: Vec<&String> = listed.iter().filter(gone).collect();
+        if !gone.is_empty() {
+            let mut forget = redis::cmd("SREM");
+            forget.arg(self.names.days()).arg(gone);
+            self.link.ask(&forget).await?;
+        }
         Ok(())
     }
 

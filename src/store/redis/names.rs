@@ -13,18 +13,24 @@
 //! | `<prefix>:feed` | stream | every change of a record |
 //! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
 //! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
+//! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
+//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; kept a week after the last one |
+//! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
 //!
 //! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
 
 use jiff::civil::Date;
+use jiff::tz::TimeZone;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::store::Keeping;
 
 /// Within this time after their end of life the names of one day go, so that they do not all go in one second.
 const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
+/// A day ends in every zone at most so long after it ended in UTC.
+const ZONES_SECONDS: i64 = 86_400;
 
 /// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
 pub const ID_SETS: u32 = 16;
@@ -55,6 +61,21 @@ impl Names {
         let spread = i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS;
         end.saturating_add(self.keeping.retention_seconds())
             .saturating_add(spread)
+    }
+
+    /// Whether counts and ledger of a date are gone in every zone, for every key.
+    pub fn is_gone(&self, date: Date, now_second: i64) -> bool {
+        let next = date
+            .tomorrow()
+            .and_then(|next| next.to_zoned(TimeZone::UTC));
+        next.is_ok_and(|next| {
+            let ended = next.timestamp().as_second() + ZONES_SECONDS;
+            let kept = self
+                .keeping
+                .retention_seconds()
+                .saturating_add(EXPIRY_SPREAD_SECONDS);
+            ended.saturating_add(kept) < now_second
+        })
     }
 
     /// The record of a key.
@@ -88,6 +109,21 @@ impl Names {
     /// The ledger of a key's day.
     pub fn ledger(&self, id: KeyId, date: Date) -> String {
         format!("{}:e:{{{id}}}:{date}", self.prefix)
+    }
+
+    /// Who claimed the events of a day.
+    pub fn claims(&self, date: Date) -> String {
+        format!("{}:{{events}}:claimed:{date}", self.prefix)
+    }
+
+    /// The events that are to be delivered.
+    pub fn events(&self) -> String {
+        format!("{}:{{events}}:pending", self.prefix)
+    }
+
+    /// Who delivers them.
+    pub fn courier(&self) -> String {
+        format!("{}:{{events}}:courier", self.prefix)
     }
 
     /// The holder of a digest.

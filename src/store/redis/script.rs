@@ -24,6 +24,17 @@ pub static MERGE_TOTALS: Script = Script {
     sha: OnceLock::new(),
 };
 
+/// The claim of an event.
+pub static CLAIM: Script = Script {
+    source: include_str!("claim.lua"),
+    sha: OnceLock::new(),
+};
+/// The right to deliver events.
+pub static COURIER: Script = Script {
+    source: include_str!("courier.lua"),
+    sha: OnceLock::new(),
+};
+
 /// A script and the name that the server gave it.
 #[derive(Debug)]
 pub struct Script {

@@ -1,0 +1,217 @@
+//! `touchline check --against-running`: what a file would change in effect in a gateway that runs.
+//!
+//! What runs is asked of the gateway itself, on its admin listener; how many keys a change would concern, of the store.
+//! Nothing is changed. What the gateway alone can judge (its environment, the files and names that it can reach) it judges
+//! when it reads the file.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+
+use super::output::{RecordFormat, write_json, write_table};
+use super::{Session, UsageError};
+use crate::config::{About, Config, Difference, Effective, Secret};
+use crate::policy::key_record::{KeyRecord, KeyState, TierName};
+
+/// For the gateway to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Above the facts of any configuration.
+const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
+
+/// What a file would change.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The hash of what runs.
+    running: String,
+    /// The hash of the file.
+    file: String,
+    /// Whether the gateway would apply the file while it runs.
+    applies: bool,
+    differences: Vec<Difference>,
+    keys: Vec<Concerned>,
+}
+
+/// Keys that a change would concern.
+#[derive(Debug, Serialize)]
+struct Concerned {
+    tier: String,
+    /// The units a day in the file; `None`: it has no such tier.
+    daily: Option<u64>,
+    /// Keys that have used that much today and would be refused until the next quota day; of a tier that is gone, keys that
+    /// hold it.
+    keys: u64,
+}
+
+/// Compares a file that was loaded with what runs behind the admin listener at `address`, or at the file's own.
+pub(super) fn run(
+    config: Config,
+    address: Option<SocketAddr>,
+    output: RecordFormat,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let address = address.unwrap_or(config.listen.admin);
+    if address.port() == 0 {
+        let message = "the file does not say where the admin listener is: write --against-running=127.0.0.1:9090";
+        return Err(UsageError(message.to_owned()).into());
+    }
+    let running = ask(address, config.listen.admin_token.as_ref()).with_context(|| {
+        format!("the gateway cannot be asked what it runs (its admin listener, {address})")
+    })?;
+    let differences = running.differences(&config.effective);
+    let file = config.hash.clone();
+    let keys = concerned(config, &differences)?;
+    let needs_restart = differences.iter().any(|one| one.about == About::Restart);
+    let held = keys.iter().any(|one| one.daily.is_none() && one.keys > 0);
+    let report = Report {
+        running: running.hash,
+        file,
+        applies: !needs_restart && !held,
+        differences,
+        keys,
+    };
+    match output {
+        RecordFormat::Json => write_json(out, &report)?,
+        RecordFormat::Table => write_people(out, &report)?,
+    }
+    if needs_restart {
+        bail!("the running gateway would refuse this file: it changes what needs a restart");
+    }
+    if held {
+        bail!("the running gateway would refuse this file: a tier is gone that keys hold");
+    }
+    Ok(())
+}
+
+/// What the gateway behind an admin listener runs; `token` opens the listener where it needs one.
+fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective> {
+    let mut socket = TcpStream::connect_timeout(&address, PATIENCE)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_write_timeout(Some(PATIENCE))?;
+    let authorization = token.map_or(String::new(), |token| {
+        format!("Authorization: Bearer {}\r\n", token.reveal())
+    });
+    let request = format!(
+        "GET /config HTTP/1.1\r\nHost: {address}\r\n{authorization}Connection: close\r\n\r\n"
+    );
+    socket.write_all(request.as_bytes())?;
+    let mut answer = BufReader::new(socket.take(ANSWER_BYTES_MAX));
+    let mut head = String::new();
+    while answer.read_line(&mut head)? > "\r\n".len() {}
+    let status = head.lines().next().unwrap_or_default();
+    if status.split(' ').nth(1) != Some("200") {
+        bail!("it answers {status:?}: another program, or a gateway of another version");
+    }
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let is_length = name.eq_ignore_ascii_case("content-length");
+        is_length
+            .then(|| value.trim().parse::<u64>().ok())
+            .flatten()
+    });
+    let length = length.context("it does not answer as a gateway does")?;
+    serde_json::from_reader(answer.take(length))
+        .context("its answer cannot be read: a gateway of another version")
+}
+
+/// The keys that tiers with fewer units, and tiers that are gone, concern. Asks the store only where there are such tiers.
+fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<Concerned>> {
+    let number = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<u64>().ok());
+    let lowered: BTreeMap<String, Option<u64>> = differences
+        .iter()
+        .filter(|one| one.about == About::Tier && one.fact == "daily" && one.from.is_some())
+        .filter(|one| number(&one.to) < number(&one.from))
+        .map(|one| (one.name.clone(), number(&one.to)))
+        .collect();
+    if lowered.is_empty() {
+        return Ok(Vec::new());
+    }
+    let another_store =
+        |one: &Difference| one.about == About::Restart && one.name.starts_with("store.");
+    if differences.iter().any(another_store) {
+        // Its keys are others than those of the running gateway.
+        return Ok(Vec::new());
+    }
+    let mut concerned = Vec::new();
+    Session::run(config, async |session| {
+        let keys = session.store.all_keys().await?;
+        let now = session.store.server_time().await?;
+        let today = session.config.calendar.day_at(now)?.date;
+        let usage = session.store.usage(today, today, None).await?;
+        let used: BTreeMap<_, _> = usage.iter().map(|day| (day.key, day.used)).collect();
+        for (tier, daily) in lowered {
+            let name: TierName = tier.parse()?;
+            let counts = |key: &&KeyRecord| {
+                let used = used.get(&key.id).copied().unwrap_or(0);
+                match daily {
+                    Some(daily) => {
+                        key.state == KeyState::Active && used >= key.limit_on(today, daily)
+                    }
+                    None => key.state != KeyState::Revoked,
+                }
+            };
+            let of_tier = keys.iter().filter(|key| key.tier == name);
+            concerned.push(Concerned {
+                tier,
+                daily,
+                keys: of_tier.filter(counts).count() as u64,
+            });
+        }
+        Ok(())
+    })?;
+    Ok(concerned)
+}
+
+fn write_people(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
+    let Report {
+        running,
+        file,
+        differences,
+        keys,
+        ..
+    } = report;
+    if differences.is_empty() {
+        writeln!(
+            out,
+            "nothing changes in effect: {running} runs, the file is {file}"
+        )?;
+        return Ok(out.flush()?);
+    }
+    let cell = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
+    let rows: Vec<Vec<String>> = differences
+        .iter()
+        .map(|one| {
+            vec![
+                one.about.as_str().to_owned(),
+                one.name.clone(),
+                one.fact.clone(),
+                cell(&one.from),
+                cell(&one.to),
+            ]
+        })
+        .collect();
+    write_table(
+        out,
+        &["about", "name", "fact", "running", "file"],
+        &[],
+        &rows,
+    )?;
+    let mut notes = String::new();
+    for one in keys {
+        let tier = &one.tier;
+        let _ = match one.daily {
+            Some(daily) => writeln!(
+                notes,
+                "active keys of {tier} that have used {daily} units or more today, grants apart, and would be refused until the next quota day: {}",
+                one.keys
+            ),
+            None => writeln!(notes, "keys that hold {tier}, which is gone: {}", one.keys),
+        };
+    }
+    out.write_all(notes.as_bytes())?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,329 @@
+//! What a configuration comes to, as facts that programs exchange, and how two of them differ.
+//!
+//! A running gateway tells its facts on the admin listener, and `touchline check --against-running` compares those of a new
+//! file with them. They are what was read, with defaults filled in and each value in one form, so that only what differs in
+//! effect differs here. There is no secret among them: what a variable or a `…_file` holds is not told, nor the user and
+//! password of a URL.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+
+use super::StoreConfig;
+use super::check::Reading;
+use crate::policy::endpoint::EndpointTable;
+
+/// The paths that only a restart changes, beside everything in `store`.
+const FIXED: [&str; 7] = [
+    "listen.http.address",
+    "listen.https.address",
+    "listen.admin.address",
+    "quota.timezone",
+    "quota.settle_window",
+    "quota.retention",
+    "runtime.threads",
+];
+/// Secrets that may be written into the file itself: it is told that they are there.
+const SECRETS: [&str; 3] = [
+    "listen.admin.token",
+    "events.webhook.url",
+    "events.webhook.secret",
+];
+/// What the facts of a tier say of each endpoint that it includes.
+const INCLUDED: &str = "included";
+
+/// What a fact is about, in the order in which it is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum About {
+    /// A path of the file that only a restart changes.
+    Restart,
+    /// A tier: its limits and the endpoints it includes.
+    Tier,
+    /// An endpoint, whatever the tier.
+    Endpoint,
+    /// An upstream.
+    Upstream,
+    /// Any other path of the file.
+    Setting,
+}
+
+impl About {
+    /// The word for people.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            About::Restart => "restart",
+            About::Tier => "tier",
+            About::Endpoint => "endpoint",
+            About::Upstream => "upstream",
+            About::Setting => "setting",
+        }
+    }
+}
+
+/// The facts of a subject by its name, such as `pro` and `daily`. A path of the file is a name with one fact, `value`.
+type Subjects = BTreeMap<String, BTreeMap<String, String>>;
+
+/// The facts of one configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Effective {
+    /// Its hash.
+    pub hash: String,
+    facts: BTreeMap<About, Subjects>,
+}
+
+/// A fact that is another in two configurations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Difference {
+    /// What it is about.
+    pub about: About,
+    /// Its name; for a path of the file, the path.
+    pub name: String,
+    /// The fact.
+    pub fact: String,
+    /// In the first; `None`: there is no such fact.
+    pub from: Option<String>,
+    /// In the second.
+    pub to: Option<String>,
+}
+
+impl Effective {
+    /// The facts of a configuration, from what was found out of each leaf while it was read.
+    pub(super) fn of(
+        hash: &str,
+        readings: &BTreeMap<String, Reading>,
+        store: &StoreConfig,
+        endpoints: &EndpointTable,
+    ) -> Effective {
+        let mut effective = Effective {
+            hash: hash.to_owned(),
+            facts: BTreeMap::new(),
+        };
+        let unused = match store {
+            StoreConfig::Embedded(_) => "store.redis",
+            StoreConfig::Redis(_) => "store.embedded",
+        };
+        let patterns: Vec<&str> = endpoints.iter().map(|one| &*one.pattern).collect();
+        for (path, reading) in readings {
+            // Items are told by their list.
+            if path.ends_with(']') || path.starts_with(unused) {
+                continue;
+            }
+            if SECRETS.contains(&path.as_str()) {
+                let told = reading.value.as_ref().map(|_| "…".to_owned());
+                told.into_iter()
+                    .for_each(|told| effective.place(path, &patterns, told));
+            } else if let Some(value) = value_of(reading) {
+                effective.place(path, &patterns, without_secret(&value));
+            }
+        }
+        for endpoint in endpoints.iter() {
+            for tier in &endpoint.tiers {
+                let fact = format!("endpoint {}", endpoint.pattern);
+                effective.note(About::Tier, tier.as_str(), &fact, INCLUDED.to_owned());
+            }
+        }
+        effective
+    }
+
+    /// How `next` differs, in the order of subject, name and fact.
+    pub fn differences(&self, next: &Effective) -> Vec<Difference> {
+        let (one, other) = (self.flat(), next.flat());
+        let places: BTreeSet<_> = one.keys().chain(other.keys()).collect();
+        let differing = places
+            .into_iter()
+            .filter(|place| one.get(*place) != other.get(*place));
+        differing
+            .map(|place| {
+                let (about, name, fact) = *place;
+                let value =
+                    |facts: &BTreeMap<_, &str>| facts.get(place).map(|text| (*text).to_owned());
+                Difference {
+                    about,
+                    name: name.to_owned(),
+                    fact: fact.to_owned(),
+                    from: value(&one),
+                    to: value(&other),
+                }
+            })
+            .collect()
+    }
+
+    /// Finds the subject that a path of the file belongs to.
+    fn place(&mut self, path: &str, patterns: &[&str], value: String) {
+        if FIXED.contains(&path) || path.starts_with("store.") {
+            return self.note(About::Restart, path, "value", value);
+        }
+        let named = |section: &str| path.strip_prefix(section)?.split_once('.');
+        if let Some((tier, fact)) = named("tiers.") {
+            return self.note(About::Tier, tier, fact, value);
+        }
+        if let Some((upstream, fact)) = named("upstreams.") {
+            return self.note(About::Upstream, upstream, fact, value);
+        }
+        let Some((index, fact)) = named("endpoints[") else {
+            return self.note(About::Setting, path, "value", value);
+        };
+        let index = index.trim_end_matches(']').parse::<usize>().ok();
+        let pattern = index.and_then(|index| patterns.get(index));
+        // The path is the name, and who may call it is told of the tiers.
+        if let (Some(pattern), false) = (pattern, ["path", "tiers"].contains(&fact)) {
+            self.note(About::Endpoint, pattern, fact, value);
+        }
+    }
+
+    fn note(&mut self, about: About, name: &str, fact: &str, value: String) {
+        let subjects = self.facts.entry(about).or_default();
+        let facts = subjects.entry(name.to_owned()).or_default();
+        facts.insert(fact.to_owned(), value);
+    }
+
+    fn flat(&self) -> BTreeMap<(About, &str, &str), &str> {
+        let mut flat = BTreeMap::new();
+        for (about, subjects) in &self.facts {
+            for (name, facts) in subjects {
+                for (fact, value) in facts {
+                    flat.insert((*about, name.as_str(), fact.as_str()), value.as_str());
+                }
+            }
+        }
+        flat
+    }
+}
+
+fn value_of(reading: &Reading) -> Option<String> {
+    let shown = |value: &Json| match value {
+        Json::String(text) => text.clone(),
+        Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
+            value.to_string()
+        }
+    };
+    let default = || match reading.default.as_ref()? {
+        Json::Array(items) => Some(items.iter().map(shown).collect::<Vec<_>>().join(", ")),
+        default => Some(shown(default)),
+    };
+    reading.value.clone().or_else(default)
+}
+
+/// The text without the user and password of a URL in it.
+fn without_secret(text: &str) -> String {
+    let parts = text.split_once("://").and_then(|(scheme, rest)| {
+        let (_, place) = rest.rsplit_once('@')?;
+        Some(format!("{scheme}://…@{place}"))
+    });
+    parts.unwrap_or_else(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    const FILE: &str = "
+tiers: {pro: {daily: 5}, starter: {daily: 1}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+    fn differences(one: &str, other: &str) -> Vec<String> {
+        let effective = |text: &str| {
+            Config::parse("g.yaml", text, &|_| Some("7".into()))
+                .unwrap()
+                .effective
+        };
+        let none = || "-".to_owned();
+        effective(one)
+            .differences(&effective(other))
+            .into_iter()
+            .map(|one| {
+                let (from, to) = (one.from.unwrap_or_else(none), one.to.unwrap_or_else(none));
+                format!(
+                    "{} {} {}: {from} → {to}",
+                    one.about.as_str(),
+                    one.name,
+                    one.fact
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn what_is_the_same_in_effect_does_not_differ() {
+        let written_out = "
+listen: {http: {address: 127.0.0.1:8080}, https: {certificate: self-signed}}
+store: {embedded: {durability: 1000ms}}
+quota: {timezone: UTC}
+tiers:
+  starter: {daily: 1, enforce: true}
+  pro: {daily: 5}
+endpoints: [{path: /a, methods: [GET], tiers: [pro], upstream: u, cost: 1}]
+upstreams: {u: {servers: [\"127.0.0.1:9000\"], timeouts: {total: 1m}}}
+limits: {header_bytes: 16384B}
+logging: {level: info}
+";
+        assert_eq!(differences(FILE, written_out), [""; 0]);
+    }
+
+    #[test]
+    fn each_kind_of_change_is_told_once() {
+        let other = "
+listen: {http: {}}
+store: {embedded: {path: other.db}}
+tiers: {pro: {daily: 7, burst: {rate: 1, burst: 2}}, gold: {daily: 9}}
+endpoints:
+  - {path: /b, tiers: [gold], upstream: u}
+  - {path: /a, tiers: [pro, gold], upstream: u, cost: 2}
+upstreams: {u: {servers: [127.0.0.1:9001], retries: 0}}
+limits: {connections: \"${N}\"}
+";
+        assert_eq!(
+            differences(FILE, other),
+            [
+                "restart listen.https.address value: 127.0.0.1:8443 → -",
+                "restart store.embedded.path value: var/touchline.db → other.db",
+                "tier gold daily: - → 9",
+                "tier gold endpoint /a: - → included",
+                "tier gold endpoint /b: - → included",
+                "tier gold enforce: - → true",
+                "tier pro burst.burst: - → 2",
+                "tier pro burst.rate: - → 1",
+                "tier pro daily: 5 → 7",
+                "tier starter daily: 1 → -",
+                "tier starter enforce: true → -",
+                "endpoint /a cost: 1 → 2",
+                "endpoint /b cost: - → 1",
+                "endpoint /b methods: - → GET",
+                "endpoint /b upstream: - → u",
+                "upstream u retries: 1 → 0",
+                "upstream u servers: 127.0.0.1:9000 → 127.0.0.1:9001",
+                "setting limits.connections value: 20000 → ${N}",
+                "setting listen.https.certificate value: self-signed → -",
+            ]
+        );
+    }
+
+    #[test]
+    fn no_fact_holds_a_secret() {
+        let url = |text: &str| format!("store: {{redis: {{url: \"{text}\"}}}}{FILE}");
+        let told = |text: &str| {
+            let config = Config::parse("g.yaml", &url(text), &|_| Some("hunter2".into())).unwrap();
+            serde_json::to_string(&*config.effective).unwrap()
+        };
+        for text in [
+            "redis://me:hunter2@host:1/0",
+            "redis://:hunter2@host:1/0",
+            "redis://me:${SECRET}@host:1/0",
+        ] {
+            let told = told(text);
+            assert!(!told.contains("hunter2"), "{told}");
+            assert!(told.contains("redis://…@host:1/0"), "{told}");
+        }
+        assert!(told("redis://host:1/0").contains("redis://host:1/0"));
+        let token =
+            format!("listen: {{http: {{}}, admin: {{token: hunter2hunter2hunter2}}}}{FILE}");
+        let config = Config::parse("g.yaml", &token, &|_| None).unwrap();
+        let told = serde_json::to_string(&*config.effective).unwrap();
+        assert!(!told.contains("hunter2"), "{told}");
+        assert!(told.contains("listen.admin.token"), "{told}");
+    }
+}

@@ -1,0 +1,220 @@
+//! Which keys have come near their limits: seen in what charges say anyway, handed over to whoever tells of it.
+//!
+//! A key is looked at with each charge and each refusal for lack of units. What has been handed over is remembered until
+//! its day ends, so a share that was missed (a restart, a store that was away) is seen with the key's next request, and one
+//! that was seen costs no more than a look into a table. Nothing here waits, and nothing is told here.
+
+use std::collections::{HashMap, VecDeque};
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::crossing::{Crossing, Share, Shares};
+use crate::policy::key_record::KeyRecord;
+use crate::policy::rate_limit::Standing;
+
+/// Crossings that wait to be told; some 2 MiB.
+const WAITING_MAX: usize = 10_000;
+/// Keys of which is remembered what was handed over; some 16 MiB.
+const SEEN_MAX: usize = 250_000;
+
+/// There is no room: it will be seen again with the key's next request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Full;
+
+/// The keys that have come near their limits.
+#[derive(Debug, Default)]
+pub struct Crossings {
+    state: Mutex<State>,
+    come: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    seen: HashMap<KeyId, Seen>,
+    waiting: VecDeque<Crossing>,
+    /// Whether one was taken out that is not told yet.
+    taken: bool,
+}
+
+/// What was handed over of a key.
+#[derive(Debug, Clone, Copy)]
+struct Seen {
+    date: Date,
+    /// The bit of each share's hundredths.
+    shares: u128,
+}
+
+impl State {
+    fn take(&mut self) -> Option<Crossing> {
+        let crossing = self.waiting.pop_front()?;
+        self.taken = true;
+        Some(crossing)
+    }
+}
+
+fn bit(share: Share) -> u128 {
+    1 << u32::from(share.percent())
+}
+
+impl Crossings {
+    /// A key with this record stands there. Hands over what shares it has come to that were not seen before.
+    /// Cost below the first share: a multiplication for each.
+    ///
+    /// # Errors
+    /// [`Full`], where it could not be remembered or handed over.
+    pub fn look(
+        &self,
+        shares: &Shares,
+        record: &KeyRecord,
+        standing: Standing,
+        now: impl Fn() -> Timestamp,
+    ) -> Result<(), Full> {
+        let reached = shares.reached(standing.used.unwrap_or_default(), standing.limit);
+        if reached.is_empty() {
+            return Ok(());
+        }
+        let date = standing.day.date;
+        let mut state = self.state.lock();
+        let State { seen, waiting, .. } = &mut *state;
+        if seen.len() >= SEEN_MAX && !seen.contains_key(&record.id) {
+            return Err(Full);
+        }
+        let of_key = seen.entry(record.id).or_insert(Seen { date, shares: 0 });
+        if of_key.date != date {
+            *of_key = Seen { date, shares: 0 };
+        }
+        for share in reached {
+            if of_key.shares & bit(*share) != 0 {
+                continue;
+            }
+            if waiting.len() >= WAITING_MAX {
+                return Err(Full);
+            }
+            of_key.shares |= bit(*share);
+            waiting.push_back(Crossing {
+                key: record.id,
+                tier: record.tier.clone(),
+                standing,
+                share: *share,
+                at: now(),
+            });
+            self.come.notify_one();
+        }
+        Ok(())
+    }
+
+    /// The next that is to be told; waits for one.
+    pub async fn next(&self) -> Crossing {
+        loop {
+            let come = self.come.notified();
+            if let Some(crossing) = self.state.lock().take() {
+                return crossing;
+            }
+            come.await;
+        }
+    }
+
+    /// The one that was taken out last is told.
+    pub fn told(&self) {
+        self.state.lock().taken = false;
+    }
+
+    /// Whether none is left to be told.
+    pub fn is_told(&self) -> bool {
+        let state = self.state.lock();
+        state.waiting.is_empty() && !state.taken
+    }
+
+    /// Forgets all that was seen: the next request of each key shows it again.
+    pub fn forget(&self) {
+        self.state.lock().seen.clear();
+    }
+
+    /// Forgets what was seen on days before `today`.
+    pub fn sweep(&self, today: Date) {
+        self.state.lock().seen.retain(|_, seen| seen.date >= today);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::calendar::Calendar;
+    use crate::policy::key_record::tests::key_of;
+
+    fn shares() -> Shares {
+        let shares = [80, 95, 100].map(|percent| Share::of_percent(percent).unwrap());
+        Shares::new(shares.into()).unwrap()
+    }
+
+    fn at(instant: &str, used: u64) -> (Standing, Timestamp) {
+        let now: Timestamp = instant.parse().unwrap();
+        let standing = Standing {
+            limit: 20,
+            used: Some(used),
+            day: Calendar::of_zone("UTC").unwrap().day_at(now).unwrap(),
+        };
+        (standing, now)
+    }
+
+    fn drain(crossings: &Crossings) -> Vec<u8> {
+        let mut state = crossings.state.lock();
+        let waiting = state.waiting.drain(..);
+        waiting.map(|crossing| crossing.share.percent()).collect()
+    }
+
+    #[test]
+    fn each_share_is_handed_over_once_a_day_and_all_that_were_passed_at_once() {
+        let crossings = Crossings::default();
+        let (_, record) = key_of("starter");
+        let look = |instant, used| {
+            let (standing, now) = at(instant, used);
+            crossings
+                .look(&shares(), &record, standing, || now)
+                .unwrap();
+            drain(&crossings)
+        };
+        assert_eq!(look("2026-11-21T10:00:00Z", 15), [0; 0]);
+        assert_eq!(look("2026-11-21T10:00:00Z", 16), [80]);
+        assert_eq!(look("2026-11-21T10:00:01Z", 17), [0; 0]);
+        assert_eq!(look("2026-11-21T10:00:02Z", 20), [95, 100]);
+        assert_eq!(look("2026-11-21T10:00:03Z", 20), [0; 0]);
+        assert_eq!(look("2026-11-22T10:00:00Z", 20), [80, 95, 100]);
+    }
+
+    #[test]
+    fn what_finds_no_room_is_seen_again() {
+        let crossings = Crossings::default();
+        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
+        for _ in 0..WAITING_MAX {
+            let (_, record) = key_of("starter");
+            assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
+        }
+        let (_, record) = key_of("starter");
+        assert_eq!(
+            crossings.look(&shares(), &record, standing, || now),
+            Err(Full)
+        );
+        assert_eq!(drain(&crossings).len(), WAITING_MAX);
+        assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
+        assert_eq!(drain(&crossings), [80]);
+    }
+
+    #[test]
+    fn days_that_are_over_are_forgotten() {
+        let crossings = Crossings::default();
+        let (_, record) = key_of("starter");
+        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
+        crossings
+            .look(&shares(), &record, standing, || now)
+            .unwrap();
+        crossings.sweep("2026-11-21".parse().unwrap());
+        assert_eq!(crossings.state.lock().seen.len(), 1);
+        crossings.sweep("2026-11-22".parse().unwrap());
+        assert_eq!(crossings.state.lock().seen.len(), 0);
+    }
+}

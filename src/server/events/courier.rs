@@ -1,0 +1,215 @@
+//! Delivering events: HTTP POST, signed, until the receiver has said 2xx.
+//!
+//! The store keeps what is to be delivered, and which gateway does so: whoever holds the lease. So an event outlives the
+//! gateway that made it; it is delivered at least once, and a receiver that sees its id again knows it. Each event is tried
+//! by itself, with pauses that double from a second to five minutes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use tokio::task::JoinSet;
+
+use crate::config::Webhook;
+use crate::policy::crossing::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
+use crate::proxy::Gate;
+use crate::store::NodeName;
+
+/// Between two looks at what is to be delivered.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How long the lease outlives a look and its attempts.
+const LEASE_SLACK: Duration = Duration::from_secs(10);
+/// Attempts at the same time.
+const AT_ONCE: usize = 8;
+/// The pause where there is no client, for want of roots.
+const CLIENT_PAUSE: Duration = Duration::from_secs(30);
+/// The pause after a first failed attempt, and the longest.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+
+/// Delivers what the store keeps.
+pub struct Courier {
+    gate: Arc<Gate>,
+    node: NodeName,
+    /// Made when it is needed: without a webhook a machine needs no roots.
+    client: Option<reqwest::Client>,
+    /// Events that failed.
+    failed: HashMap<String, Failed>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Failed {
+    times: u32,
+    again: Instant,
+}
+
+impl Courier {
+    /// A courier on the gateway `node`.
+    pub fn new(gate: Arc<Gate>, node: NodeName) -> Courier {
+        Courier {
+            gate,
+            node,
+            client: None,
+            failed: HashMap::new(),
+        }
+    }
+
+    /// Delivers until it is dropped.
+    pub async fn run(mut self) {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            match &self.gate.snapshot().config.events.webhook {
+                Some(webhook) => match self.client() {
+                    Ok(client) => self.look(webhook, &client).await,
+                    Err(error) => {
+                        tracing::error!(%error, "no events can be delivered");
+                        tokio::time::sleep(CLIENT_PAUSE).await;
+                    }
+                },
+                None => self.rest(),
+            }
+        }
+    }
+
+    fn client(&mut self) -> Result<reqwest::Client, reqwest::Error> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => reqwest::Client::builder()
+                .user_agent(concat!("touchline/", env!("CARGO_PKG_VERSION")))
+                .redirect(reqwest::redirect::Policy::none())
+                .no_proxy()
+                .build()?,
+        };
+        Ok(self.client.insert(client).clone())
+    }
+
+    /// Nothing is this gateway's to deliver.
+    fn rest(&mut self) {
+        self.failed.clear();
+        self.gate.metrics.webhook_pending.set(0);
+    }
+
+    async fn look(&mut self, webhook: &Webhook, client: &reqwest::Client) {
+        let lease = webhook.timeout + LEASE_SLACK;
+        let events = match self.gate.store.undelivered(&self.node, lease).await {
+            Ok(Some(events)) => events,
+            Ok(None) => return self.rest(),
+            Err(error) => {
+                tracing::debug!(%error, "events to be delivered cannot be read");
+                return;
+            }
+        };
+        self.gate
+            .metrics
+            .webhook_pending
+            .set(i64::try_from(events.len()).unwrap_or(i64::MAX));
+        self.failed
+            .retain(|id, _| events.iter().any(|event| event.id == *id));
+        let now = Instant::now();
+        let is_due = |event: &Event| {
+            self.failed
+                .get(&event.id)
+                .is_none_or(|failed| failed.again <= now)
+        };
+        let due: Vec<Event> = events.into_iter().filter(is_due).take(AT_ONCE).collect();
+        let mut attempts = JoinSet::new();
+        for event in due {
+            if self.is_too_old(&event, webhook) {
+                self.give_up(&event).await;
+                continue;
+            }
+            let request = request(client, &event, webhook, self.gate.store.now());
+            attempts.spawn(async move { (event, attempt(request).await) });
+        }
+        while let Some(joined) = attempts.join_next().await {
+            if let Ok((event, outcome)) = joined {
+                self.note(&event, outcome).await;
+            }
+        }
+    }
+
+    fn is_too_old(&self, event: &Event, webhook: &Webhook) -> bool {
+        let age = self.gate.store.now().duration_since(event.since);
+        Duration::try_from(age).is_ok_and(|age| age > webhook.give_up)
+    }
+
+    async fn note(&mut self, event: &Event, outcome: Result<(), String>) {
+        let attempts = &self.gate.metrics.webhook_attempts;
+        match outcome {
+            Ok(()) => {
+                attempts.with_label_values(&["delivered"]).inc();
+                self.failed.remove(&event.id);
+                self.forget(event).await;
+            }
+            Err(why) => {
+                attempts.with_label_values(&["failed"]).inc();
+                let times = self.failed.get(&event.id).map_or(0, |failed| failed.times);
+                let pause = PAUSE_MIN
+                    .saturating_mul(2_u32.saturating_pow(times))
+                    .min(PAUSE_MAX)
+                    .mul_f64(0.75 + fastrand::f64() / 2.0);
+                let failed = Failed {
+                    times: times.saturating_add(1),
+                    again: Instant::now() + pause,
+                };
+                self.failed.insert(event.id.clone(), failed);
+                tracing::warn!(event = event.id, why, again_in = ?pause, "the webhook did not take an event");
+            }
+        }
+    }
+
+    async fn give_up(&mut self, event: &Event) {
+        let attempts = &self.gate.metrics.webhook_attempts;
+        attempts.with_label_values(&["given_up"]).inc();
+        tracing::error!(
+            event = event.id,
+            body = event.body,
+            "the webhook never took an event; it is given up after events.webhook.give_up"
+        );
+        self.failed.remove(&event.id);
+        self.forget(event).await;
+    }
+
+    /// It need not be kept any longer; where the store cannot be told, it is delivered once more.
+    async fn forget(&self, event: &Event) {
+        if let Err(error) = self.gate.store.delivered(event).await {
+            tracing::warn!(%error, event = event.id, "a delivered event is kept still");
+        }
+    }
+}
+
+fn request(
+    client: &reqwest::Client,
+    event: &Event,
+    webhook: &Webhook,
+    now: Timestamp,
+) -> reqwest::RequestBuilder {
+    let sent = now.as_second();
+    client
+        .post(webhook.url.reveal())
+        .timeout(webhook.timeout)
+        .header(CONTENT_TYPE, HeaderValue::from_static("application/json"))
+        .header(ID_HEADER, &event.id)
+        .header(TIMESTAMP_HEADER, sent)
+        .header(SIGNATURE_HEADER, webhook.secret.sign(event, sent))
+        .body(event.body.clone())
+}
+
+/// One attempt; why it failed is told without the URL, in which there may be a secret.
+async fn attempt(request: reqwest::RequestBuilder) -> Result<(), String> {
+    match request.send().await {
+        Ok(answer) if answer.status().is_success() => Ok(()),
+        Ok(answer) => Err(format!("it answered {}", answer.status())),
+        Err(error) => Err(with_causes(&error.without_url())),
+    }
+}
+
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let texts: Vec<String> = causes.map(ToString::to_string).collect();
+    texts.join(": ")
+}

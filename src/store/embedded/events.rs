@@ -1,0 +1,109 @@
+//! Events of keys near their limits: claimed once, kept until they are delivered.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+
+use crate::policy::crossing::{Crossing, Event};
+use crate::store::{
+    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
+    NodeName,
+};
+
+/// Rows of what is over that one claim deletes.
+const SWEPT_MAX: i64 = 100;
+
+const CLAIM: &str =
+    "INSERT INTO claims (event, node, until) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+const HOLDER: &str = "SELECT node FROM claims WHERE event = ?1";
+const KEPT: &str = "SELECT count(*) FROM events";
+const KEEP: &str =
+    "INSERT INTO events (since, event, body) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+const SWEEP_CLAIMS: &str = "DELETE FROM claims WHERE event IN
+    (SELECT event FROM claims WHERE until < ?1 ORDER BY until LIMIT ?2)";
+const SWEEP_EVENTS: &str = "DELETE FROM events WHERE (since, event) IN
+    (SELECT since, event FROM events WHERE since < ?1 ORDER BY since LIMIT ?2)";
+const COURIER: &str = "INSERT INTO courier (only, node, until) VALUES (1, ?1, ?2)
+    ON CONFLICT DO UPDATE SET node = excluded.node, until = excluded.until
+    WHERE node = excluded.node OR until < ?3";
+const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
+const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
+const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
+
+/// Claims an event for a node and keeps it, in one transaction.
+pub(super) fn claim(
+    connection: &Connection,
+    crossing: &Crossing,
+    node: &NodeName,
+    delivery: Delivery,
+    now: Timestamp,
+) -> rusqlite::Result<Claim> {
+    let transaction =
+        rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    let event = crossing.event();
+    let until = crossing.standing.day.end + CLAIMS_KEPT_SECONDS;
+    if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
+        let holder: Option<String> = transaction
+            .query_row(HOLDER, [&event.id], |row| row.get(0))
+            .optional()?;
+        return Ok(match holder.is_some_and(|holder| holder == node.0) {
+            true => Claim::Made,
+            false => Claim::Held,
+        });
+    }
+    transaction.execute(SWEEP_CLAIMS, (now.as_second(), SWEPT_MAX))?;
+    let forgotten = now.as_millisecond() - EVENTS_KEPT_SECONDS * 1_000;
+    transaction.execute(SWEEP_EVENTS, (forgotten, SWEPT_MAX))?;
+    let claim = match delivery {
+        Delivery::Unwanted => Claim::Made,
+        Delivery::Wanted => keep(&transaction, &event)?,
+    };
+    transaction.commit()?;
+    Ok(claim)
+}
+
+fn keep(connection: &Connection, event: &Event) -> rusqlite::Result<Claim> {
+    let kept: i64 = connection.query_row(KEPT, [], |row| row.get(0))?;
+    if u64::try_from(kept).is_ok_and(|kept| kept >= EVENTS_MAX) {
+        return Ok(Claim::Undeliverable);
+    }
+    let since = event.since.as_millisecond();
+    connection.execute(KEEP, (since, &event.id, &event.body))?;
+    Ok(Claim::Made)
+}
+
+/// The events that the courier is to deliver; `None` where it is another.
+pub(super) fn undelivered(
+    connection: &Connection,
+    courier: &NodeName,
+    lease: Duration,
+    now: Timestamp,
+) -> rusqlite::Result<Option<Vec<Event>>> {
+    let now = now.as_millisecond();
+    let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
+    // Written anew only when half of it is over: whoever waits for events need not write twice a second.
+    let held = connection.query_row(LEASE, [&courier.0], |row| row.get::<_, i64>(0));
+    let (left, whole) = (held.optional()?.unwrap_or(0) - now, until - now);
+    let lasts = left > whole / 2 && left <= whole;
+    if !lasts && connection.execute(COURIER, (&courier.0, until, now))? == 0 {
+        return Ok(None);
+    }
+    let mut oldest = connection.prepare_cached(OLDEST)?;
+    let told_max = i64::try_from(EVENTS_TOLD_MAX).unwrap_or(i64::MAX);
+    let rows = oldest.query_map([told_max], |row| {
+        let since: i64 = row.get(0)?;
+        Ok(Event {
+            since: Timestamp::from_millisecond(since).unwrap_or(Timestamp::UNIX_EPOCH),
+            id: row.get(1)?,
+            body: row.get(2)?,
+        })
+    })?;
+    rows.collect::<rusqlite::Result<Vec<Event>>>().map(Some)
+}
+
+/// Drops a delivered event.
+pub(super) fn delivered(connection: &Connection, event: &Event) -> rusqlite::Result<()> {
+    connection.execute(DROP, (event.since.as_millisecond(), &event.id))?;
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! Opening the store: the file is checked, the key table read, and the threads are started that keep both going.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::watch;
+
+use super::feed::{self, Polled, Stop};
+use super::inbox::Inbox;
+use super::keys::{Follower, MARK};
+use super::learnt::Learnt;
+use super::writer::{self, Desk};
+use super::{Durability, EmbeddedStore, Settings, schema};
+use crate::clock::Clock;
+use crate::store::{NodeName, Role, StoreError};
+
+/// How often the log is folded into the database where every commit is synced anyway.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
+const INTERVAL_MIN: Duration = Duration::from_millis(10);
+/// Opens the store, which takes the time of reading all keys.
+pub(super) fn open(
+    settings: Settings,
+    role: Role,
+    zone: &str,
+    clock: Clock,
+) -> Result<EmbeddedStore, StoreError> {
+    let Settings {
+        path,
+        durability,
+        timeout,
+        keeping,
+    } = settings;
+    schema::create_file(&path)?;
+    let mut writing = schema::connect(&path, durability)?;
+    schema::prepare(&mut writing, &path, zone)?;
+    let connections = Connections {
+        writing,
+        following: schema::connect(&path, durability)?,
+        syncing: schema::connect(&path, durability)?,
+    };
+    let reading = schema::connect(&path, durability)?;
+    let gateway = match role {
+        Role::Gateway(name) => Some(name),
+        Role::Command => None,
+    };
+    let keys = Follower::default();
+    load(&connections.writing, &keys, gateway.as_ref())
+        .map_err(|error| schema::failure(&path, &error))?;
+
+    let (at_work, writing) = watch::channel(());
+    let store = EmbeddedStore {
+        desk: Arc::new(Desk {
+            path,
+            clock,
+            inbox: Arc::new(Inbox::default()),
+            keys,
+            learnt: Learnt::default(),
+            keeping,
+            up: AtomicBool::new(true),
+            dirty: AtomicBool::new(true),
+        }),
+        durability,
+        timeout,
+        reader: Arc::new(Mutex::new(reading)),
+        polled: Arc::new(Polled::now()),
+        stop: Arc::new(Stop::default()),
+        goodbye: Arc::new(AtomicBool::new(false)),
+        writing,
+    };
+    let interval = match durability {
+        Durability::Commit => CHECKPOINT_INTERVAL,
+        Durability::Interval(interval) => interval.max(INTERVAL_MIN),
+    };
+    store.start_threads(connections, gateway, interval, at_work)?;
+    Ok(store)
+}
+
+/// A connection for each thread that lives as long as the store.
+struct Connections {
+    writing: Connection,
+    following: Connection,
+    syncing: Connection,
+}
+
+/// Reads the key table. A gateway is on the list before it reads, so that no change slips in between unseen.
+fn load(
+    connection: &Connection,
+    keys: &Follower,
+    gateway: Option<&NodeName>,
+) -> rusqlite::Result<()> {
+    if let Some(name) = gateway {
+        feed::forget_the_dead(connection)?;
+        feed::say(connection, name, 0)?;
+    }
+    keys.catch_up(connection, &mut connection.prepare(MARK)?)?;
+    if let Some(name) = gateway {
+        feed::say(connection, name, keys.applied())?;
+    }
+    Ok(())
+}
+
+fn leave(connection: &Connection, gateway: Option<&NodeName>) {
+    let left = match gateway {
+        Some(name) => feed::leave(connection, name),
+        None => Ok(()),
+    };
+    if let Err(error) = left.and_then(|()| feed::checkpoint(connection)) {
+        tracing::warn!(%error, "the store was closed without a last word");
+    }
+}
+
+fn start(path: &Path, name: &str, body: impl FnOnce() + Send + 'static) -> Result<(), StoreError> {
+    std::thread::Builder::new()
+        .name(name.into())
+        .spawn(body)
+        .map(|_| ())
+        .map_err(|error| {
+            StoreError::Failed(format!(
+                "{}: no thread could be started: {error}",
+                path.display()
+            ))
+        })
+}
+
+impl EmbeddedStore {
+    /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is told to stop.
+    fn start_threads(
+        &self,
+        connections: Connections,
+        gateway: Option<NodeName>,
+        interval: Duration,
+        at_work: watch::Sender<()>,
+    ) -> Result<(), StoreError> {
+        let Connections {
+            writing,
+            following,
+            syncing,
+        } = connections;
+        let (desk, goodbye, name) = (self.desk.clone(), self.goodbye.clone(), gateway.clone());
+        start(&self.desk.path, "store-writer", move || {
+            let _at_work = at_work;
+            writer::run_to_the_end(&writing, &desk);
+            if goodbye.load(Ordering::Acquire) {
+                leave(&writing, name.as_ref());
+            }
+        })?;
+        let (desk, polled, stop) = (self.desk.clone(), self.polled.clone(), self.stop.clone());
+        start(&self.desk.path, "store-feed", move || {
+            feed::follow(&following, &desk, &polled, gateway.as_ref(), &stop);
+        })?;
+        let (desk, stop) = (self.desk.clone(), self.stop.clone());
+        start(&self.desk.path, "store-sync", move || {
+            feed::checkpoint_regularly(&syncing, &desk, interval, &stop);
+        })
+    }
+}

@@ -1,0 +1,30 @@
+-- Claims an event for one node and keeps it to be delivered, in one step.
+--
+-- KEYS[1]  hash: event id -> the node that claimed it
+-- KEYS[2]  sorted set: the events to be delivered, by the time of their claim
+-- ARGV[1]  the event's id
+-- ARGV[2]  the node
+-- ARGV[3]  Unix seconds after which KEYS[1] may go
+-- ARGV[4]  the event, or empty where it is not to be delivered
+-- ARGV[5]  Unix milliseconds of the event
+-- ARGV[6]  events that are kept at most
+-- ARGV[7]  seconds after which KEYS[2] may go if no event comes
+--
+-- Answers 1: claimed by this node, now or before; 2: so, but the event is not kept; 0: another node has it.
+-- Invariant: an event is kept by the call that claims it or never, so a repeated call keeps nothing twice.
+if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then
+    if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
+        return 1
+    end
+    return 0
+end
+redis.call('EXPIREAT', KEYS[1], ARGV[3])
+if ARGV[4] == '' then
+    return 1
+end
+if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[6]) then
+    return 2
+end
+redis.call('ZADD', KEYS[2], 'NX', ARGV[5], ARGV[4])
+redis.call('EXPIRE', KEYS[2], ARGV[7])
+return 1

@@ -1,0 +1,106 @@
+//! Events of keys near their limits: claimed once, kept until they are delivered.
+//!
+//! All of them lie in one slot, so that a claim and its event are one step in a cluster too; there are three for a key and
+//! day at most, unless more shares are configured.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use redis::{FromRedisValue, Value};
+use tokio::time::Instant;
+
+use super::link::Link;
+use super::names::Names;
+use super::records::unreadable;
+use super::script::{Arguments, CLAIM, COURIER};
+use crate::policy::crossing::{Crossing, Event};
+use crate::store::{
+    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
+    NodeName, StoreError,
+};
+
+/// How long a call may take.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Claims an event for a node.
+pub async fn claim(
+    link: &Link,
+    names: &Names,
+    crossing: &Crossing,
+    node: &NodeName,
+    delivery: Delivery,
+) -> Result<Claim, StoreError> {
+    let event = crossing.event();
+    let day = crossing.standing.day;
+    let kept = match delivery {
+        Delivery::Wanted => packed(&event),
+        Delivery::Unwanted => String::new(),
+    };
+    let arguments = Arguments::new()
+        .text(event.id)
+        .text(node.0.clone())
+        .number(day.end + CLAIMS_KEPT_SECONDS)
+        .text(kept)
+        .number(event.since.as_millisecond())
+        .count(EVENTS_MAX)
+        .number(EVENTS_KEPT_SECONDS);
+    let keys = [names.claims(day.date), names.events()];
+    let keys = keys.each_ref().map(String::as_str);
+    let answer = CLAIM.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
+    match i64::from_redis_value(answer.await?).map_err(unreadable)? {
+        0 => Ok(Claim::Held),
+        1 => Ok(Claim::Made),
+        2 => Ok(Claim::Undeliverable),
+        other => Err(StoreError::Failed(format!(
+            "the claim script answered {other}"
+        ))),
+    }
+}
+
+/// The events that the courier is to deliver; `None` where it is another.
+pub async fn undelivered(
+    link: &Link,
+    names: &Names,
+    courier: &NodeName,
+    lease: Duration,
+) -> Result<Option<Vec<Event>>, StoreError> {
+    let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    let arguments = Arguments::new()
+        .text(courier.0.clone())
+        .count(lease)
+        .count(EVENTS_TOLD_MAX);
+    let keys = [names.courier(), names.events()];
+    let keys = keys.each_ref().map(String::as_str);
+    let answer = COURIER.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
+    let answer = answer.await?;
+    if answer == Value::Nil {
+        return Ok(None);
+    }
+    let rows = Vec::<(String, f64)>::from_redis_value(answer).map_err(unreadable)?;
+    let events = rows
+        .into_iter()
+        .filter_map(|(kept, since)| unpacked(&kept, since));
+    Ok(Some(events.collect()))
+}
+
+/// Drops a delivered event.
+pub async fn delivered(link: &Link, names: &Names, event: &Event) -> Result<(), StoreError> {
+    let mut drop = redis::cmd("ZREM");
+    drop.arg(names.events()).arg(packed(event));
+    link.ask(&drop).await?;
+    Ok(())
+}
+
+fn packed(event: &Event) -> String {
+    format!("{} {}", event.id, event.body)
+}
+
+fn unpacked(kept: &str, since: f64) -> Option<Event> {
+    let (id, body) = kept.split_once(' ')?;
+    Some(Event {
+        // Exact: milliseconds are far below 2^53.
+        since: Timestamp::from_millisecond(since as i64).ok()?,
+        id: id.to_owned(),
+        body: body.to_owned(),
+    })
+}

@@ -1,0 +1,72 @@
+//! What a fresh connection is asked before it is used: whether the server answers, knows the scripts and keeps our calendar.
+
+use std::sync::Arc;
+
+use super::link::{Connection, Link};
+use super::names::Names;
+use super::time::StoreClock;
+use super::{records, script};
+use crate::store::{Role, StoreError};
+
+/// Connects once. Only a command minds if the server is away; both mind another zone.
+pub(super) async fn first_attempt<P, F>(
+    link: &Link,
+    role: &Role,
+    prepare: &P,
+) -> Result<(), StoreError>
+where
+    P: Fn(Connection) -> F,
+    F: Future<Output = Result<(), StoreError>>,
+{
+    let Err(error) = link.connect(prepare).await else {
+        return Ok(());
+    };
+    match (role, &*error) {
+        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
+        (Role::Command, error) => Err(StoreError::Unavailable(format!(
+            "{error}; see that Redis runs there and that store.redis in the configuration names it"
+        ))),
+        (Role::Gateway(_), _) => Ok(()),
+    }
+}
+
+/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
+pub(super) async fn prepared(
+    mut connection: Connection,
+    names: Names,
+    zone: String,
+    clock: Arc<StoreClock>,
+) -> Result<(), StoreError> {
+    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
+    redis::cmd("PING")
+        .exec_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    script::CHARGE.load(&mut connection).await.map_err(failed)?;
+    script::RECORD.load(&mut connection).await.map_err(failed)?;
+    let mut pipeline = redis::pipe();
+    pipeline
+        .cmd("SET")
+        .arg(names.zone())
+        .arg(&zone)
+        .arg("NX")
+        .ignore()
+        .cmd("GET")
+        .arg(names.zone());
+    let (stored,): (String,) = pipeline
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    if stored != zone {
+        return Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        )));
+    }
+    let asked = clock.now();
+    let time = redis::cmd("TIME")
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    clock.learn(asked, records::read_time(time)?);
+    Ok(())
+}

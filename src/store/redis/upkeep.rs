@@ -1,0 +1,140 @@
+//! The tasks that keep a store going: connections, breaker, refunds and ledger, a gateway's replica of the key table.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::Parts;
+use super::feed::Feed;
+use super::link::Connection;
+use crate::store::StoreError;
+
+/// How often refunds and ledger are written.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often the breaker is looked after.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the connection is tried although nobody charges, so that `health` knows.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How often idle accounts are dropped.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+/// How often dates are taken off the list of days whose counts are gone: one date goes a day.
+const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
+
+/// A task of a gateway's feed, without end.
+type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Starts the tasks that keep the store going.
+pub(super) fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
+where
+    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<(), StoreError>> + Send + 'static,
+{
+    let mut tasks = Vec::new();
+    for link in [parts.link.clone(), parts.command_link.clone()] {
+        let prepare = prepare.clone();
+        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
+    }
+    let watched = parts.clone();
+    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
+    if let Some(outage) = parts.outage.clone() {
+        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
+    }
+    let flushed = parts.clone();
+    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
+    if parts.feed.is_some() {
+        let feed_tasks: [FeedTask; 4] = [
+            |feed| Box::pin(feed.follow()),
+            |feed| Box::pin(feed.beat()),
+            |feed| Box::pin(feed.repair()),
+            |feed| Box::pin(feed.save_for_ever()),
+        ];
+        for task in feed_tasks {
+            let parts = parts.clone();
+            let run = async move {
+                if let Some(feed) = &parts.feed {
+                    task(feed).await;
+                }
+            };
+            tasks.push(tokio::spawn(run).abort_handle());
+        }
+    }
+    tasks
+}
+
+impl Parts {
+    /// Looks after the breaker.
+    async fn watch_for_ever(&self) {
+        loop {
+            if let Some(turn) = self.guard.look().await {
+                match &self.outage {
+                    Some(outage) => outage.turned(turn),
+                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
+                }
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// Writes refunds and ledger again and again; after a reconnection, everything.
+    async fn flush_for_ever(&self) {
+        let mut connections = self.link.made();
+        let (mut swept, mut probed) = (Instant::now(), Instant::now());
+        let mut pruned: Option<Instant> = None;
+        let mut ticks = tokio::time::interval(FLUSH_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let lost = async {
+                match &self.feed {
+                    Some(feed) => feed.store_lost.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let store_lost = tokio::select! {
+                _ = ticks.tick() => false,
+                () = lost => true,
+            };
+            let made = self.link.made();
+            if store_lost || made != connections {
+                connections = made;
+                self.losses.fetch_add(1, Ordering::AcqRel);
+                self.accounts.repeat_all();
+                self.ledger.repeat_all();
+                if let Some(outage) = &self.outage {
+                    outage.repeat_all();
+                }
+            }
+            self.flush().await;
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                // A failure is the link's to act on.
+                let _ = self.link.ask(&redis::cmd("PING")).await;
+            }
+            if swept.elapsed() >= SWEEP_EVERY {
+                swept = Instant::now();
+                self.accounts.sweep();
+                self.ledger.sweep(self.clock.now().as_second());
+            }
+            if self.link.is_up() && pruned.is_none_or(|at| at.elapsed() >= PRUNE_EVERY) {
+                pruned = Some(Instant::now());
+                let now = self.clock.now().as_second();
+                if let Err(error) = self.ledger.forget_days(now).await {
+                    tracing::warn!(%error, "the list of days is not tidied; trying again in an hour");
+                }
+            }
+        }
+    }
+
+    /// Writes refunds and ledger; says whether everything is written now.
+    pub(super) async fn flush(&self) -> bool {
+        let _turn = self.flushing.lock().await;
+        self.accounts.settle().await;
+        if let Err(error) = self.ledger.write().await {
+            tracing::warn!(%error, "the ledger is not written; trying again");
+        }
+        self.accounts.is_settled() && self.ledger.is_written()
+    }
+}

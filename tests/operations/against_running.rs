@@ -1,0 +1,176 @@
+//! `touchline check --against-running`: what a file would change in the gateway that runs, told beforehand.
+
+use std::path::PathBuf;
+
+use harness::{Protocol, Scene, eventually};
+use serde_json::Value;
+
+use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_on};
+
+/// A next file beside the one that runs.
+fn next(scene: &Scene, text: &str) -> PathBuf {
+    let file = scene.directory().join("next.yaml");
+    std::fs::write(&file, text).unwrap();
+    file
+}
+
+fn text_of(scene: &Scene) -> String {
+    std::fs::read_to_string(&scene.gateways[0].config).unwrap()
+}
+
+fn asked(scene: &Scene) -> String {
+    format!("--against-running={}", scene.gateways[0].admin)
+}
+
+/// `about name fact: from → to` of every difference.
+fn told(report: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let differences = report["differences"].as_array().unwrap();
+    differences
+        .iter()
+        .map(|one| {
+            let [about, name, fact, from, to] =
+                ["about", "name", "fact", "from", "to"].map(|member| text(&one[member]));
+            format!("{about} {name} {fact}: {from} → {to}")
+        })
+        .collect()
+}
+
+#[tokio::test]
+async fn a_file_that_changes_nothing_in_effect_is_told_so() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let text = format!("# A comment.\n{}", text_of(&scene)).replace("1s", "1000ms");
+    let file = next(&scene, &text);
+    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(said.contains("nothing changes in effect"), "{said}");
+}
+
+#[tokio::test]
+async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_happens() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let [busy, spared, idle] = [
+            scene.issue("starter").await,
+            scene.issue("starter").await,
+            scene.issue("starter").await,
+        ];
+        scene
+            .cli(&[
+                "keys", "grant", &spared.id, "--extra", "5", "--reason", "cup",
+            ])
+            .await;
+        let client = scene.client(Protocol::Http1);
+        for key in [&busy, &spared] {
+            for _ in 0..2 {
+                assert_eq!(client.get(key, MARKETS).await.status, 200);
+            }
+        }
+        assert_eq!(client.get(&idle, MARKETS).await.status, 200);
+        scene.expect_used(&busy, 2).await;
+        scene.expect_used(&spared, 2).await;
+        let mut spec = scene.spec.clone();
+        spec.tiers[0].daily = 2;
+        spec.endpoints[5].tiers.push("starter".into());
+        spec.endpoints[3].tiers.retain(|tier| tier != "pro");
+        spec.retries = 0;
+        let file = next(&scene, &spec.yaml(&scene.gateways[0].access_log));
+        let arguments = ["check", &asked(&scene), "--output", "json"];
+        let said = run_on(&file, &arguments).await.done();
+        let report: Value = serde_json::from_str(&said).unwrap();
+        assert_eq!(
+            told(&report),
+            [
+                "tier pro endpoint /api/v1/data/insights: included → -",
+                "tier starter daily: 1000 → 2",
+                "tier starter endpoint /api/v1/data/rankings: - → included",
+                "upstream prediction-data retries: 1 → 0",
+            ]
+        );
+        assert_eq!(report["applies"], true);
+        let keys = serde_json::json!([{ "tier": "starter", "daily": 2, "keys": 1 }]);
+        assert_eq!(report["keys"], keys);
+        let people = run_on(&file, &["check", &asked(&scene)]).await.done();
+        assert!(
+            people.contains("used 2 units or more today") && people.contains(": 1\n"),
+            "{people}"
+        );
+        // Asking has changed nothing.
+        assert_eq!(client.get(&idle, RANKINGS).await.status, 403);
+
+        scene.spec = spec;
+        scene.gateways[0].configure(&scene.spec);
+        eventually("the file is applied", DEADLINE, async || {
+            (client.get(&idle, RANKINGS).await.status == 200).then_some(())
+        })
+        .await;
+        assert_eq!(client.get(&busy, MARKETS).await.status, 429);
+        assert_eq!(client.get(&spared, MARKETS).await.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn what_the_gateway_would_refuse_is_told_and_exits_1() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    scene.issue("pro").await;
+    let text = text_of(&scene).replace("threads: 1", "threads: 2");
+    let file = next(&scene, &text);
+    let ran = run_on(&file, &["check", &asked(&scene)]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stdout.contains("runtime.threads"), "{ran:?}");
+    assert!(ran.stderr.contains("needs a restart"), "{ran:?}");
+
+    let mut spec = scene.spec.clone();
+    spec.tiers.remove(1);
+    for endpoint in &mut spec.endpoints {
+        endpoint.tiers.retain(|tier| tier != "pro");
+    }
+    let file = next(&scene, &spec.yaml(&scene.gateways[0].access_log));
+    let ran = run_on(&file, &["check", &asked(&scene)]).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(
+        ran.stdout.contains("keys that hold pro, which is gone: 1"),
+        "{ran:?}"
+    );
+    assert!(ran.stderr.contains("a tier is gone"), "{ran:?}");
+
+    let file = next(&scene, &text_of(&scene).replace("daily", "dayly"));
+    let said = run_on(&file, &["check", &asked(&scene)]).await.failed(78);
+    assert!(said.contains("dayly"), "{said}");
+}
+
+#[tokio::test]
+async fn without_a_gateway_to_ask_the_address_is_named() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let config = scene.gateways[0].config.clone();
+    let said = run_on(&config, &["check", "--against-running"]).await;
+    assert!(said.failed(2).contains("--against-running="));
+    scene.gateways[0].terminate();
+    let admin = scene.gateways[0].admin.to_string();
+    let said = run_on(&config, &["check", &asked(&scene)]).await.failed(1);
+    assert!(said.contains(&admin), "{said}");
+}
+
+#[tokio::test]
+async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let admin = "admin: { address: \"127.0.0.1:0\"";
+    let with = text_of(&scene).replace(admin, &format!("{admin}, token: 0123456789abcdef"));
+    let file = next(&scene, &with);
+    // The running one has none yet: the difference is that there is one, not what it is.
+    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(said.contains("listen.admin.token"), "{said}");
+    assert!(!said.contains("0123456789abcdef"), "{said}");
+    scene.gateways[0].put_file(&with);
+    eventually("the token is needed", DEADLINE, async || {
+        (scene.admin(0, "/config").await.0 == 401).then_some(())
+    })
+    .await;
+    let said = run_on(&file, &["check", &asked(&scene)]).await.done();
+    assert!(said.contains("nothing changes in effect"), "{said}");
+    let other = next(
+        &scene,
+        &with.replace("0123456789abcdef", "another-token-of-16"),
+    );
+    let said = run_on(&other, &["check", &asked(&scene)]).await.failed(1);
+    assert!(said.contains("401"), "{said}");
+}

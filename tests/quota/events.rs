@@ -1,0 +1,388 @@
+//! Keys near their limits: each share of a key and day is told once, by all gateways together, and delivered at least once.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use harness::upstream::Recorded;
+use harness::{
+    Allowances, Behaviour, Call, IssuedKey, Protocol, RecordingUpstream, Scene, SceneBuilder,
+    Store, eventually,
+};
+use serde_json::Value;
+use standardwebhooks::Webhook;
+use tokio::task::JoinSet;
+
+use super::{MARKETS, TOUCHLINE};
+
+const STORES: [Store; 2] = [Store::Embedded, Store::Redis];
+const LIMIT: u64 = 40;
+/// Longer than a lease of a gateway that died, and the pauses between some attempts.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// The example of the Standard Webhooks specification.
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+fn builder(store: Store) -> SceneBuilder {
+    Scene::builder(TOUCHLINE)
+        .store(store)
+        .daily("starter", LIMIT)
+}
+
+/// With a webhook at `receiver`.
+fn telling(store: Store, receiver: &RecordingUpstream) -> SceneBuilder {
+    let url = format!("http://{}/hooks/quota?token=s3cr3t", receiver.address());
+    builder(store).spec(move |spec| {
+        spec.extra_yaml = format!(
+            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: 2s }} }}"
+        );
+    })
+}
+
+/// So many calls at the same time, spread over the gateways; how many were served.
+async fn calls(scene: &Scene, key: &IssuedKey, count: usize) -> usize {
+    let mut tasks = JoinSet::new();
+    for call in 0..count {
+        let client = scene.client_of(call % scene.gateways.len(), Protocol::Http1);
+        let key = key.clone();
+        tasks.spawn(async move { client.get(&key, MARKETS).await.status });
+    }
+    let answers = tasks.join_all().await;
+    assert!(
+        answers.iter().all(|status| [200, 429].contains(status)),
+        "{answers:?}"
+    );
+    answers.iter().filter(|status| **status == 200).count()
+}
+
+/// What the metric of each gateway counts, summed by share.
+async fn counted(scene: &Scene) -> BTreeMap<u64, u64> {
+    let mut counted = BTreeMap::new();
+    for gateway in 0..scene.gateways.len() {
+        let (_, text) = scene.admin(gateway, "/metrics").await;
+        for line in text.lines() {
+            let Some(rest) = line.strip_prefix("touchline_quota_crossings_total{share=\"") else {
+                continue;
+            };
+            let (share, rest) = rest.split_once('"').unwrap();
+            assert!(rest.contains("tier=\"starter\""), "{line}");
+            let value: u64 = rest.rsplit(' ').next().unwrap().parse().unwrap();
+            *counted.entry(share.parse().unwrap()).or_default() += value;
+        }
+    }
+    counted
+}
+
+/// The events in the logs of all gateways.
+fn logged(scene: &Scene) -> Vec<String> {
+    let mut events = Vec::new();
+    for gateway in &scene.gateways {
+        for line in gateway.output().lines() {
+            if !line.contains("a key came to a share of its limit") {
+                continue;
+            }
+            let line: Value = serde_json::from_str(line).unwrap();
+            events.push(find(&line, "event").unwrap());
+        }
+    }
+    events.sort();
+    events
+}
+
+/// A member of a log line, wherever its format puts it.
+fn find(value: &Value, name: &str) -> Option<String> {
+    let members = value.as_object()?;
+    match members.get(name).and_then(Value::as_str) {
+        Some(text) => Some(text.to_owned()),
+        None => members.values().find_map(|inner| find(inner, name)),
+    }
+}
+
+/// The ids that the shares of a key's day have; the day is the one that the events say.
+fn ids(events: &[String], key: &IssuedKey) -> Vec<String> {
+    let day = events[0].split('_').nth(1).unwrap();
+    let mut ids: Vec<String> = ["80", "95", "100"]
+        .map(|share| format!("quota_{day}_{}_{share}", key.id))
+        .into();
+    ids.sort();
+    ids
+}
+
+async fn expect_counted(scene: &Scene, expected: &[(u64, u64)]) {
+    let expected: BTreeMap<u64, u64> = expected.iter().copied().collect();
+    eventually("every share is counted", DEADLINE, async || {
+        (counted(scene).await == expected).then_some(())
+    })
+    .await;
+}
+
+/// Verified by the standard's own library, which refuses other bodies, ids, secrets and times.
+fn verified(delivery: &Recorded) -> (String, Value) {
+    let headers: http::HeaderMap = ["webhook-id", "webhook-timestamp", "webhook-signature"]
+        .into_iter()
+        .map(|name| {
+            let values = delivery.values(name);
+            assert_eq!(values.len(), 1, "{name} of {}", delivery.text());
+            let name: http::HeaderName = name.parse().unwrap();
+            (name, values[0].parse::<http::HeaderValue>().unwrap())
+        })
+        .collect();
+    let webhook = Webhook::new(SECRET).unwrap();
+    webhook.verify(&delivery.body, &headers).unwrap();
+    let other = Webhook::new("whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA").unwrap();
+    assert!(other.verify(&delivery.body, &headers).is_err());
+    let mut tampered = delivery.body.clone();
+    tampered.push(b' ');
+    assert!(webhook.verify(&tampered, &headers).is_err());
+    assert_eq!(delivery.method, "POST");
+    assert_eq!(delivery.target_text(), "/hooks/quota?token=s3cr3t");
+    let body: Value = serde_json::from_slice(&delivery.body).unwrap();
+    assert_eq!(body["type"], "quota.share_reached");
+    (delivery.values("webhook-id")[0].clone(), body)
+}
+
+#[tokio::test]
+async fn each_share_is_told_once_by_three_gateways_together() {
+    for store in STORES {
+        let mut scene = builder(store).gateways(3).start().await;
+        let key = scene.issue("starter").await;
+        let other = scene.issue("starter").await;
+        assert_eq!(calls(&scene, &key, 31).await, 31);
+        assert_eq!(calls(&scene, &other, 3).await, 3);
+        scene.expect_used(&key, 31).await;
+        assert_eq!(
+            counted(&scene).await,
+            BTreeMap::new(),
+            "31 of 40 is below 80 %"
+        );
+        assert_eq!(calls(&scene, &key, 1).await, 1);
+        expect_counted(&scene, &[(80, 1)]).await;
+        // Past all that is left, and on: every gateway sees an exhausted key again and again.
+        assert_eq!(calls(&scene, &key, 30).await, 8);
+        assert_eq!(calls(&scene, &key, 30).await, 0);
+        expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
+        let events = logged(&scene);
+        assert_eq!(events, ids(&events, &key));
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
+    for store in STORES {
+        let receiver = RecordingUpstream::start().await;
+        let refused = Arc::new(AtomicUsize::new(0));
+        let counter = refused.clone();
+        // Two refusals; what comes while the gateway is to be killed is refused too.
+        let killed = Arc::new(AtomicUsize::new(0));
+        let gone = killed.clone();
+        receiver.behave(move |_| {
+            if gone.load(Ordering::SeqCst) == 0 {
+                counter.fetch_add(1, Ordering::SeqCst);
+                return Behaviour::Status(503);
+            }
+            Behaviour::Status(204)
+        });
+        let mut scene = telling(store, &receiver).start().await;
+        let key = scene.issue("starter").await;
+        assert_eq!(calls(&scene, &key, 32).await, 32);
+        eventually("it was refused twice", DEADLINE, async || {
+            (refused.load(Ordering::SeqCst) >= 2).then_some(())
+        })
+        .await;
+        scene.gateways[0].kill9();
+        killed.store(1, Ordering::SeqCst);
+        let before = receiver.take();
+        scene.gateways[0].restart().await;
+        let delivered = eventually("it is delivered", DEADLINE, async || {
+            receiver.recorded().first().cloned()
+        })
+        .await;
+        let (id, body) = verified(&delivered);
+        let data = &body["data"];
+        assert_eq!(
+            (&data["key_id"], &data["share"]),
+            (&key.id.as_str().into(), &80.into())
+        );
+        assert_eq!((&data["limit"], &data["used"]), (&LIMIT.into(), &32.into()));
+        for attempt in &before {
+            assert_eq!(
+                verified(attempt),
+                (id.clone(), body.clone()),
+                "every attempt is the same event"
+            );
+            let key = key.key.as_bytes();
+            assert!(!attempt.body.windows(key.len()).any(|window| window == key));
+        }
+        // It was taken: it is not sent again, and what comes next is.
+        assert_eq!(calls(&scene, &key, 8).await, 8);
+        eventually("the others are delivered", DEADLINE, async || {
+            (receiver.count() >= 3).then_some(())
+        })
+        .await;
+        let mut shares: Vec<u64> = receiver
+            .recorded()
+            .iter()
+            .map(|one| verified(one).1["data"]["share"].as_u64().unwrap())
+            .collect();
+        shares.sort_unstable();
+        assert_eq!(shares, [80, 95, 100]);
+        eventually("nothing is left", DEADLINE, async || {
+            let (_, text) = scene.admin(0, "/metrics").await;
+            text.lines()
+                .any(|line| line == "touchline_webhook_pending 0")
+                .then_some(())
+        })
+        .await;
+        let allowed = Allowances {
+            gateway_killed: true,
+            ..Allowances::default()
+        };
+        scene.assert_ledgers_agree_with(&allowed).await;
+        assert!(
+            !scene.gateways[0].output().contains("s3cr3t"),
+            "the URL is a secret"
+        );
+    }
+}
+
+#[tokio::test]
+async fn three_gateways_deliver_each_event_once_where_nothing_fails() {
+    for store in STORES {
+        let receiver = RecordingUpstream::start().await;
+        receiver.always(Behaviour::Status(200));
+        let mut scene = telling(store, &receiver).gateways(3).start().await;
+        let keys = [
+            scene.issue("starter").await,
+            scene.issue("starter").await,
+            scene.issue("starter").await,
+        ];
+        for key in &keys {
+            assert_eq!(calls(&scene, key, 50).await, 40);
+        }
+        eventually("all are delivered", DEADLINE, async || {
+            (receiver.count() >= 9).then_some(())
+        })
+        .await;
+        // The store forgets a delivered event behind its delivery.
+        eventually("nothing is left", DEADLINE, async || {
+            let mut pending = 0;
+            for gateway in 0..3 {
+                let (_, text) = scene.admin(gateway, "/metrics").await;
+                let line = text
+                    .lines()
+                    .find_map(|line| line.strip_prefix("touchline_webhook_pending "))
+                    .unwrap();
+                pending += line.parse::<u64>().unwrap();
+            }
+            (pending == 0).then_some(())
+        })
+        .await;
+        let mut told: Vec<String> = receiver
+            .recorded()
+            .iter()
+            .map(|one| verified(one).0)
+            .collect();
+        told.sort();
+        assert_eq!(told, logged(&scene));
+        assert_eq!(told.len(), 9);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
+    let receiver = RecordingUpstream::start().await;
+    receiver.always(Behaviour::Status(200));
+    let mut scene = telling(Store::Redis, &receiver).gateways(3).start().await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 40).await, 40);
+    expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
+    let events = logged(&scene);
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let claims = format!(
+        "touchline:{{events}}:claimed:{}",
+        events[0].split('_').nth(1).unwrap()
+    );
+    eventually("the claims are back", DEADLINE, async || {
+        (redis.command(&["HLEN", &claims]).await.ok()? == ":3\r\n").then_some(())
+    })
+    .await;
+    // A gateway that was not there before meets the claims.
+    scene.gateways[0].kill9();
+    scene.gateways[0].restart().await;
+    assert_eq!(calls(&scene, &key, 30).await, 0);
+    eventually("the key is exhausted again for all", DEADLINE, async || {
+        (scene.used(&key).await == LIMIT).then_some(())
+    })
+    .await;
+    assert_eq!(logged(&scene), events, "no line is written twice");
+    for delivery in receiver.recorded() {
+        assert!(
+            events.contains(&verified(&delivery).0),
+            "told again by the same id"
+        );
+    }
+    let allowed = Allowances {
+        gateway_killed: true,
+        ..Allowances::default()
+    };
+    scene.assert_ledgers_agree_with(&allowed).await;
+}
+
+#[tokio::test]
+async fn a_share_that_was_passed_without_redis_is_told_when_it_is_back() {
+    let receiver = RecordingUpstream::start().await;
+    receiver.always(Behaviour::Status(200));
+    let mut scene = telling(Store::Redis, &receiver)
+        .durable_redis()
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: open".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    assert_eq!(calls(&scene, &key, 10).await, 10);
+    scene.redis.as_mut().unwrap().kill9();
+    assert_eq!(calls(&scene, &key, 25).await, 25);
+    scene.redis.as_mut().unwrap().restart().await;
+    let delivered = eventually("it is delivered", DEADLINE, async || {
+        receiver.recorded().first().cloned()
+    })
+    .await;
+    let (_, body) = verified(&delivered);
+    assert_eq!(body["data"]["share"], 80);
+    expect_counted(&scene, &[(80, 1)]).await;
+    // Not a retry of a call that had been made.
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.call(Call::get(MARKETS).key(&key)).await.status, 200);
+    scene.expect_used(&key, 36).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_told_again() {
+    let mut scene = builder(Store::Redis).gateways(2).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client_of(1, Protocol::Http1);
+    for _ in 0..32 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    expect_counted(&scene, &[(80, 1)]).await;
+    // The other gateway has seen it too, and that it is told.
+    let other = scene.client_of(0, Protocol::Http1);
+    assert_eq!(other.get(&key, MARKETS).await.status, 200);
+    scene.gateways[1].kill9();
+    let redis = scene.redis.as_ref().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    let first = logged(&scene);
+    assert_eq!(first.len(), 1, "{first:?}");
+    eventually("it is told again, by the same id", DEADLINE, async || {
+        other.get(&key, MARKETS).await;
+        let again = logged(&scene)
+            .iter()
+            .filter(|event| **event == first[0])
+            .count();
+        (again == 2).then_some(())
+    })
+    .await;
+}

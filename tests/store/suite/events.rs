@@ -1,0 +1,182 @@
+//! Facts about events of keys near their limits: claimed once, kept until they are delivered.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use touchline::policy::crossing::{Crossing, Event, Share};
+use touchline::policy::rate_limit::Standing;
+use touchline::store::{Claim, Delivery, EVENTS_MAX, NodeName, Store};
+
+use super::{Fixture, PATIENCE, eventually, new_record, today};
+
+/// Long enough for a fact, and over at once.
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_millis(50);
+
+fn node(name: &str) -> NodeName {
+    NodeName(name.into())
+}
+
+/// That a new key came to a share, `second` seconds after a fixed instant.
+fn crossing(percent: u64, second: i64) -> Crossing {
+    let record = new_record("pro");
+    Crossing {
+        key: record.id,
+        tier: record.tier,
+        standing: Standing {
+            limit: 10,
+            used: Some(8),
+            day: today(),
+        },
+        share: Share::of_percent(percent).unwrap(),
+        at: Timestamp::from_second(Timestamp::now().as_second() - 100 + second).unwrap(),
+    }
+}
+
+async fn claimed(
+    store: &Arc<dyn Store>,
+    crossing: &Crossing,
+    by: &str,
+    delivery: Delivery,
+) -> Claim {
+    store.claim(crossing, &node(by), delivery).await.unwrap()
+}
+
+async fn told(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<Vec<String>> {
+    let events = store.undelivered(&node(courier), lease).await.unwrap();
+    events.map(|events| events.into_iter().map(|event| event.id).collect())
+}
+
+pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &dyn Fixture) {
+    let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
+    let eighty = crossing(80, 0);
+    let claims = tokio::join!(
+        claimed(&one, &eighty, "one", Delivery::Wanted),
+        claimed(&other, &eighty, "other", Delivery::Wanted)
+    );
+    let (winner, loser) = match claims {
+        (Claim::Made, Claim::Held) => ((&one, "one"), (&other, "other")),
+        (Claim::Held, Claim::Made) => ((&other, "other"), (&one, "one")),
+        claims => panic!("{claims:?}"),
+    };
+    // A reply that was lost: the call is repeated and answered as before.
+    let again = claimed(winner.0, &eighty, winner.1, Delivery::Wanted).await;
+    assert_eq!(again, Claim::Made);
+    let later = Crossing {
+        at: Timestamp::now(),
+        ..eighty.clone()
+    };
+    assert_eq!(
+        claimed(loser.0, &later, loser.1, Delivery::Wanted).await,
+        Claim::Held
+    );
+    let share = Share::of_percent(95).unwrap();
+    let ninety_five = Crossing {
+        share,
+        ..eighty.clone()
+    };
+    assert_eq!(
+        claimed(loser.0, &ninety_five, loser.1, Delivery::Wanted).await,
+        Claim::Made
+    );
+    let mut other_day = eighty.clone();
+    other_day.standing.day.date = "2026-11-22".parse().unwrap();
+    assert_eq!(
+        claimed(loser.0, &other_day, loser.1, Delivery::Wanted).await,
+        Claim::Made
+    );
+    let kept = told(&one, "one", LONG).await.unwrap();
+    assert_eq!(kept.len(), 3, "{kept:?}");
+}
+
+pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &dyn Fixture) {
+    let store = fixture.gateway("one").await;
+    let crossings = [crossing(80, 1), crossing(80, 0), crossing(100, 2)];
+    for crossing in &crossings {
+        assert_eq!(
+            claimed(&store, crossing, "one", Delivery::Wanted).await,
+            Claim::Made
+        );
+    }
+    let silent = crossing(80, 3);
+    assert_eq!(
+        claimed(&store, &silent, "one", Delivery::Unwanted).await,
+        Claim::Made
+    );
+    let ids = |order: &[usize]| -> Vec<String> {
+        order.iter().map(|index| crossings[*index].id()).collect()
+    };
+    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[1, 0, 2])));
+    // They are kept for another process, byte for byte.
+    let other = fixture.gateway("other").await;
+    let events = store
+        .undelivered(&node("one"), LONG)
+        .await
+        .unwrap()
+        .unwrap();
+    let expected: Vec<Event> = [1, 0, 2]
+        .map(|index: usize| crossings[index].event())
+        .into();
+    assert_eq!(events, expected);
+    other.delivered(&events[0]).await.unwrap();
+    other.delivered(&events[0]).await.unwrap();
+    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
+    // A claim outlives its event.
+    assert_eq!(
+        claimed(&other, &crossings[1], "other", Delivery::Wanted).await,
+        Claim::Held
+    );
+    assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
+}
+
+pub async fn one_node_delivers_until_it_is_silent_for_its_lease(fixture: &dyn Fixture) {
+    let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
+    let seen = crossing(80, 0);
+    claimed(&one, &seen, "one", Delivery::Wanted).await;
+    assert_eq!(told(&one, "one", LONG).await, Some(vec![seen.id()]));
+    assert_eq!(told(&other, "other", LONG).await, None);
+    assert_eq!(told(&one, "one", SHORT).await, Some(vec![seen.id()]));
+    assert!(SHORT * 10 < PATIENCE);
+    let mut last = None;
+    eventually("the other delivers", || {
+        let other = other.clone();
+        async move { told(&other, "other", LONG).await }
+    })
+    .await
+    .into_iter()
+    .for_each(|id| last = Some(id));
+    assert_eq!(last, Some(seen.id()));
+    assert_eq!(told(&one, "one", LONG).await, None);
+}
+
+pub async fn no_more_events_are_kept_than_may_be(fixture: &dyn Fixture) {
+    let store = fixture.gateway("one").await;
+    let first = crossing(80, 0);
+    claimed(&store, &first, "one", Delivery::Wanted).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for task in 0..8 {
+        let store = store.clone();
+        let rest = EVENTS_MAX - 1;
+        let share = rest / 8 + u64::from(task < rest % 8);
+        tasks.spawn(async move {
+            for _ in 0..share {
+                let claim = claimed(&store, &crossing(80, 1), "one", Delivery::Wanted).await;
+                assert_eq!(claim, Claim::Made);
+            }
+        });
+    }
+    tasks.join_all().await;
+    let beyond = crossing(80, 2);
+    let claim = claimed(&store, &beyond, "one", Delivery::Wanted).await;
+    assert_eq!(claim, Claim::Undeliverable);
+    assert_eq!(
+        claimed(&store, &crossing(80, 2), "one", Delivery::Unwanted).await,
+        Claim::Made
+    );
+    store.delivered(&first.event()).await.unwrap();
+    assert_eq!(
+        claimed(&store, &crossing(80, 3), "one", Delivery::Wanted).await,
+        Claim::Made
+    );
+}
