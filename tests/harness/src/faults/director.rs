@@ -291,6 +291,12 @@ impl Director<'_> {
     /// What was counted from then on may be gone.
     fn lost(&mut self, from: Option<Instant>) {
         let until = Instant::now();
+        if from.is_none() {
+            // Redis alone held what gateways that were killed before had not yet journaled.
+            for kill in &mut self.facts.kills {
+                kill.forgets = true;
+            }
+        }
         self.effect(Cost::Lost { from, until });
     }
 

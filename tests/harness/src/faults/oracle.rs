@@ -5,8 +5,8 @@
 //! - a key's served units never pass its limit by more than the bound of the schedule's [`Effect`]s, which is 0 where
 //!   the store lost nothing and nothing was served without it;
 //! - after settlement the store counts exactly those units. A gateway that was killed may leave it higher, by what the
-//!   gateway had in flight or had not yet given back, and never lower; lower only where the store was emptied at the same
-//!   time, by what the gateway had not yet journaled;
+//!   gateway had in flight or had not yet given back, and never lower; lower only where the store was emptied then or
+//!   later, by what the gateway had not yet journaled;
 //! - nobody is refused with a 401, and with a 429 only where as many calls as the limit had been made before;
 //! - nothing waited for the store longer than its timeout and a quantum for a busy machine.
 
