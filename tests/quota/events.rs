@@ -299,6 +299,10 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
     assert_eq!(calls(&scene, &key, 40).await, 40);
     expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
     let events = logged(&scene);
+    eventually("all are delivered", DEADLINE, async || {
+        (receiver.count() >= 3).then_some(())
+    })
+    .await;
     let redis = scene.redis.as_ref().unwrap();
     redis.command(&["FLUSHALL"]).await.unwrap();
     let claims = format!(
