@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
-use super::api_key::{KeyDigest, KeyId};
+use super::api_key::{ApiKey, KeyDigest, KeyId};
 
 /// The name of a subscription tier: 1 to 32 characters of `a-z0-9-_`, beginning with a letter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -260,6 +260,31 @@ pub enum Unusable {
 }
 
 impl KeyRecord {
+    /// The record of a new key: active, without label, end or grants. Its version is the store's to give.
+    pub fn new(
+        key: &ApiKey,
+        customer: impl Into<String>,
+        tier: TierName,
+        now: Timestamp,
+        change: Box<LastChange>,
+    ) -> KeyRecord {
+        KeyRecord {
+            id: key.id(),
+            customer: customer.into(),
+            label: None,
+            tier,
+            state: KeyState::Active,
+            expires: None,
+            digest: key.digest(),
+            previous: None,
+            grants: BTreeMap::new(),
+            created: now,
+            updated: now,
+            version: 0,
+            last_change: change,
+        }
+    }
+
     /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time.
     pub fn usable(&self, presented: &KeyDigest, now: Timestamp) -> Result<(), Unusable> {
         let current = self.digest == *presented;
@@ -292,26 +317,16 @@ pub(crate) mod tests {
     use jiff::ToSpan;
 
     use super::*;
-    use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+    use crate::policy::api_key::{KeyPrefix, os_entropy};
 
     /// A key of `tier` and its active record, version 1.
     pub(crate) fn key_of(tier: &str) -> (ApiKey, KeyRecord) {
         let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
-        let now = Timestamp::UNIX_EPOCH;
+        let (tier, now) = (tier.parse().unwrap(), Timestamp::UNIX_EPOCH);
+        let issued = LastChange::first(Action::Issue, "tester@here");
         let record = KeyRecord {
-            id: key.id(),
-            customer: "Acme".into(),
-            label: None,
-            tier: tier.parse().unwrap(),
-            state: KeyState::Active,
-            expires: None,
-            digest: key.digest(),
-            previous: None,
-            grants: BTreeMap::new(),
-            created: now,
-            updated: now,
             version: 1,
-            last_change: LastChange::first(Action::Issue, "tester@here"),
+            ..KeyRecord::new(&key, "Acme", tier, now, issued)
         };
         (key, record)
     }

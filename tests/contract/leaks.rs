@@ -2,11 +2,9 @@
 
 use harness::client::Until;
 use harness::upstream::Script;
-use harness::{Answer, Behaviour, Call, Protocol, Scene, eventually};
+use harness::{Answer, Behaviour, Call, Protocol, Scene};
 
 use super::{MARKETS, RANKINGS, TOUCHLINE};
-
-const DEADLINE: std::time::Duration = std::time::Duration::from_secs(10);
 
 fn all_of<'a>(answer: &'a Answer, name: &str) -> Vec<&'a str> {
     let values = answer.headers.get_all(name).iter();
@@ -105,11 +103,7 @@ async fn a_key_in_a_query_or_a_user_agent_is_written_down_nowhere() {
     let agent = format!("agent {}", key.key);
     let call = Call::get(&target).header("User-Agent", agent);
     assert_eq!(client.call(call).await.status, 401);
-    let lines = eventually("a line", DEADLINE, async || {
-        let lines = scene.gateways[0].access_lines();
-        (!lines.is_empty()).then_some(lines)
-    })
-    .await;
+    let lines = scene.gateways[0].logged(1).await;
     assert_eq!(lines[0]["path"], MARKETS);
     // The ledgers look for it in every log, metric and answer, and in the store's files.
     scene.assert_ledgers_agree().await;

@@ -1,7 +1,5 @@
 //! What the gateway answers itself: the description of the API and a key's own usage. Neither is ever charged.
 
-use std::time::Duration;
-
 use harness::client::{HOST, Until};
 use harness::{Call, Protocol, Scene, Store, eventually};
 use serde_json::json;
@@ -126,19 +124,15 @@ async fn usage_tells_where_the_key_stands_and_is_never_charged(store: Store) {
         assert_eq!(client.get(&key, MARKETS).await.status, 429);
         assert_eq!(client.get(&key, RANKINGS).await.status, 403);
         // The quota is exhausted. The ledger by endpoint may lag behind by a second.
-        let answer = eventually(
-            "the ledger is written",
-            Duration::from_secs(10),
-            async || {
-                let answer = client.get(&key, USAGE).await;
-                if answer.status == 429 {
-                    return None;
-                }
-                assert_eq!(answer.status, 200, "{answer:?}");
-                let refused = &answer.json()["days"][0]["endpoints"][RANKINGS]["refused_tier"];
-                (*refused == 1).then_some(answer)
-            },
-        )
+        let answer = eventually("the ledger is written", async || {
+            let answer = client.get(&key, USAGE).await;
+            if answer.status == 429 {
+                return None;
+            }
+            assert_eq!(answer.status, 200, "{answer:?}");
+            let refused = &answer.json()["days"][0]["endpoints"][RANKINGS]["refused_tier"];
+            (*refused == 1).then_some(answer)
+        })
         .await;
         assert_standing(&answer, 2, 0);
         assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -189,14 +183,10 @@ async fn usage_has_a_small_limit_of_its_own_for_each_key() {
         let key = scene.issue("starter").await;
         let client = scene.client(protocol);
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
-        let refused = eventually(
-            "the burst is used up",
-            Duration::from_secs(10),
-            async || {
-                let answer = client.get(&key, USAGE).await;
-                (answer.status != 200).then_some(answer)
-            },
-        )
+        let refused = eventually("the burst is used up", async || {
+            let answer = client.get(&key, USAGE).await;
+            (answer.status != 200).then_some(answer)
+        })
         .await;
         assert_problem(&refused, 429, "RATE_LIMIT_EXCEEDED");
         assert_standing(&refused, 1_000, 999);
@@ -207,7 +197,7 @@ async fn usage_has_a_small_limit_of_its_own_for_each_key() {
         // Neither other keys nor the key's other calls are held up, and a second later the key reads again.
         assert_eq!(client.get(&other, USAGE).await.status, 200);
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
-        eventually("a token came", Duration::from_secs(10), async || {
+        eventually("a token came", async || {
             (client.get(&key, USAGE).await.status == 200).then_some(())
         })
         .await;
@@ -270,11 +260,8 @@ async fn own_paths_are_named_in_the_access_log_and_the_metrics() {
     client.get(&key, USAGE).await;
     client.call(Call::get(DOCUMENT)).await;
     client.call(Call::new("DELETE", DOCUMENT)).await;
-    let lines = eventually("three lines", Duration::from_secs(10), async || {
-        let lines = scene.gateways[0].access_lines();
-        (lines.len() == 3).then_some(lines)
-    })
-    .await;
+    let lines = scene.gateways[0].logged(3).await;
+    assert_eq!(lines.len(), 3);
     for (line, endpoint, key_id, outcome) in [
         (&lines[0], USAGE, json!(key.id), "served"),
         (&lines[1], DOCUMENT, json!(null), "served"),

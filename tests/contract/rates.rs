@@ -13,9 +13,6 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
 
-/// For what happens in microseconds on an idle machine.
-const DEADLINE: Duration = Duration::from_secs(20);
-
 /// A 429 of `policy`, which shows where the key stands and used nothing.
 #[track_caller]
 fn assert_rate(answer: &Answer, policy: &str, limit: u64, remaining: u64) {
@@ -55,7 +52,7 @@ async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
         let key = scene.issue("starter").await;
         let client = scene.client(protocol);
         let mut served = 0;
-        let refused = eventually("the burst is used up", DEADLINE, async || {
+        let refused = eventually("the burst is used up", async || {
             let answer = client.get(&key, MARKETS).await;
             served += u64::from(answer.status == 200);
             (answer.status != 200).then_some(answer)
@@ -71,7 +68,7 @@ async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
         assert_eq!(client.get(&other, MARKETS).await.status, 200);
         let usage = client.get(&key, "/api/v1/usage").await;
         assert_eq!((usage.status, &usage.json()["used"]), (200, &json!(served)));
-        eventually("a token came", DEADLINE, async || {
+        eventually("a token came", async || {
             (client.get(&key, MARKETS).await.status == 200).then_some(())
         })
         .await;
@@ -79,8 +76,8 @@ async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
     let hits = metric(&scene, "touchline_limit_hits_total{limit=\"burst\"}").await;
     let told = refused(&scene.client_ledger().entries(), "burst");
     assert_eq!(hits, told as f64);
-    let line = scene.gateways[0].access_lines();
-    let line = line.iter().find(|line| line["status"] == 429).unwrap();
+    let line = scene.gateways[0].logged_where(|line| line["status"] == 429);
+    let line = line.await;
     assert_eq!(
         (&line["policy"], &line["units"]),
         (&json!("burst"), &json!(0))
@@ -125,7 +122,7 @@ async fn refused_steps_draw_from_the_burst_and_get_its_429_when_it_is_empty() {
         let key = scene.issue("starter").await;
         let client = scene.client(Protocol::Http1);
         let mut seen = BTreeMap::new();
-        let refused = eventually("the burst is used up", DEADLINE, async || {
+        let refused = eventually("the burst is used up", async || {
             let answer = client.call(call.clone().key(&key)).await;
             *seen.entry(answer.status).or_insert(0) += 1;
             (answer.status == 429).then_some(answer)
@@ -156,7 +153,7 @@ async fn an_exhausted_quota_is_told_after_the_burst() {
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    let policies = eventually("the burst is used up", DEADLINE, async || {
+    let policies = eventually("the burst is used up", async || {
         let answer = client.get(&key, MARKETS).await;
         let policies = answer.json()["violated-policies"].clone();
         (policies == json!(["burst"])).then_some(answer)
@@ -164,7 +161,7 @@ async fn an_exhausted_quota_is_told_after_the_burst() {
     .await;
     assert_rate(&policies, "burst", 1, 0);
     // A quota that is used up takes no place among the requests under way.
-    eventually("a token came", DEADLINE, async || {
+    eventually("a token came", async || {
         let answer = client.get(&key, MARKETS).await;
         let policies = answer.json()["violated-policies"].clone();
         assert_ne!(policies, json!(["concurrent"]));
@@ -174,19 +171,23 @@ async fn an_exhausted_quota_is_told_after_the_burst() {
     scene.assert_ledgers_agree().await;
 }
 
-/// A scene in which a `starter` key may have one request under way, and one of a call that the upstream leaves waiting
-/// as long as it carries `X-Stall`.
+/// Has the upstream do this with every call that carries `X-Stall`, and echo the others.
+fn stall(scene: &Scene, by: impl Fn() -> Behaviour + Send + Sync + 'static) {
+    scene
+        .upstream
+        .behave(move |request| match request.values("x-stall").is_empty() {
+            true => Behaviour::Echo,
+            false => by(),
+        });
+}
+
+/// A scene in which a `starter` key may have one request under way, and the upstream leaves those with `X-Stall` waiting.
 async fn one_at_a_time() -> (Scene, IssuedKey) {
     let scene = Scene::builder(TOUCHLINE)
         .tier("starter", "concurrent: 1")
         .start()
         .await;
-    scene
-        .upstream
-        .behave(|request| match request.values("x-stall").is_empty() {
-            true => Behaviour::Echo,
-            false => Behaviour::Stall,
-        });
+    stall(&scene, || Behaviour::Stall);
     let key = scene.issue("starter").await;
     (scene, key)
 }
@@ -197,7 +198,7 @@ fn stalled(key: &IssuedKey) -> Call {
 
 /// Waits until the upstream has seen so many requests.
 async fn upstream_has(scene: &Scene, requests: usize) {
-    eventually("the upstream has it", DEADLINE, async || {
+    eventually("the upstream has it", async || {
         (scene.upstream.count() >= requests).then_some(())
     })
     .await;
@@ -206,7 +207,7 @@ async fn upstream_has(scene: &Scene, requests: usize) {
 /// Waits until the key may have a request again: its place was given back.
 async fn place_is_free(scene: &Scene, key: &IssuedKey, what: &str) {
     let client = scene.client(Protocol::Http1);
-    eventually(what, DEADLINE, async || {
+    eventually(what, async || {
         let answer = client.get(key, MARKETS).await;
         assert!([200, 429].contains(&answer.status), "{what}: {answer:?}");
         (answer.status == 200).then_some(())
@@ -220,12 +221,9 @@ async fn more_requests_at_the_same_time_than_a_tier_allows_are_refused() {
         .tier("starter", "concurrent: 2")
         .start()
         .await;
-    scene
-        .upstream
-        .behave(|request| match request.values("x-stall").is_empty() {
-            true => Behaviour::Echo,
-            false => Behaviour::Delay(Duration::from_secs(4), Box::new(Behaviour::Echo)),
-        });
+    stall(&scene, || {
+        Behaviour::Delay(Duration::from_secs(4), Box::new(Behaviour::Echo))
+    });
     for protocol in Protocol::ALL {
         let before = scene.upstream.count();
         let key = scene.issue("starter").await;
@@ -253,9 +251,8 @@ async fn more_requests_at_the_same_time_than_a_tier_allows_are_refused() {
     }
     let hits = metric(&scene, "touchline_limit_hits_total{limit=\"concurrent\"}").await;
     assert_eq!(hits, 3.0);
-    let lines = scene.gateways[0].access_lines();
-    let line = lines.iter().find(|line| line["status"] == 429).unwrap();
-    assert_eq!(line["policy"], "concurrent");
+    let line = scene.gateways[0].logged_where(|line| line["status"] == 429);
+    assert_eq!(line.await["policy"], "concurrent");
     scene.assert_ledgers_agree().await;
 }
 
@@ -443,15 +440,12 @@ async fn rates_of_a_shadow_tier_refuse_nothing_and_say_what_they_would_have_refu
         )
         .start()
         .await;
-    scene
-        .upstream
-        .behave(|request| match request.values("x-stall").is_empty() {
-            true => Behaviour::Echo,
-            false => Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Echo)),
-        });
+    stall(&scene, || {
+        Behaviour::Delay(Duration::from_secs(2), Box::new(Behaviour::Echo))
+    });
     let (burst, concurrent) = (scene.issue("starter").await, scene.issue("starter").await);
     let client = scene.client(Protocol::Http1);
-    eventually("a burst would have been refused", DEADLINE, async || {
+    eventually("a burst would have been refused", async || {
         assert_eq!(client.get(&burst, MARKETS).await.status, 200);
         let series = "touchline_shadow_refusals_total{refusal=\"burst\",tier=\"starter\"}";
         (metric(&scene, series).await > 0.0).then_some(())
@@ -464,12 +458,9 @@ async fn rates_of_a_shadow_tier_refuse_nothing_and_say_what_they_would_have_refu
         other.get(&concurrent, MARKETS).await
     });
     assert_eq!((first.status, second.status), (200, 200));
-    let line = eventually("the line of the second", DEADLINE, async || {
-        let lines = scene.gateways[0].access_lines();
-        let id = second.header("x-request-id").unwrap();
-        lines.into_iter().find(|line| line["request_id"] == id)
-    })
-    .await;
+    let id = second.header("x-request-id").unwrap();
+    let line = scene.gateways[0].logged_where(|line| line["request_id"] == id);
+    let line = line.await;
     assert_eq!(line["would_refuse"], "concurrent", "{line}");
     assert_eq!((&line["status"], &line["units"]), (&json!(200), &json!(1)));
 }

@@ -3,12 +3,10 @@
 use std::net::SocketAddr;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::Duration;
 
 use harness::process::Process;
 use harness::{Call, Client, Protocol, Scene, eventually};
 
-const START_DEADLINE: Duration = Duration::from_secs(30);
 const PORT_ATTEMPTS: usize = 5;
 
 /// The server; dropping it kills it.
@@ -55,7 +53,7 @@ impl Prometheus {
     }
 
     async fn answers_or_ends(&mut self) -> bool {
-        eventually("prometheus is ready", START_DEADLINE, async || {
+        eventually("prometheus is ready", async || {
             if self.process.ended().is_some() {
                 return Some(false);
             }

@@ -3,7 +3,7 @@
 use harness::client::{HOST, Until};
 use harness::{Call, Protocol, Scene, Store, eventually};
 
-use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits};
+use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than a flood from one address may send before its connections are closed.
 const MANY: usize = 40;
@@ -113,7 +113,7 @@ async fn connections_of_one_address_are_counted() {
     assert!(fourth.try_call(Call::get(MARKETS).key(&key)).await.is_err());
     assert!(limit_hits(&scene, "connections_per_address").await >= 1.0);
     held.pop();
-    eventually("there is room again", DEADLINE, async || {
+    eventually("there is room again", async || {
         let client = scene.client(Protocol::Http1);
         client.try_call(Call::get(MARKETS).key(&key)).await.ok()
     })

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use harness::client::{HOST, Until};
-use harness::{Behaviour, Call, Protocol, Scene, eventually};
+use harness::{Behaviour, Call, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 use super::frames::{GOAWAY, Wire};
-use super::{DEADLINE, MARKETS, TOUCHLINE, limit_hits, metric};
+use super::{MARKETS, TOUCHLINE, limit_hits, metric};
 
 async fn limited(limits: &str) -> Scene {
     let yaml = format!("limits: {{ {limits} }}");
@@ -25,17 +25,17 @@ async fn one_connection_more_than_there_may_be_is_closed_at_once() {
     for _ in 0..3 {
         held.push(TcpStream::connect(scene.gateways[0].http).await.unwrap());
     }
-    eventually("three are counted", DEADLINE, async || {
+    eventually("three are counted", async || {
         (metric(&scene, "touchline_connections ").await > 2.5).then_some(())
     })
     .await;
     let mut fourth = TcpStream::connect(scene.gateways[0].https).await.unwrap();
-    let read = tokio::time::timeout(DEADLINE, fourth.read(&mut [0; 1])).await;
+    let read = tokio::time::timeout(PATIENCE, fourth.read(&mut [0; 1])).await;
     assert!(matches!(read, Ok(Ok(0) | Err(_))), "{read:?}");
     assert!((limit_hits(&scene, "connections").await - 1.0).abs() < 0.5);
     held.pop();
     let key = scene.issue("starter").await;
-    let answer = eventually("there is room again", DEADLINE, async || {
+    let answer = eventually("there is room again", async || {
         scene
             .client(Protocol::Http1Tls)
             .try_call(Call::get(MARKETS).key(&key))

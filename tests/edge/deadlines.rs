@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use harness::client::{HOST, Until};
 use harness::upstream::Script;
-use harness::{Behaviour, IssuedKey, Protocol, Scene, eventually};
+use harness::{Behaviour, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::frames::{Frame, PING, Wire};
-use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits};
+use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
 const LARGE_BODY_BYTES: usize = 16 * 1024 * 1024;
@@ -30,7 +30,7 @@ async fn hasty(limits: &str) -> Scene {
 async fn dribble(mut socket: TcpStream, bytes: &[u8]) -> Vec<u8> {
     let mut said = Vec::new();
     let mut bytes = bytes.iter().cycle();
-    let end = Instant::now() + DEADLINE;
+    let end = Instant::now() + PATIENCE;
     loop {
         assert!(Instant::now() < end, "still open");
         let byte = bytes.next().copied().unwrap();
@@ -55,7 +55,7 @@ async fn connect(scene: &Scene) -> TcpStream {
 /// Reads until the gateway closes.
 async fn closed(mut socket: impl tokio::io::AsyncRead + Unpin) -> Vec<u8> {
     let mut said = Vec::new();
-    let read = tokio::time::timeout(DEADLINE, async {
+    let read = tokio::time::timeout(PATIENCE, async {
         while let Ok(1..) = socket.read_buf(&mut said).await {}
     });
     read.await.expect("the gateway closes");
@@ -228,7 +228,7 @@ async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
         .always(Behaviour::Answer(Script::json(200, &large)));
     let mut socket = connect(&scene).await;
     socket.write_all(get(&key).as_bytes()).await.unwrap();
-    eventually("the gateway gives up", DEADLINE, async || {
+    eventually("the gateway gives up", async || {
         (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
     })
     .await;
@@ -260,7 +260,7 @@ async fn a_client_that_reads_its_answer_too_slowly_loses_the_connection() {
     socket.write_all(get(&key).as_bytes()).await.unwrap();
     tokio::select! {
         _ = read_slowly(&mut socket, 16 * 1024) => {}
-        () = eventually("the gateway gives up", DEADLINE, async || {
+        () = eventually("the gateway gives up", async || {
             (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
         }) => {}
     }
@@ -278,7 +278,7 @@ async fn an_http2_client_that_opens_no_window_loses_the_connection() {
         .always(Behaviour::Answer(Script::json(200, &large)));
     let mut wire = Wire::open(&scene).await;
     wire.get(1, MARKETS, &key.key).await;
-    eventually("the gateway gives up", DEADLINE, async || {
+    eventually("the gateway gives up", async || {
         (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
     })
     .await;

@@ -1,10 +1,8 @@
 //! HTTP/2 by hand: frames as bytes, so that they can be wrong.
 
-use harness::Scene;
+use harness::{PATIENCE, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-
-use super::DEADLINE;
 
 pub const DATA: u8 = 0;
 pub const HEADERS: u8 = 1;
@@ -146,7 +144,7 @@ impl Wire {
 
     /// The next frame; settings and pings are acknowledged. `None` when the gateway has closed.
     pub async fn next(&mut self) -> Option<Frame> {
-        tokio::time::timeout(DEADLINE, self.read_frame())
+        tokio::time::timeout(PATIENCE, self.read_frame())
             .await
             .expect("a frame or the end")
     }

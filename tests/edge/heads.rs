@@ -4,12 +4,11 @@
 use std::time::Duration;
 
 use harness::client::{HOST, Until};
-use harness::{Protocol, Scene, eventually};
-use serde_json::Value;
+use harness::{Protocol, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{DEADLINE, MARKETS, TOUCHLINE, assert_problem, limit_hits, metric};
+use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits, metric};
 
 /// Whole heads, `KEY` standing for a valid key.
 const UNREADABLE: &[&[u8]] = &[
@@ -53,15 +52,6 @@ fn with_key(head: &[u8], key: &str) -> Vec<u8> {
     }
 }
 
-/// Waits for so many lines in the access log.
-async fn lines(scene: &Scene, count: usize) -> Vec<Value> {
-    eventually("the lines are written", DEADLINE, async || {
-        let lines = scene.gateways[0].access_lines();
-        (lines.len() >= count).then_some(lines)
-    })
-    .await
-}
-
 #[tokio::test]
 async fn what_cannot_be_read_in_one_way_only_gets_the_contracts_400_and_the_connection_closes() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
@@ -78,7 +68,7 @@ async fn what_cannot_be_read_in_one_way_only_gets_the_contracts_400_and_the_conn
         }
     }
     let expected = 2 * UNREADABLE.len();
-    let lines = lines(&scene, expected).await;
+    let lines = scene.gateways[0].logged(expected).await;
     assert_eq!(lines.len(), expected);
     for line in &lines {
         assert_eq!(line["outcome"], "BAD_REQUEST", "{line}");
@@ -147,9 +137,8 @@ async fn a_refused_head_keeps_its_request_id_and_is_logged_with_the_time_it_took
     let second = second.replace("mine-1", "mine-2");
     socket.write_all(second.as_bytes()).await.unwrap();
     let _ = socket.read_to_end(&mut Vec::new()).await;
-    let lines = scene.gateways[0].access_lines();
-    let line = lines.iter().find(|line| line["request_id"] == "mine-2");
-    let took = line.unwrap()["duration_ms"].as_f64().unwrap();
+    let line = scene.gateways[0].logged_where(|line| line["request_id"] == "mine-2");
+    let took = line.await["duration_ms"].as_f64().unwrap();
     assert!((1.0..20_000.0).contains(&took), "{took} ms");
 }
 

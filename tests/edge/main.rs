@@ -11,16 +11,12 @@ mod http2_floods;
 mod pipelines;
 mod smuggling;
 
-use std::time::Duration;
-
 use harness::{Answer, Scene};
 
 /// The binary under test.
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 /// An endpoint of every tier.
 const MARKETS: &str = "/api/v1/data/markets";
-/// The longest that something may take on a loaded machine.
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// An error answer in the gateway's own words.
 #[track_caller]

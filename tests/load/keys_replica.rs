@@ -9,14 +9,13 @@
     reason = "a measurement fails by panicking and prints what it found"
 )]
 
-use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::redis::{RedisStore, Settings, open};
 use touchline::store::{NodeName, Role, Store};
 
@@ -163,20 +162,12 @@ async fn wait_until(ready: impl Fn() -> bool) {
 
 fn record(number: usize) -> KeyRecord {
     let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
+    let issued = LastChange::first(Action::Issue, "tester@here");
     KeyRecord {
-        id: key.id(),
-        customer: format!("Customer {number}"),
         label: Some("backend".into()),
-        tier: "pro".parse().unwrap(),
-        state: KeyState::Active,
-        expires: None,
-        digest: key.digest(),
-        previous: None,
-        grants: BTreeMap::new(),
-        created: jiff::Timestamp::now(),
-        updated: jiff::Timestamp::now(),
         version: 1,
-        last_change: LastChange::first(Action::Issue, "tester@here"),
+        ..KeyRecord::new(&key, format!("Customer {number}"), tier, now, issued)
     }
 }
 

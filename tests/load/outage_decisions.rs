@@ -20,7 +20,7 @@ use harness::{Protocol, Scene, Store as SceneStore};
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
-use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
 
@@ -172,19 +172,10 @@ fn today() -> Day {
 
 fn record() -> KeyRecord {
     let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
+    let issued = LastChange::first(Action::Issue, "tester@here");
     KeyRecord {
-        id: key.id(),
-        customer: "Customer".into(),
-        label: None,
-        tier: "pro".parse().unwrap(),
-        state: KeyState::Active,
-        expires: None,
-        digest: key.digest(),
-        previous: None,
-        grants: std::collections::BTreeMap::new(),
-        created: jiff::Timestamp::now(),
-        updated: jiff::Timestamp::now(),
         version: 1,
-        last_change: LastChange::first(Action::Issue, "tester@here"),
+        ..KeyRecord::new(&key, "Customer", tier, now, issued)
     }
 }

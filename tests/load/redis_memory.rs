@@ -18,7 +18,7 @@ use harness::RedisServer;
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
 
@@ -150,19 +150,10 @@ fn today() -> Day {
 
 fn record() -> KeyRecord {
     let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
+    let issued = LastChange::first(Action::Issue, "tester@here");
     KeyRecord {
-        id: key.id(),
-        customer: "A customer with a name".into(),
         label: Some("backend".into()),
-        tier: "pro".parse().unwrap(),
-        state: KeyState::Active,
-        expires: None,
-        digest: key.digest(),
-        previous: None,
-        grants: std::collections::BTreeMap::new(),
-        created: jiff::Timestamp::now(),
-        updated: jiff::Timestamp::now(),
-        version: 0,
-        last_change: LastChange::first(Action::Issue, "tester@here"),
+        ..KeyRecord::new(&key, "A customer with a name", tier, now, issued)
     }
 }

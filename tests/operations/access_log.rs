@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use harness::client::Until;
-use harness::{AccessLogSpec, Behaviour, Call, Protocol, Scene, eventually};
+use harness::{AccessLogSpec, Behaviour, Call, Protocol, Scene};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, MARKETS, RANKINGS, TOUCHLINE};
+use super::{MARKETS, RANKINGS, TOUCHLINE};
 
 const FIELDS: [&str; 17] = [
     "time",
@@ -28,14 +28,6 @@ const FIELDS: [&str; 17] = [
     "bytes_sent",
 ];
 
-async fn lines(scene: &Scene, count: usize) -> Vec<Value> {
-    eventually("the lines are written", DEADLINE, async || {
-        let lines = scene.gateways[0].access_lines();
-        (lines.len() >= count).then_some(lines)
-    })
-    .await
-}
-
 #[tokio::test]
 async fn a_line_has_every_field_of_its_request() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
@@ -51,7 +43,7 @@ async fn a_line_has_every_field_of_its_request() {
         client.get(&key, MARKETS).await;
         scene.upstream.always(Behaviour::Echo);
     }
-    let lines = lines(&scene, 12).await;
+    let lines = scene.gateways[0].logged(12).await;
     assert_eq!(lines.len(), 12);
     let answered: Vec<String> = {
         let entries = scene.client_ledger().entries();
@@ -155,7 +147,7 @@ async fn hostile_requests_leave_one_line_each_and_no_key() {
         .iter()
         .filter(|entry| entry.answer_text.contains("x-request-id"))
         .count();
-    let lines = lines(&scene, expected).await;
+    let lines = scene.gateways[0].logged(expected).await;
     assert_eq!(lines.len(), expected);
     let ids: BTreeSet<&str> = lines
         .iter()
@@ -185,6 +177,6 @@ async fn the_access_log_goes_to_standard_output_where_it_is_asked_to() {
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     assert_eq!(client.get(&key, RANKINGS).await.status, 403);
-    assert_eq!(lines(&scene, 2).await.len(), 2);
+    assert_eq!(scene.gateways[0].logged(2).await.len(), 2);
     scene.assert_ledgers_agree().await;
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use harness::{Answer, Call, Client, Protocol, Scene, Store, eventually};
 
-use super::{DEADLINE, STORES, TOUCHLINE};
+use super::{STORES, TOUCHLINE};
 
 async fn ask(scene: &Scene, method: &str, path: &str) -> Answer {
     let address = scene.gateways[0].admin;
@@ -64,7 +64,7 @@ async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_says_why() {
         } else {
             redis.stop();
         }
-        let body = eventually("not ready", DEADLINE, async || {
+        let body = eventually("not ready", async || {
             let ready = ask(&scene, "GET", "/readyz").await;
             (ready.status == 503).then(|| ready.json())
         })
@@ -79,7 +79,7 @@ async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_says_why() {
         } else {
             redis.resume();
         }
-        eventually("ready again", DEADLINE, async || {
+        eventually("ready again", async || {
             let ready = ask(&scene, "GET", "/readyz").await;
             (ready.status == 200).then_some(())
         })

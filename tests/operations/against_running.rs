@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use harness::{Protocol, Scene, eventually};
 use serde_json::Value;
 
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_on};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_on};
 
 /// A next file beside the one that runs.
 fn next(scene: &Scene, text: &str) -> PathBuf {
@@ -99,7 +99,7 @@ async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_h
 
         scene.spec = spec;
         scene.gateways[0].configure(&scene.spec);
-        eventually("the file is applied", DEADLINE, async || {
+        eventually("the file is applied", async || {
             (client.get(&idle, RANKINGS).await.status == 200).then_some(())
         })
         .await;
@@ -161,7 +161,7 @@ async fn a_gateway_with_a_token_is_asked_with_the_token_of_the_file() {
     assert!(said.contains("listen.admin.token"), "{said}");
     assert!(!said.contains("0123456789abcdef"), "{said}");
     scene.gateways[0].put_file(&with);
-    eventually("the token is needed", DEADLINE, async || {
+    eventually("the token is needed", async || {
         (scene.admin(0, "/config").await.0 == 401).then_some(())
     })
     .await;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use harness::{Allowances, Behaviour, Call, Protocol, Scene, eventually};
+use harness::{Allowances, Behaviour, Call, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::AsyncReadExt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use super::{DEADLINE, MARKETS, STORES, TOUCHLINE};
+use super::{MARKETS, STORES, TOUCHLINE};
 
 /// Well below `limits.shutdown_grace` of 20 s.
 const AT_ONCE: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ const AT_ONCE: Duration = Duration::from_secs(5);
 async fn refuses_connections(scene: &Scene) {
     let gateway = &scene.gateways[0];
     for address in [gateway.http, gateway.https] {
-        eventually("new connections are refused", DEADLINE, async || {
+        eventually("new connections are refused", async || {
             TcpStream::connect(address).await.err()
         })
         .await;
@@ -25,7 +25,7 @@ async fn refuses_connections(scene: &Scene) {
 }
 
 async fn arrived(scene: &Scene, requests: usize) {
-    eventually("the requests are at the upstream", DEADLINE, async || {
+    eventually("the requests are at the upstream", async || {
         (scene.upstream.count() == requests).then_some(())
     })
     .await;
@@ -59,7 +59,7 @@ async fn a_gateway_told_to_stop_finishes_what_is_in_flight_and_takes_nothing_new
         for answer in in_flight.join_all().await {
             assert!(answer.status == 200 && answer.complete, "{answer:?}");
         }
-        let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+        let status = scene.gateways[0].process().wait_for_end(PATIENCE);
         assert_eq!(status.unwrap().code(), Some(0));
         scene.assert_ledgers_agree().await;
     }
@@ -95,7 +95,7 @@ async fn idle_connections_are_closed_and_busy_ones_after_their_answer() {
     let answer = String::from_utf8(answer).unwrap().to_lowercase();
     assert!(answer.starts_with("http/1.1 200 "), "{answer}");
     assert!(answer.contains("\r\nconnection: close\r\n"), "{answer}");
-    let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
 }
 
@@ -128,7 +128,7 @@ async fn a_second_signal_ends_the_gateway_at_once() {
     refuses_connections(&scene).await;
     let began = Instant::now();
     scene.gateways[0].process().ask_to_end();
-    let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
     assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     assert!(in_flight.await.unwrap().is_err());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use harness::{IssuedKey, Protocol, Scene, Store, eventually};
 use serde_json::{Value, json};
 
-use super::{DEADLINE, MARKETS, Ran, STORES, TOUCHLINE, run_beside};
+use super::{MARKETS, Ran, STORES, TOUCHLINE, run_beside};
 
 /// Keys of a large file.
 const MANY: usize = 100_000;
@@ -312,7 +312,7 @@ async fn many_keys_are_imported_while_a_gateway_charges_and_come_out_as_they_wen
             json!({"imported": MANY, "present": 0, "dry_run": false})
         );
         assert_eq!(imported(&scene, &path).await["present"], MANY);
-        eventually("the gateway has all keys", DEADLINE, async || {
+        eventually("the gateway has all keys", async || {
             (keys_of(&scene).await == MANY + 1).then_some(())
         })
         .await;
@@ -386,7 +386,7 @@ async fn an_import_that_was_killed_is_completed_by_importing_again() {
                 .spawn()
                 .unwrap();
             let before = written;
-            eventually("the import goes on", DEADLINE * 6, async || {
+            eventually("the import goes on", async || {
                 written = keys_of(&scene).await;
                 (written > before || process.try_wait().unwrap().is_some()).then_some(())
             })
@@ -408,7 +408,7 @@ async fn an_import_that_was_killed_is_completed_by_importing_again() {
             "{outcome}"
         );
         assert_eq!(compared(&export(&scene).await, "").len(), SOME);
-        eventually("the gateway has all keys", DEADLINE, async || {
+        eventually("the gateway has all keys", async || {
             (keys_of(&scene).await == SOME).then_some(())
         })
         .await;

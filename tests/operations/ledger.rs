@@ -6,7 +6,7 @@ use harness::upstream::Script;
 use harness::{Allowances, Behaviour, Call, IssuedKey, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
 
 const INSIGHTS: &str = "/api/v1/data/insights";
 const FIXTURE: &str = "/api/v1/data/predictions/{fixture_id}";
@@ -87,7 +87,7 @@ async fn a_day_of_mixed_traffic_and_a_rotation_reconciles_with_what_the_upstream
         let failed = insights.iter().filter(|status| **status == 500).count() as u64;
         assert!((1..30).contains(&failed), "{insights:?}");
 
-        let proof = eventually("all is written", DEADLINE, async || {
+        let proof = eventually("all is written", async || {
             let verdict = verdict(&scene, 0).await;
             let total = report(&scene, &[]).await["total"].clone();
             let refused = total["refused_quota"] == 6 && total["refused_method"] == 2;
@@ -193,7 +193,7 @@ async fn a_months_invoice_lists_days_units_and_prices_by_customer_key_and_tier()
         for _ in 0..2 {
             assert_eq!(client.get(&moved, INSIGHTS).await.status, 200);
         }
-        let day = eventually("the ledger is written", DEADLINE, async || {
+        let day = eventually("the ledger is written", async || {
             let day = report(&scene, &["--key", &moved.id]).await["days"][0].clone();
             (day["used"] == 3 && day["unattributed"] == 0).then_some(day)
         })
@@ -274,7 +274,7 @@ async fn the_ledger_reconciles_after_a_gateway_was_killed_and_its_disk_is_gone()
                 while client.try_call(Call::get(MARKETS).key(&key)).await.is_ok() {}
             });
         }
-        eventually("the gateway is under load", DEADLINE, async || {
+        eventually("the gateway is under load", async || {
             (scene.client_ledger().entries().len() > 100).then_some(())
         })
         .await;

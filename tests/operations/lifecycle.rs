@@ -10,7 +10,7 @@ use harness::{Allowances, Answer, IssuedKey, Protocol, Scene, SceneBuilder, Stor
 use serde_json::Value;
 use tokio::task::JoinSet;
 
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
 
 const INSIGHTS: &str = "/api/v1/data/insights";
 
@@ -97,12 +97,12 @@ async fn the_old_secret_ends_with_its_overlap() {
         let mut scene = builder(store).start().await;
         let old = scene.issue("starter").await;
         let new = scene.rotate(&old, &["--overlap", "2s"]).await;
-        eventually("the overlap is over", DEADLINE, async || {
+        eventually("the overlap is over", async || {
             let answer = call(&scene, 0, &old, MARKETS).await;
             (answer.status == 401).then_some(())
         })
         .await;
-        eventually("it is on the other gateway", DEADLINE, async || {
+        eventually("it is on the other gateway", async || {
             let answer = call(&scene, 1, &old, MARKETS).await;
             (answer.status == 401).then_some(())
         })
@@ -137,7 +137,7 @@ async fn a_rotation_under_load_refuses_nobody_and_counts_everything_once() {
                 }
             });
         }
-        eventually("the load runs", DEADLINE, async || {
+        eventually("the load runs", async || {
             (served.load(Ordering::Relaxed) > 50).then_some(())
         })
         .await;
@@ -254,7 +254,7 @@ async fn a_downgrade_below_what_was_used_refuses_until_the_next_day() {
             (&4.into(), &0.into())
         );
         scene.clock().set_before_midnight(Duration::ZERO);
-        eventually("the next day has begun", DEADLINE, async || {
+        eventually("the next day has begun", async || {
             let answer = call(&scene, 0, &key, MARKETS).await;
             (answer.status == 200).then_some(())
         })
@@ -297,7 +297,7 @@ async fn a_grant_raises_the_limit_at_once_and_only_for_its_day() {
         assert_eq!(answer.number("x-ratelimit-limit"), Some(5));
 
         scene.clock().set_before_midnight(Duration::ZERO);
-        let answer = eventually("the next day has begun", DEADLINE, async || {
+        let answer = eventually("the next day has begun", async || {
             let answer = call(&scene, 0, &key, MARKETS).await;
             (answer.number("x-ratelimit-limit") == Some(2)).then_some(answer)
         })

@@ -29,7 +29,6 @@ mod zone;
 
 use std::path::Path;
 use std::process::Output;
-use std::time::Duration;
 
 use harness::{Gateway, Store};
 
@@ -39,8 +38,6 @@ const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
 /// An endpoint of the enterprise tier only.
 const RANKINGS: &str = "/api/v1/data/rankings";
-/// How long anything that is about to happen may take.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Both stores.
 const STORES: [Store; 2] = [Store::Embedded, Store::Redis];
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, eventually};
 
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
 
 /// Every series with its value.
 async fn series(scene: &Scene) -> BTreeMap<String, f64> {
@@ -21,7 +21,7 @@ async fn series(scene: &Scene) -> BTreeMap<String, f64> {
 
 /// Waits until so many requests are counted; they are a moment after their answers.
 async fn counted(scene: &Scene, requests: f64) -> BTreeMap<String, f64> {
-    eventually("all requests are counted", DEADLINE, async || {
+    eventually("all requests are counted", async || {
         let series = series(scene).await;
         let total: f64 = series
             .iter()

@@ -8,7 +8,7 @@ use harness::{Behaviour, Call, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
 use super::certificates::write_pair;
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
 
 /// The part of `/readyz` about the configuration.
 async fn config_of(scene: &Scene) -> Value {
@@ -20,7 +20,7 @@ async fn config_of(scene: &Scene) -> Value {
 
 /// Waits until another configuration than that of `before` runs and nothing is refused.
 async fn applied_after(scene: &Scene, before: &Value) -> Value {
-    eventually("another configuration is applied", DEADLINE, async || {
+    eventually("another configuration is applied", async || {
         let config = config_of(scene).await;
         (config["hash"] != before["hash"] && config["refused"].is_null()).then_some(config)
     })
@@ -29,7 +29,7 @@ async fn applied_after(scene: &Scene, before: &Value) -> Value {
 
 /// Waits until a file is refused for a reason with all of `words`; the reason.
 async fn refused_with(scene: &Scene, words: &[&str]) -> String {
-    eventually(&format!("refused: {words:?}"), DEADLINE, async || {
+    eventually(&format!("refused: {words:?}"), async || {
         let config = config_of(scene).await;
         let reason = config["refused"]["reason"].as_str()?.to_owned();
         words
@@ -191,7 +191,7 @@ async fn a_hangup_signal_has_the_file_read_again() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     for reloads in 1..=3 {
         scene.gateways[0].process().hang_up();
-        eventually("read again", DEADLINE, async || {
+        eventually("read again", async || {
             let name = "touchline_config_reloads_total{outcome=\"applied\"}";
             (sample(&scene, name).await == Some(f64::from(reloads))).then_some(())
         })
@@ -232,7 +232,7 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_w
     std::fs::remove_file(&scene.gateways[0].config).unwrap();
     refused_with(&scene, &["cannot read the file"]).await;
     scene.gateways[0].put_file(&good);
-    let after = eventually("the good file is in force again", DEADLINE, async || {
+    let after = eventually("the good file is in force again", async || {
         let config = config_of(&scene).await;
         config["refused"].is_null().then_some(config)
     })
@@ -360,7 +360,7 @@ async fn a_request_under_way_ends_under_the_configuration_it_began_with() {
     let client = scene.client(Protocol::Http1);
     let call = Call::get(RANKINGS).key(&key);
     let under_way = tokio::spawn(async move { client.call(call).await });
-    eventually("at the upstream", DEADLINE, async || {
+    eventually("at the upstream", async || {
         (scene.upstream.count() == 1).then_some(())
     })
     .await;
@@ -432,19 +432,15 @@ async fn renewed_certificate_files_are_presented_from_the_next_handshake_on() {
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     let refused = || scene.gateways[0].output().contains("does not belong");
     put(&second.certificate, &names.0);
-    eventually(
-        "a pair that does not match is refused",
-        DEADLINE,
-        async || refused().then_some(()),
-    )
+    eventually("a pair that does not match is refused", async || {
+        refused().then_some(())
+    })
     .await;
     assert_eq!(client.presented_certificate().await, first.der);
     put(&second.key, &names.1);
-    eventually(
-        "the renewed certificate is presented",
-        DEADLINE,
-        async || (client.presented_certificate().await == second.der).then_some(()),
-    )
+    eventually("the renewed certificate is presented", async || {
+        (client.presented_certificate().await == second.der).then_some(())
+    })
     .await;
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     assert!(config_of(&scene).await["refused"].is_null());
@@ -484,7 +480,7 @@ async fn log_level_format_and_the_access_logs_place_change_live() {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         text.lines().count()
     };
-    eventually("the second line is elsewhere", DEADLINE, async || {
+    eventually("the second line is elsewhere", async || {
         (written(&elsewhere) == 1).then_some(())
     })
     .await;
@@ -514,7 +510,7 @@ async fn log_level_format_and_the_access_logs_place_change_live() {
         .put_file(&text.replace(elsewhere.to_str().unwrap(), nowhere.to_str().unwrap()));
     refused_with(&scene, &["logging.access_log", "no/such/directory"]).await;
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    eventually("the third line is elsewhere too", DEADLINE, async || {
+    eventually("the third line is elsewhere too", async || {
         (written(&elsewhere) == 2).then_some(())
     })
     .await;

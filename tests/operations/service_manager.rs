@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use harness::process::Process;
-use harness::{GatewaySpec, StoreSpec};
+use harness::{GatewaySpec, PATIENCE, StoreSpec};
 
-use super::{DEADLINE, TOUCHLINE};
+use super::TOUCHLINE;
 
 /// What is said next.
 fn heard(socket: &UnixDatagram) -> String {
@@ -26,7 +26,7 @@ fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path();
     let socket = UnixDatagram::bind(at.join("notify")).unwrap();
-    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
     let config = at.join("gateway.yaml");
     let good = spec(at).yaml(&at.join("access.log"));
     std::fs::write(&config, &good).unwrap();
@@ -58,6 +58,6 @@ fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
     while !last.starts_with("STOPPING=1") {
         last = heard(&socket);
     }
-    let status = gateway.wait_for_end(DEADLINE).unwrap();
+    let status = gateway.wait_for_end(PATIENCE).unwrap();
     assert_eq!(status.code(), Some(0), "{}", gateway.output());
 }

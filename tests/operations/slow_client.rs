@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use harness::upstream::Outcome;
 use harness::{Allowances, Behaviour, Protocol, Scene, eventually};
 
-use super::{DEADLINE, MARKETS, STORES, TOUCHLINE};
+use super::{MARKETS, STORES, TOUCHLINE};
 
 #[tokio::test]
 async fn an_answer_cut_while_the_gateway_waited_for_the_client_is_charged() {
@@ -18,7 +18,7 @@ async fn an_answer_cut_while_the_gateway_waited_for_the_client_is_charged() {
             "GET {MARKETS} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\nX-Request-Id: {id}\r\n\r\n",
             key.key
         );
-        let broken_off = eventually("the upstream has broken off", DEADLINE, async || {
+        let broken_off = eventually("the upstream has broken off", async || {
             let recorded = scene.upstream.recorded_as(&id);
             (recorded.first()?.outcome == Outcome::Cut).then_some(())
         });

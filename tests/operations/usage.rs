@@ -3,7 +3,7 @@
 use harness::{IssuedKey, Protocol, Scene, Store, eventually};
 use serde_json::Value;
 
-use super::{DEADLINE, MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE, run_beside};
 
 const NUMBERS: &str = "used,requests,charged,refunded,unattributed,over,adjusted,refused_tier,refused_quota,\
                        refused_burst,refused_concurrent,refused_not_found,refused_method";
@@ -25,7 +25,7 @@ async fn busy_scene(store: Store) -> (Scene, IssuedKey, IssuedKey) {
         assert_eq!(client.get(key, target).await.status, status);
     }
     // Used units are exact at once; what happened at which endpoint is written behind the answers.
-    eventually("the ledger is written", DEADLINE, async || {
+    eventually("the ledger is written", async || {
         let total = report(&scene, &["--by", "day"]).await["total"].clone();
         (total["requests"] == 5 && total["refused_tier"] == 1).then_some(())
     })

@@ -1,7 +1,5 @@
 //! A gateway killed under load has lost nothing that it had answered.
 
-use std::time::Duration;
-
 use harness::client::Ending;
 use harness::{Allowances, Call, IssuedKey, Protocol, Scene, eventually};
 use tokio::task::JoinSet;
@@ -29,11 +27,9 @@ async fn round(scene: &mut Scene, key: &IssuedKey) {
             }
         });
     }
-    eventually(
-        "the gateway is under load",
-        Duration::from_secs(20),
-        async || (scene.client_ledger().entries().len() >= before + ANSWERS).then_some(()),
-    )
+    eventually("the gateway is under load", async || {
+        (scene.client_ledger().entries().len() >= before + ANSWERS).then_some(())
+    })
     .await;
     scene.gateways[0].kill9();
     clients.join_all().await;

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use harness::upstream::Recorded;
 use harness::{
@@ -18,8 +17,6 @@ use super::{MARKETS, TOUCHLINE};
 
 const STORES: [Store; 2] = [Store::Embedded, Store::Redis];
 const LIMIT: u64 = 40;
-/// Longer than a lease of a gateway that died, and the pauses between some attempts.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// The example of the Standard Webhooks specification.
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -110,7 +107,7 @@ fn ids(events: &[String], key: &IssuedKey) -> Vec<String> {
 
 async fn expect_counted(scene: &Scene, expected: &[(u64, u64)]) {
     let expected: BTreeMap<u64, u64> = expected.iter().copied().collect();
-    eventually("every share is counted", DEADLINE, async || {
+    eventually("every share is counted", async || {
         (counted(scene).await == expected).then_some(())
     })
     .await;
@@ -186,7 +183,7 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
         let mut scene = telling(store, &receiver).start().await;
         let key = scene.issue("starter").await;
         assert_eq!(calls(&scene, &key, 32).await, 32);
-        eventually("it was refused twice", DEADLINE, async || {
+        eventually("it was refused twice", async || {
             (refused.load(Ordering::SeqCst) >= 2).then_some(())
         })
         .await;
@@ -194,7 +191,7 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
         killed.store(1, Ordering::SeqCst);
         let before = receiver.take();
         scene.gateways[0].restart().await;
-        let delivered = eventually("it is delivered", DEADLINE, async || {
+        let delivered = eventually("it is delivered", async || {
             receiver.recorded().first().cloned()
         })
         .await;
@@ -216,7 +213,7 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
         }
         // It was taken: it is not sent again, and what comes next is.
         assert_eq!(calls(&scene, &key, 8).await, 8);
-        eventually("the others are delivered", DEADLINE, async || {
+        eventually("the others are delivered", async || {
             (receiver.count() >= 3).then_some(())
         })
         .await;
@@ -227,7 +224,7 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
             .collect();
         shares.sort_unstable();
         assert_eq!(shares, [80, 95, 100]);
-        eventually("nothing is left", DEADLINE, async || {
+        eventually("nothing is left", async || {
             let (_, text) = scene.admin(0, "/metrics").await;
             text.lines()
                 .any(|line| line == "touchline_webhook_pending 0")
@@ -260,12 +257,12 @@ async fn three_gateways_deliver_each_event_once_where_nothing_fails() {
         for key in &keys {
             assert_eq!(calls(&scene, key, 50).await, 40);
         }
-        eventually("all are delivered", DEADLINE, async || {
+        eventually("all are delivered", async || {
             (receiver.count() >= 9).then_some(())
         })
         .await;
         // The store forgets a delivered event behind its delivery.
-        eventually("nothing is left", DEADLINE, async || {
+        eventually("nothing is left", async || {
             let mut pending = 0;
             for gateway in 0..3 {
                 let (_, text) = scene.admin(gateway, "/metrics").await;
@@ -299,7 +296,7 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
     assert_eq!(calls(&scene, &key, 40).await, 40);
     expect_counted(&scene, &[(80, 1), (95, 1), (100, 1)]).await;
     let events = logged(&scene);
-    eventually("all are delivered", DEADLINE, async || {
+    eventually("all are delivered", async || {
         (receiver.count() >= 3).then_some(())
     })
     .await;
@@ -309,7 +306,7 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
         "touchline:{{events}}:claimed:{}",
         events[0].split('_').nth(1).unwrap()
     );
-    eventually("the claims are back", DEADLINE, async || {
+    eventually("the claims are back", async || {
         (redis.command(&["HLEN", &claims]).await.ok()? == ":3\r\n").then_some(())
     })
     .await;
@@ -317,7 +314,7 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
     scene.gateways[0].kill9();
     scene.gateways[0].restart().await;
     assert_eq!(calls(&scene, &key, 30).await, 0);
-    eventually("the key is exhausted again for all", DEADLINE, async || {
+    eventually("the key is exhausted again for all", async || {
         (scene.used(&key).await == LIMIT).then_some(())
     })
     .await;
@@ -349,7 +346,7 @@ async fn a_share_that_was_passed_without_redis_is_told_when_it_is_back() {
     scene.redis.as_mut().unwrap().kill9();
     assert_eq!(calls(&scene, &key, 25).await, 25);
     scene.redis.as_mut().unwrap().restart().await;
-    let delivered = eventually("it is delivered", DEADLINE, async || {
+    let delivered = eventually("it is delivered", async || {
         receiver.recorded().first().cloned()
     })
     .await;
@@ -380,7 +377,7 @@ async fn what_a_gateway_had_claimed_that_is_gone_with_the_data_of_redis_is_told_
     redis.command(&["FLUSHALL"]).await.unwrap();
     let first = logged(&scene);
     assert_eq!(first.len(), 1, "{first:?}");
-    eventually("it is told again, by the same id", DEADLINE, async || {
+    eventually("it is told again, by the same id", async || {
         other.get(&key, MARKETS).await;
         let again = logged(&scene)
             .iter()

@@ -7,8 +7,6 @@ use harness::{Allowances, Answer, Behaviour, Call, IssuedKey, Protocol, Scene, S
 
 use super::{MARKETS, TOUCHLINE};
 
-const DEADLINE: Duration = Duration::from_secs(10);
-
 async fn scene(store: Store) -> (Scene, IssuedKey) {
     let scene = Scene::builder(TOUCHLINE)
         .store(store)
@@ -116,18 +114,8 @@ async fn a_retry_on_a_stale_pooled_connection_is_charged_once() {
     }
 }
 
-/// Waits until the gateway has written down how that call ended.
-async fn is_logged(scene: &Scene, id: &str) {
-    eventually("the access log has the call", DEADLINE, async || {
-        let lines = scene.gateways[0].access_lines();
-        lines.iter().find(|line| line["request_id"] == id)?;
-        Some(())
-    })
-    .await;
-}
-
 async fn arrived(scene: &Scene, requests: usize) {
-    eventually("the request is at the upstream", DEADLINE, async || {
+    eventually("the request is at the upstream", async || {
         (scene.upstream.count() == requests).then_some(())
     })
     .await;
@@ -145,7 +133,9 @@ async fn a_client_that_hangs_up_is_charged() {
             let id = client
                 .call_and_hang_up(call, arrived(&scene, calls + 1))
                 .await;
-            is_logged(&scene, &id).await;
+            scene.gateways[0]
+                .logged_where(|line| line["request_id"] == id)
+                .await;
         }
         scene.expect_used(&key, 3).await;
         scene.assert_ledgers_agree().await;
@@ -173,7 +163,9 @@ async fn a_client_that_hangs_up_on_a_slow_upstream_is_refunded() {
                 .client(protocol)
                 .call_and_hang_up(call, patience)
                 .await;
-            is_logged(&scene, &id).await;
+            scene.gateways[0]
+                .logged_where(|line| line["request_id"] == id)
+                .await;
             refunded.insert(id);
         }
         scene.expect_used(&key, 0).await;

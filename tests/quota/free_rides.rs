@@ -121,7 +121,7 @@ async fn a_slowly_read_answer_does_not_cost_the_next_one_its_refund() {
         .unwrap();
     let _ = socket.read_to_end(&mut Vec::new()).await;
     scene.expect_used(&key, 1).await;
-    let lines = scene.gateways[0].access_lines();
+    let lines = scene.gateways[0].logged(2).await;
     assert_eq!(lines.last().unwrap()["outcome"], "cut");
 }
 

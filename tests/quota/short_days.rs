@@ -16,7 +16,7 @@ use touchline::clock::Clock;
 use touchline::config::Config;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
-use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
 use touchline::proxy::admission::{Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
@@ -58,21 +58,8 @@ async fn gate(store: &str, calendar: &Calendar, name: &str) -> Arc<Gate> {
 async fn issue(store: &Arc<dyn Store>) -> ApiKey {
     let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
     let now = Timestamp::now();
-    let record = KeyRecord {
-        id: key.id(),
-        customer: "Acme".into(),
-        label: None,
-        tier: "starter".parse().unwrap(),
-        state: KeyState::Active,
-        expires: None,
-        digest: key.digest(),
-        previous: None,
-        grants: BTreeMap::new(),
-        created: now,
-        updated: now,
-        version: 0,
-        last_change: LastChange::first(Action::Issue, "tester@here"),
-    };
+    let issued = LastChange::first(Action::Issue, "tester@here");
+    let record = KeyRecord::new(&key, "Acme", "starter".parse().unwrap(), now, issued);
     let (_, mark) = store.create_key(record).await.unwrap();
     assert_eq!(
         store

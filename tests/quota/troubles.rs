@@ -2,14 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use harness::{Call, IssuedKey, Protocol, Scene, Store, eventually};
 
 use super::{MARKETS, TOUCHLINE};
 
 const CALLS: usize = 40;
-const DEADLINE: Duration = Duration::from_secs(30);
 
 async fn readiness(scene: &Scene) -> (u16, serde_json::Value) {
     let (status, body) = scene.admin(0, "/readyz").await;
@@ -17,7 +15,7 @@ async fn readiness(scene: &Scene) -> (u16, serde_json::Value) {
 }
 
 async fn becomes(scene: &Scene, status: &str) {
-    eventually(&format!("it says {status}"), DEADLINE, async || {
+    eventually(&format!("it says {status}"), async || {
         (readiness(scene).await.1["status"] == status).then_some(())
     })
     .await;
@@ -113,7 +111,7 @@ async fn restarted_with_a_little_lost(persistence: Persistence) {
     }
     scene.redis.as_mut().unwrap().restart().await;
     for gateway in [0, 1] {
-        eventually("both are back", DEADLINE, async || {
+        eventually("both are back", async || {
             let (_, body) = scene.admin(gateway, "/readyz").await;
             body.contains("\"ready\"").then_some(())
         })
@@ -229,14 +227,14 @@ async fn a_full_journal_disk_denies_says_so_and_recovers_when_there_is_room() {
     disk.fill(&mut scene);
     // While Redis answers nobody is refused for it.
     served(&scene, 0, &key, CALLS).await;
-    eventually("the journal is known to fail", DEADLINE, async || {
+    eventually("the journal is known to fail", async || {
         let (status, told) = readiness(&scene).await;
         assert_eq!(status, 200, "{told}");
         (told["without_store"] == "journal_failed").then_some(())
     })
     .await;
     scene.redis.as_mut().unwrap().stop();
-    eventually("Redis is away", DEADLINE, async || {
+    eventually("Redis is away", async || {
         let answer = scene
             .client(Protocol::Http1)
             .call(Call::get(MARKETS).key(&key))

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use harness::SLACK;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 use touchline::clock::Clock;
@@ -170,10 +171,11 @@ async fn while_one_master_hangs_the_keys_of_the_others_are_charged() {
     })
     .await;
     assert!(!store.health().up);
-    // The cluster as a whole stops serving only when it has noticed, 1.5 s later.
     let asked = Instant::now();
-    granted(store.charge(charge(&here, today(), LIMIT, 1)).await);
-    assert!(asked.elapsed() < Duration::from_millis(300));
+    for _ in 0..100 {
+        granted(store.charge(charge(&here, today(), LIMIT, 1)).await);
+    }
+    assert!(asked.elapsed() < SLACK, "they wait for no other master");
     set.nodes[2].resume();
     eventually("all is well again", async || {
         let decision = store.charge(charge(&there, today(), LIMIT, 1)).await;

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use harness::SLACK;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
@@ -17,9 +18,8 @@ use crate::redis_server::RedisServer;
 use crate::suite::{ZONE, charge, eventually, granted, issue, today};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
-/// What is promised, and what a loaded machine is allowed beside it.
+/// What is promised.
 const RETURNS_WITHIN: Duration = Duration::from_secs(2);
-const SLACK: Duration = Duration::from_secs(3);
 const LIMIT: u64 = 10_000;
 
 async fn gateway(url: String, directory: &Path, clock: Clock) -> Arc<RedisStore> {

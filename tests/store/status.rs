@@ -1,14 +1,11 @@
 //! `touchline store status`, `WAIT`, and what operators are told.
 
-use std::time::Duration;
-
 use harness::{Protocol, Scene, Store as SceneStore, eventually};
 use serde_json::Value;
 
 use crate::redis_server::RedisServer;
 
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
-const PATIENCE: Duration = Duration::from_secs(20);
 const MARKETS: &str = "/api/v1/data/markets";
 
 async fn status(scene: &Scene) -> Value {
@@ -32,7 +29,7 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
         .await;
     let key = scene.issue("pro").await;
     let redis = scene.redis.as_ref().unwrap();
-    let told = eventually("both gateways are current", PATIENCE, async || {
+    let told = eventually("both gateways are current", async || {
         let told = status(&scene).await;
         let gateways = told["gateways"].as_array()?;
         let current = gateways
@@ -135,7 +132,7 @@ async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
         .exec_async(&mut replica.connect().await)
         .await
         .unwrap();
-    eventually("the replica is in step", PATIENCE, async || {
+    eventually("the replica is in step", async || {
         let info = master.command(&["INFO", "replication"]).await.ok()?;
         info.contains("state=online").then_some(())
     })
@@ -168,7 +165,7 @@ async fn the_status_tells_each_gateways_breaker_journal_and_clock() {
     }
     std::fs::create_dir(&journal).unwrap();
     scene.gateways[1].restart().await;
-    let told = eventually("both gateways tell", PATIENCE, async || {
+    let told = eventually("both gateways tell", async || {
         let told = status(&scene).await;
         let gateways = told["gateways"].as_array()?;
         let failed = gateways

@@ -5,21 +5,19 @@
 //! store compares days with its own; what needs an injected clock is in the store's own file. A handle stands for a
 //! process: facts that speak of two processes open two handles.
 
-use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::{Arc, LazyLock};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use tokio::time::Instant;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Day;
-use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::store::{
     Charge, DayUsage, Decision, Keeping, KeyEntry, NodeName, Receipt, Role, Store, StoreError,
 };
+
+pub use harness::{PATIENCE, eventually};
 
 mod audit;
 mod charging;
@@ -135,8 +133,6 @@ macro_rules! store_suite {
 
 /// The zone that the fixtures' stores are opened with.
 pub const ZONE: &str = "UTC";
-/// How long a fact that comes about in the background may take, ten times what it should.
-pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A day with this date that has been going on for an hour and goes on for another, so that no fact meets midnight.
 /// The same whenever it is asked for.
@@ -158,21 +154,9 @@ pub fn today() -> Day {
 /// The record of a new active key of a tier, as a command hands it to the store.
 pub fn new_record(tier: &str) -> KeyRecord {
     let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
-    KeyRecord {
-        id: key.id(),
-        customer: "Acme".into(),
-        label: None,
-        tier: tier.parse().unwrap(),
-        state: KeyState::Active,
-        expires: None,
-        digest: key.digest(),
-        previous: None,
-        grants: BTreeMap::new(),
-        created: Timestamp::UNIX_EPOCH,
-        updated: Timestamp::UNIX_EPOCH,
-        version: 0,
-        last_change: LastChange::first(Action::Issue, "tester@here"),
-    }
+    let (tier, now) = (tier.parse().unwrap(), Timestamp::UNIX_EPOCH);
+    let issued = LastChange::first(Action::Issue, "tester@here");
+    KeyRecord::new(&key, "Acme", tier, now, issued)
 }
 
 /// Issues a key.
@@ -215,33 +199,13 @@ pub fn exhausted(decision: Result<Decision, StoreError>) -> u64 {
     }
 }
 
-/// Asks until the answer is there, for at most [`PATIENCE`].
-pub async fn eventually<T, A: Future<Output = Option<T>>>(
-    what: &str,
-    mut ask: impl FnMut() -> A,
-) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "in {PATIENCE:?} not: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Waits until the store tells this count.
 pub async fn eventually_used(store: &Arc<dyn Store>, key: &Arc<KeyEntry>, day: Day, expected: u64) {
-    let mut last = None;
-    let deadline = Instant::now() + PATIENCE;
-    while Instant::now() < deadline {
-        last = Some(store.used(key.record.id, day).await.unwrap());
-        if last == Some(expected) {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("{expected} units used were expected, and {last:?} are told");
+    let what = format!("{expected} units are told as used");
+    eventually(&what, async || {
+        (store.used(key.record.id, day).await.unwrap() == expected).then_some(())
+    })
+    .await;
 }
 
 /// The whole ledger.

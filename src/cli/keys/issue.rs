@@ -1,6 +1,5 @@
 //! The commands that make a secret: it is shown once, and nowhere kept.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 
 use anyhow::{anyhow, bail};
@@ -18,7 +17,7 @@ use crate::cli::output::{
 use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::{Action, KeyRecord, KeyState, LastChange, TierName};
+use crate::policy::key_record::{Action, KeyRecord, LastChange, TierName};
 use crate::policy::lifecycle::Change;
 
 #[derive(Debug, Args)]
@@ -68,23 +67,14 @@ pub(super) async fn issue(
         .transpose()?;
     let key = ApiKey::generate(&session.config.keys.prefix, &mut os_entropy);
     let author = arguments.signature.author();
+    let issued = Box::new(LastChange {
+        reason: author.reason,
+        ..*LastChange::first(Action::Issue, author.who)
+    });
     let record = KeyRecord {
-        id: key.id(),
-        customer: arguments.customer.clone(),
         label: arguments.label.clone(),
-        tier,
-        state: KeyState::Active,
         expires,
-        digest: key.digest(),
-        previous: None,
-        grants: BTreeMap::new(),
-        created: now,
-        updated: now,
-        version: 0,
-        last_change: Box::new(LastChange {
-            reason: author.reason,
-            ..*LastChange::first(Action::Issue, author.who)
-        }),
+        ..KeyRecord::new(&key, &arguments.customer, tier, now, issued)
     };
     let (record, mark) = session.store.create_key(record).await?;
     let view = KeyView::of(&record, now);

@@ -20,9 +20,9 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 /// The longest a call may take before the test fails.
-const CALL_DEADLINE: Duration = Duration::from_secs(30);
+const CALL_DEADLINE: Duration = Duration::from_secs(60);
 /// The longest that a hand-written request waits for its answers.
-const RAW_DEADLINE: Duration = Duration::from_secs(5);
+const RAW_DEADLINE: Duration = Duration::from_secs(15);
 /// The name in `Host`, `:authority` and SNI.
 pub const HOST: &str = "localhost";
 

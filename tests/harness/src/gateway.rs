@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use crate::{Faketime, eventually, process::Process};
 
-/// How long a gateway may take until it listens.
-const START_DEADLINE: Duration = Duration::from_secs(20);
 /// How long a gateway may take to end after SIGTERM.
 const TERMINATE_DEADLINE: Duration = Duration::from_secs(20);
 /// How long one command may take.
@@ -417,6 +415,32 @@ impl Gateway {
             .collect()
     }
 
+    /// The access log once it has so many lines.
+    ///
+    /// # Panics
+    /// If it has fewer after [`PATIENCE`](crate::PATIENCE).
+    pub async fn logged(&self, count: usize) -> Vec<serde_json::Value> {
+        eventually("the lines are written", async || {
+            let lines = self.access_lines();
+            (lines.len() >= count).then_some(lines)
+        })
+        .await
+    }
+
+    /// The first line of the access log that is wanted, once it is there.
+    ///
+    /// # Panics
+    /// If it is not after [`PATIENCE`](crate::PATIENCE).
+    pub async fn logged_where(
+        &self,
+        wanted: impl Fn(&serde_json::Value) -> bool,
+    ) -> serde_json::Value {
+        eventually("the line is written", async || {
+            self.access_lines().into_iter().find(|line| wanted(line))
+        })
+        .await
+    }
+
     /// All it has said on its standard output and error.
     pub fn output(&self) -> String {
         self.process.output()
@@ -473,7 +497,7 @@ async fn spawn(
     let stdout = stdout_file(directory, name);
     let before = std::fs::metadata(&stdout).map_or(0, |file| file.len());
     let mut process = Process::spawn(&mut command, directory, name).expect("the binary runs");
-    let listening = eventually("the gateway listens or ends", START_DEADLINE, async || {
+    let listening = eventually("the gateway listens or ends", async || {
         if let Some(status) = process.ended() {
             panic!(
                 "the gateway ended with {status}\n{}\n--- {}\n{}",

@@ -9,8 +9,6 @@ use tokio::net::TcpStream;
 
 use crate::{Faketime, eventually, process::Process};
 
-/// How long a server may take to answer its first PING.
-const START_DEADLINE: Duration = Duration::from_secs(10);
 /// How long one command may take: a stopped server accepts and never answers.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(2);
 /// Attempts to find a port that nobody took in between.
@@ -113,7 +111,7 @@ impl RedisServer {
     }
 
     async fn answers_or_ends(&mut self) -> bool {
-        eventually("redis-server answers PING", START_DEADLINE, async || {
+        eventually("redis-server answers PING", async || {
             if self.process.ended().is_some() {
                 return Some(false);
             }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 
+use crate::PATIENCE;
 use crate::client::{Call, Client, ClientLedger, Protocol};
 use crate::faketime::Faketime;
 use crate::gateway::{Gateway, GatewaySpec, StoreSpec};
@@ -15,8 +16,6 @@ use crate::upstream::RecordingUpstream;
 
 pub use crate::ledger::IssuedKey;
 
-/// How long asynchronous writers (access log, refunds, ledger) may take until all ledgers agree.
-const AGREE_DEADLINE: Duration = Duration::from_secs(5);
 /// Pause between two gatherings of the ledgers, each of which runs a command.
 const GATHER_PAUSE: Duration = Duration::from_millis(100);
 /// Days around today that are asked of the store.
@@ -320,7 +319,7 @@ impl Scene {
 
     /// Polls until the store counts so many units for a key; refunds are written behind the answer.
     pub async fn expect_used(&self, key: &IssuedKey, units: u64) {
-        let end = Instant::now() + AGREE_DEADLINE;
+        let end = Instant::now() + PATIENCE;
         loop {
             let used = self.used(key).await;
             if used == units {
@@ -355,7 +354,7 @@ impl Scene {
 
     /// The same with what this test knows to be different.
     pub async fn assert_ledgers_agree_with(&mut self, allowed: &Allowances) {
-        let end = Instant::now() + AGREE_DEADLINE;
+        let end = Instant::now() + PATIENCE;
         loop {
             let (ledgers, mut differences) = self.gather(allowed).await;
             differences.extend(ledgers.disagreements(allowed));

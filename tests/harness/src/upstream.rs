@@ -268,11 +268,9 @@ impl RecordingUpstream {
     pub async fn restart(&mut self) {
         self.stop().await;
         let address = self.address;
-        let listener = crate::eventually(
-            "the upstream's port is free again",
-            Duration::from_secs(5),
-            async || TcpListener::bind(address).await.ok(),
-        )
+        let listener = crate::eventually("the upstream's port is free again", async || {
+            TcpListener::bind(address).await.ok()
+        })
         .await;
         self.serving = Some(tokio::spawn(accept(listener, Arc::clone(&self.shared))));
     }

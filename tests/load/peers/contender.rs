@@ -19,7 +19,6 @@ const KEYS: usize = 100;
 const BODY_BYTES: usize = 1_800;
 /// The contender's core, and that of everything else.
 const CORES: [&str; 2] = ["0", "1"];
-const START_DEADLINE: Duration = Duration::from_secs(20);
 /// Of the kernel's process times: USER_HZ, 100 on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 const PAGE_BYTES: u64 = 4_096;
@@ -333,7 +332,7 @@ impl Contender {
         let Running::Peer(process) = &mut self.running else {
             return;
         };
-        eventually("the contender listens", START_DEADLINE, async || {
+        eventually("the contender listens", async || {
             assert!(process.ended().is_none(), "{}", process.output());
             tokio::net::TcpStream::connect(address).await.ok()
         })

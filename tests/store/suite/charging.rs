@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use harness::SLACK;
 use tokio::time::Instant;
 use touchline::store::{Decision, KeyEntry, Store};
 
@@ -148,7 +149,7 @@ pub async fn a_refund_reopens_an_exhausted_key_within_the_second(fixture: &dyn F
     })
     .await;
     assert_eq!(used, 2);
-    assert!(refunded.elapsed() < Duration::from_millis(1_100));
+    assert!(refunded.elapsed() < Duration::from_secs(1) + SLACK);
     assert_eq!(exhausted(store.charge(charge(&key, day, 2, 1)).await), 2);
 }
 
@@ -171,7 +172,7 @@ pub async fn a_refund_in_one_process_reopens_the_key_in_another_within_two_secon
         _ => None,
     })
     .await;
-    assert!(refunded.elapsed() < Duration::from_secs(2));
+    assert!(refunded.elapsed() < Duration::from_secs(2) + SLACK);
 }
 
 pub async fn a_dropped_charge_gives_its_units_back(fixture: &dyn Fixture) {

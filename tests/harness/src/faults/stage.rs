@@ -17,14 +17,12 @@ use crate::ledger::{UsageRow, date_of, read_usage};
 use crate::redis_nodes::{ClusterSet, SentinelSet};
 use crate::upstream::Behaviour;
 use crate::{
-    Faketime, Gateway, GatewaySpec, IssuedKey, RecordingUpstream, RedisServer, StoreSpec, TcpProxy,
-    eventually,
+    Faketime, Gateway, GatewaySpec, IssuedKey, PATIENCE, RecordingUpstream, RedisServer, StoreSpec,
+    TcpProxy, eventually,
 };
 
 /// One call in so many is failed by the upstream, hence refunded.
 const FAILED_ONE_IN: u64 = 40;
-/// How long anything may take until it is as it should be.
-const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// Days around today that are asked of the store.
 const USAGE_DAYS: u64 = 2;
@@ -177,7 +175,7 @@ impl Stage {
             "--output",
             "json",
         ];
-        let key = eventually("a key is issued", PATIENCE, async || {
+        let key = eventually("a key is issued", async || {
             // It says 1 where a gateway that was killed a moment ago has not applied it.
             let output = self.gateways[0].cli(&arguments).await;
             let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
@@ -190,7 +188,7 @@ impl Stage {
         })
         .await;
         for number in 0..GATEWAYS {
-            eventually("every gateway knows the key", PATIENCE, async || {
+            eventually("every gateway knows the key", async || {
                 let call = Call::get("/api/v1/usage").key(&key);
                 let answer = self.call(self.gateways[number].http, call).await?;
                 (answer.status != 401).then_some(())
@@ -250,7 +248,7 @@ impl Stage {
 
     /// What the store counts, by key id and date.
     pub async fn counts(&self) -> BTreeMap<(String, String), u64> {
-        let rows: Vec<UsageRow> = eventually("the usage is told", PATIENCE, async || {
+        let rows: Vec<UsageRow> = eventually("the usage is told", async || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
             let (from, to) = (
                 date_of(now - USAGE_DAYS * 86_400),
@@ -319,15 +317,7 @@ async fn start_servers(topology: Topology, directory: &Path, clock: Option<Faket
         Topology::Forgetful => Servers::Single(RedisServer::start(directory, false, clock).await),
         Topology::Durable => Servers::Single(RedisServer::start(directory, true, clock).await),
         Topology::Sentinel => Servers::Sentinel(SentinelSet::start().await),
-        Topology::Cluster => {
-            let set = ClusterSet::start(1).await;
-            for node in &set.nodes {
-                // As the README advises: one master's absence concerns its own keys.
-                let setting = "CONFIG SET cluster-require-full-coverage no";
-                let () = node.ask(setting).await;
-            }
-            Servers::Cluster(set)
-        }
+        Topology::Cluster => Servers::Cluster(ClusterSet::start(1).await),
     }
 }
 

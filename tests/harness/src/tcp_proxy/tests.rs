@@ -1,7 +1,6 @@
 use super::*;
+use crate::PATIENCE;
 use crate::eventually;
-
-const SOON: Duration = Duration::from_secs(10);
 
 /// A server that sends back what it gets, and counts it.
 async fn echo() -> (u16, watch::Receiver<usize>) {
@@ -40,10 +39,16 @@ async fn ping(socket: &mut TcpStream, patience: Duration) -> Option<std::io::Res
 async fn a_wire_that_passes_or_delays_brings_everything() {
     let proxy = TcpProxy::before(echo().await.0).await;
     let mut socket = dial(&proxy).await;
-    assert_eq!(&ping(&mut socket, SOON).await.unwrap().unwrap(), b"ping");
+    assert_eq!(
+        &ping(&mut socket, PATIENCE).await.unwrap().unwrap(),
+        b"ping"
+    );
     proxy.set(Wire::Delays(Duration::from_millis(50)));
     let began = std::time::Instant::now();
-    assert_eq!(&ping(&mut socket, SOON).await.unwrap().unwrap(), b"ping");
+    assert_eq!(
+        &ping(&mut socket, PATIENCE).await.unwrap().unwrap(),
+        b"ping"
+    );
     assert!(began.elapsed() >= Duration::from_millis(100), "both ways");
 }
 
@@ -52,7 +57,7 @@ async fn a_black_hole_brings_everything_later_also_on_new_connections() {
     let (port, mut counted) = echo().await;
     let proxy = TcpProxy::before(port).await;
     let mut open = dial(&proxy).await;
-    assert!(ping(&mut open, SOON).await.is_some());
+    assert!(ping(&mut open, PATIENCE).await.is_some());
     proxy.set(Wire::BlackHole);
     let mut new = dial(&proxy).await;
     for socket in [&mut open, &mut new] {
@@ -72,34 +77,34 @@ async fn dropped_replies_were_delivered_as_requests() {
     let (port, mut counted) = echo().await;
     let proxy = TcpProxy::before(port).await;
     let mut socket = dial(&proxy).await;
-    assert!(ping(&mut socket, SOON).await.is_some());
+    assert!(ping(&mut socket, PATIENCE).await.is_some());
     proxy.set(Wire::DropsReplies);
     assert!(ping(&mut socket, Duration::from_millis(50)).await.is_none());
     counted.wait_for(|count| *count == 8).await.unwrap();
     proxy.set(Wire::Passes);
-    assert!(ping(&mut dial(&proxy).await, SOON).await.is_some());
+    assert!(ping(&mut dial(&proxy).await, PATIENCE).await.is_some());
 }
 
 #[tokio::test]
 async fn a_half_open_connection_stays_open_and_silent_for_ever() {
     let proxy = TcpProxy::before(echo().await.0).await;
     let mut open = dial(&proxy).await;
-    assert!(ping(&mut open, SOON).await.is_some());
+    assert!(ping(&mut open, PATIENCE).await.is_some());
     proxy.set(Wire::HalfOpen);
     assert!(ping(&mut open, Duration::from_millis(50)).await.is_none());
     proxy.set(Wire::Passes);
     assert!(ping(&mut open, Duration::from_millis(50)).await.is_none());
-    assert!(ping(&mut dial(&proxy).await, SOON).await.is_some());
+    assert!(ping(&mut dial(&proxy).await, PATIENCE).await.is_some());
 }
 
 #[tokio::test]
 async fn a_wire_that_cuts_brings_the_first_bytes_and_resets() {
     let proxy = TcpProxy::before(echo().await.0).await;
     let mut socket = dial(&proxy).await;
-    assert!(ping(&mut socket, SOON).await.is_some());
+    assert!(ping(&mut socket, PATIENCE).await.is_some());
     proxy.set(Wire::CutsAfter(6));
-    assert!(ping(&mut socket, SOON).await.unwrap().is_ok());
-    let cut = ping(&mut socket, SOON).await.unwrap();
+    assert!(ping(&mut socket, PATIENCE).await.unwrap().is_ok());
+    let cut = ping(&mut socket, PATIENCE).await.unwrap();
     assert!(cut.is_err(), "two bytes and a reset: {cut:?}");
 }
 
@@ -107,13 +112,13 @@ async fn a_wire_that_cuts_brings_the_first_bytes_and_resets() {
 async fn a_wire_that_refuses_resets_open_and_new_connections() {
     let proxy = TcpProxy::before(echo().await.0).await;
     let mut open = dial(&proxy).await;
-    assert!(ping(&mut open, SOON).await.is_some());
+    assert!(ping(&mut open, PATIENCE).await.is_some());
     proxy.set(Wire::Refuses);
-    eventually("the open one is reset", SOON, async || {
+    eventually("the open one is reset", async || {
         let ended = ping(&mut open, Duration::from_millis(50)).await;
         ended.is_none_or(|read| read.is_err()).then_some(())
     })
     .await;
     let mut new = dial(&proxy).await;
-    assert!(!matches!(ping(&mut new, SOON).await, Some(Ok(_))));
+    assert!(!matches!(ping(&mut new, PATIENCE).await, Some(Ok(_))));
 }

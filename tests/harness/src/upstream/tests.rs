@@ -99,7 +99,7 @@ async fn a_client_can_hang_up() {
     let ledger: Arc<crate::client::ClientLedger> = Arc::default();
     upstream.always(Behaviour::Stall);
     let arrived = async {
-        crate::eventually("the request arrives", Duration::from_secs(5), async || {
+        crate::eventually("the request arrives", async || {
             (upstream.count() == 1).then_some(())
         })
         .await;
@@ -144,7 +144,7 @@ async fn a_reader_that_stops_is_broken_off_and_sees_it_when_it_goes_on() {
     let upstream = RecordingUpstream::start().await;
     upstream.always(Behaviour::ResetWhenStuck);
     let ledger = Arc::default();
-    let until_cut = crate::eventually("broken off", Duration::from_secs(10), async || {
+    let until_cut = crate::eventually("broken off", async || {
         let recorded = upstream.recorded();
         (recorded.first()?.outcome == Outcome::Cut).then_some(())
     });
