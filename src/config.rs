@@ -93,6 +93,8 @@ pub struct Listen {
     pub admin: SocketAddr,
     /// What opens `/metrics`; never absent where `admin` is no loopback address.
     pub admin_token: Option<Secret>,
+    /// The Unix socket on which a successor is given the listeners; `None`: it is not.
+    pub upgrade: Option<PathBuf>,
 }
 
 /// The cleartext listener.

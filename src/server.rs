@@ -13,7 +13,8 @@ use arc_swap::ArcSwap;
 use pingora::server::configuration::ServerConf;
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
@@ -28,6 +29,7 @@ mod accept;
 mod application;
 mod descriptors;
 mod events;
+mod handover;
 mod listeners;
 mod notify;
 mod reload;
@@ -37,6 +39,7 @@ mod watched;
 
 use events::Teller;
 use events::courier::Courier;
+use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
@@ -75,6 +78,24 @@ pub enum ServeError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// There is no gateway whose listeners could be taken over.
+    #[error(
+        "no gateway hands its listeners over at {path}: {error}; start without --upgrade, or mend listen.upgrade"
+    )]
+    Predecessor {
+        /// The Unix socket.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The listeners cannot be offered to a successor.
+    #[error("the listeners cannot be offered at {path}: {error}; mend listen.upgrade")]
+    Offer {
+        /// The Unix socket.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// Threads, signals or metric families: the system is out of something.
     #[error("the gateway cannot start: {0}")]
     System(String),
@@ -91,7 +112,16 @@ pub struct Addresses {
     admin: SocketAddr,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT with the configuration that was read from `file`, and with what `file` holds later.
+/// Where a gateway gets its listening sockets from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// It binds them.
+    Anew,
+    /// From the gateway that runs, which ends when this one is ready (`listen.upgrade`).
+    FromPredecessor,
+}
+
+/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration that was read from `file`, and with what `file` holds later.
 /// `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
@@ -99,6 +129,7 @@ pub struct Addresses {
 pub fn serve(
     file: &Path,
     config: Config,
+    begin: Begin,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
     // Fails only where a provider is installed already.
@@ -108,16 +139,34 @@ pub fn serve(
         format_of(config.logging.format),
     );
     descriptors::raise(config.limits.connections);
-    let listener = Listener::bind(&config.listen)?;
+    let (predecessor, handed) = predecessor(&config, begin)?;
+    let listener = Listener::bind(&config.listen, handed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
         .thread_name("worker")
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
-    let served = runtime.block_on(run(file, config, listener, announce));
+    let served = runtime.block_on(run(file, config, listener, predecessor, announce));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
+}
+
+/// The gateway whose place is to be taken, with its listeners.
+fn predecessor(
+    config: &Config,
+    begin: Begin,
+) -> Result<(Option<Predecessor>, Vec<Handed>), ServeError> {
+    if begin == Begin::Anew {
+        return Ok((None, Vec::new()));
+    }
+    let place = config.listen.upgrade.clone().unwrap_or_default();
+    let (predecessor, handed) =
+        Predecessor::ask(&place).map_err(|error| ServeError::Predecessor {
+            path: place.display().to_string(),
+            error,
+        })?;
+    Ok((Some(predecessor), handed))
 }
 
 /// `threads`, or one per core for 0.
@@ -132,6 +181,7 @@ async fn run(
     file: &Path,
     config: Config,
     listener: Listener,
+    predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
@@ -143,6 +193,7 @@ async fn run(
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
     let configuration = config.hash.clone();
+    let upgrade = config.listen.upgrade.clone();
     let gate = Arc::new(Gate::new(
         Snapshot::new(config),
         store.clone(),
@@ -169,12 +220,30 @@ async fn run(
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
+    let succeeded = Arc::new(Notify::new());
+    let offering = match &upgrade {
+        Some(place) => Some(offer(place, &listener, &succeeded)?),
+        None => None,
+    };
+    // Without a successor to come, nobody else needs them open.
+    drop(listener.spares());
+    if let Some(Err(error)) = predecessor.map(Predecessor::take_over) {
+        tracing::warn!(%error, "the predecessor has ended before it was told to");
+    }
     notify::ready(&configuration);
 
-    stop.wait().await;
-    tracing::info!("stopping: finishing the requests in flight");
+    tokio::select! {
+        () = stop.wait() => tracing::info!("stopping: finishing the requests in flight"),
+        () = succeeded.notified() => {
+            tracing::info!("a successor has taken over: finishing the requests in flight");
+            bound.leave_admin();
+        }
+    }
     notify::stopping();
     reloading.abort();
+    if let Some(offering) = offering {
+        offering.abort();
+    }
     let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
     gate.start_draining();
     // Nobody is listening only if all services are gone already.
@@ -195,6 +264,9 @@ async fn run(
         task.abort();
     }
     store.close(CLOSE_TIMEOUT).await;
+    // Waits until the last lines are written, whoever else still holds the gate.
+    let last_lines = gate.access_log.redirect(None);
+    let _ = tokio::task::spawn_blocking(move || drop(last_lines)).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -211,6 +283,19 @@ fn note_certificate(front: &Front, gate: &Gate) {
             "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
         );
     }
+}
+
+/// Offers the listeners to a successor.
+fn offer(
+    place: &Path,
+    listener: &Listener,
+    succeeded: &Arc<Notify>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let offer = Offer::make(place, listener.spares()).map_err(|error| ServeError::Offer {
+        path: place.display().to_string(),
+        error,
+    })?;
+    Ok(tokio::spawn(offer.serve(succeeded.clone())))
 }
 
 /// Starts the services behind the bound addresses.

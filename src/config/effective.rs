@@ -15,10 +15,11 @@ use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
 /// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 7] = [
+const FIXED: [&str; 8] = [
     "listen.http.address",
     "listen.https.address",
     "listen.admin.address",
+    "listen.upgrade",
     "quota.timezone",
     "quota.settle_window",
     "quota.retention",

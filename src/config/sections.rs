@@ -155,11 +155,13 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
             );
         }
     }
+    let upgrade = check.leaf(&at.key("upgrade"), &text.upgrade);
     Listen {
         http,
         https,
         admin,
         admin_token,
+        upgrade,
     }
 }
 

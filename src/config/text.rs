@@ -224,6 +224,9 @@ sections! {
         https: Section<HttpsText>,
         /// Metrics and health for operators; outside loopback addresses only with a token.
         admin: Section<AdminText>,
+        /// A Unix socket, this gateway's own, on which `touchline serve --upgrade` is given the listeners, so that no connection is
+        /// lost; without it there is no such upgrade. A change needs a restart.
+        upgrade: Leaf<PathBuf>,
     }
     HttpText {
         /// IP address and port; port 0 is whatever port is free. Another than a loopback address needs `cleartext: allowed`. A

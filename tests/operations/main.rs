@@ -24,6 +24,7 @@ mod servers;
 mod service_manager;
 mod slow_client;
 mod start;
+mod upgrade;
 mod usage;
 mod zone;
 

@@ -135,6 +135,8 @@ pub struct GatewaySpec {
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
+    /// `listen.upgrade`.
+    pub upgrade: Option<String>,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
     pub timeouts: BTreeMap<String, String>,
     /// `retries` of the upstream.
@@ -185,6 +187,7 @@ impl GatewaySpec {
             more_servers: Vec::new(),
             certificate: None,
             access_log: AccessLogSpec::File,
+            upgrade: None,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
                 ("read".into(), "10s".into()),
@@ -259,6 +262,8 @@ impl GatewaySpec {
             .chain(&self.more_servers)
             .map(|server| format!("\"{server}\""))
             .collect();
+        let upgrade = self.upgrade.as_ref();
+        let upgrade = upgrade.map_or(String::new(), |path| format!("  upgrade: {path}\n"));
         let access_log = match self.access_log {
             AccessLogSpec::File => format!("\"{}\"", access_log.display()),
             AccessLogSpec::Stdout => "stdout".to_owned(),
@@ -276,7 +281,7 @@ impl GatewaySpec {
   http: {{ address: \"127.0.0.1:0\" }}
   https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
-store:
+{upgrade}store:
 {store}
 quota: {{ timezone: {} }}
 tiers:
@@ -330,7 +335,7 @@ impl Gateway {
         let log_file = directory.join(format!("{name}.access.log"));
         std::fs::write(&config, spec.yaml(&log_file)).expect("gateway.yaml");
         let (process, listening) =
-            spawn(binary, directory, name, &config, spec.clock.as_ref()).await;
+            spawn(binary, directory, name, &config, spec.clock.as_ref(), &[]).await;
         Gateway {
             binary: binary.to_owned(),
             name: name.to_owned(),
@@ -390,9 +395,35 @@ impl Gateway {
             &self.name,
             &self.config,
             self.clock.as_ref(),
+            &[],
         )
         .await;
         self.process = process;
+        self.http = listening.http;
+        self.https = listening.https;
+        self.admin = listening.admin;
+    }
+
+    /// Lets another process take its place (`serve --upgrade`) and waits until the old one has ended well.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub async fn upgrade(&mut self) {
+        let (process, listening) = spawn(
+            &self.binary,
+            &self.directory,
+            &self.name,
+            &self.config,
+            self.clock.as_ref(),
+            &["--upgrade"],
+        )
+        .await;
+        let mut old = std::mem::replace(&mut self.process, process);
+        let status = eventually("the old process ends", TERMINATE_DEADLINE, async || {
+            old.ended()
+        })
+        .await;
+        assert!(status.success(), "{status}\n{}", old.output());
         self.http = listening.http;
         self.https = listening.https;
         self.admin = listening.admin;
@@ -484,11 +515,13 @@ async fn spawn(
     name: &str,
     config: &Path,
     clock: Option<&Faketime>,
+    more_arguments: &[&str],
 ) -> (Process, Listening) {
     // A file size limit, which a test may set for a full disk, is to be an error and not the process's end.
     let mut command = Command::new("env");
     command.arg("--ignore-signal=XFSZ").arg(binary);
     command.args(["serve", "--config"]).arg(config);
+    command.args(more_arguments);
     command.current_dir(directory);
     if let Some(clock) = clock {
         clock.wrap(&mut command);
