@@ -49,6 +49,8 @@ use tls::Front;
 
 /// How often a stopping gateway looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
+/// How long a client may take to learn that its connection ends, and requests that it had sent by then to come.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// What a stopping gateway keeps of its grace for writing what is still to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
@@ -121,8 +123,8 @@ pub enum Begin {
     FromPredecessor,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration that was read from `file`, and with what `file` holds later.
-/// `announce` is called once, when all listeners are bound.
+/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration that was read from `file`,
+/// and with what `file` holds later. `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
 /// [`ServeError`] where it cannot start; nothing listens then.
@@ -212,6 +214,14 @@ async fn run(
         now,
     )));
     metrics.config_runs(&configuration, now);
+    // Before anything is accepted, which would be lost if the offer could not be made.
+    let succeeded = Arc::new(Notify::new());
+    let offering = match &upgrade {
+        Some(place) => Some(offer(place, &listener, &succeeded)?),
+        None => None,
+    };
+    // Without a successor to come, nobody else needs them open.
+    drop(listener.spares());
     let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
@@ -220,13 +230,6 @@ async fn run(
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
-    let succeeded = Arc::new(Notify::new());
-    let offering = match &upgrade {
-        Some(place) => Some(offer(place, &listener, &succeeded)?),
-        None => None,
-    };
-    // Without a successor to come, nobody else needs them open.
-    drop(listener.spares());
     if let Some(Err(error)) = predecessor.map(Predecessor::take_over) {
         tracing::warn!(%error, "the predecessor has ended before it was told to");
     }
@@ -323,11 +326,20 @@ fn start(
     listener.start(&settings, gate, admin, watch)
 }
 
-/// Waits until no request is in flight and all listeners for clients are closed, or the deadline.
+/// Waits until no request is in flight and no client connected, or the deadline. Clients that were told to go and do not are not
+/// waited for once they have had [`FAREWELL`] without a request.
 async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
-    let closed = tokio::time::timeout(left, bound.closed()).await.is_ok();
-    while closed && metrics.in_flight.get() > 0 && Instant::now() < deadline {
+    if tokio::time::timeout(left, bound.closed()).await.is_err() {
+        return;
+    }
+    let mut quiet_since = Instant::now();
+    while Instant::now() < deadline {
+        if metrics.in_flight.get() > 0 {
+            quiet_since = Instant::now();
+        } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
+            return;
+        }
         tokio::time::sleep(DRAIN_POLL).await;
     }
 }

@@ -155,7 +155,7 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
     arrived(&scene, 2).await;
     let began = Instant::now();
     scene.gateways[0].process().ask_to_end();
-    let status = scene.gateways[0].process().wait_for_end(DEADLINE);
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
     assert_eq!(status.unwrap().code(), Some(0));
     let took = began.elapsed();
     assert!(

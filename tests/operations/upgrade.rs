@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness::{Client, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
 use tokio::task::JoinSet;
 
-use super::{DEADLINE, MARKETS, STORES, TOUCHLINE, run_on};
+use super::{MARKETS, STORES, TOUCHLINE, run_on};
 
 /// One after another, on each store.
 const UPGRADES: u32 = 5;
@@ -89,7 +89,7 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
         assert_eq!(client.get(&key, MARKETS).await.status, 200);
         assert_eq!(scene.gateways[0].process().ended(), None);
     }
-    eventually("the gateway says so", DEADLINE, async || {
+    eventually("the gateway says so", async || {
         scene.gateways[0]
             .output()
             .contains("going on as before")

@@ -419,10 +419,7 @@ impl Gateway {
         )
         .await;
         let mut old = std::mem::replace(&mut self.process, process);
-        let status = eventually("the old process ends", TERMINATE_DEADLINE, async || {
-            old.ended()
-        })
-        .await;
+        let status = eventually("the old process ends", async || old.ended()).await;
         assert!(status.success(), "{status}\n{}", old.output());
         self.http = listening.http;
         self.https = listening.https;
