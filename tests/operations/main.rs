@@ -7,6 +7,7 @@ mod admin;
 mod against_running;
 mod audit;
 mod certificates;
+mod changes_under_load;
 mod check;
 mod descriptors;
 mod drain;

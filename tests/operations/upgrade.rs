@@ -1,68 +1,14 @@
 //! `touchline serve --upgrade`: another process takes the place of the one that runs, and nobody notices.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use harness::{Protocol, Scene, SceneBuilder, Store, eventually};
 
-use harness::{Client, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
-use tokio::task::JoinSet;
-
-use super::{MARKETS, STORES, TOUCHLINE, run_on};
-
-/// One after another, on each store.
-const UPGRADES: u32 = 5;
+use super::{MARKETS, TOUCHLINE, run_on};
 
 fn upgradable(store: Store) -> SceneBuilder {
     // Relative to the directory of each gateway.
     Scene::builder(TOUCHLINE)
         .store(store)
         .spec(|spec| spec.upgrade = Some("upgrade.sock".into()))
-}
-
-/// Calls until told to stop; how often.
-async fn call_on(client: Arc<Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
-    let mut calls = 0;
-    while !stop.load(Ordering::Relaxed) {
-        let answer = client.get(&key, MARKETS).await;
-        assert!(answer.status == 200 && answer.complete, "{answer:?}");
-        calls += 1;
-    }
-    calls
-}
-
-#[tokio::test]
-async fn upgrades_under_load_fail_no_request_and_lose_no_count() {
-    for store in STORES {
-        let mut scene = upgradable(store)
-            .daily("enterprise", 10_000_000)
-            .start()
-            .await;
-        let stop = Arc::new(AtomicBool::new(false));
-        let mut callers = JoinSet::new();
-        for protocol in Protocol::ALL {
-            let key = scene.issue("enterprise").await;
-            for _ in 0..2 {
-                let client = Arc::new(scene.client(protocol));
-                callers.spawn(call_on(client, key.clone(), stop.clone()));
-            }
-        }
-        let listeners = |scene: &Scene| {
-            let gateway = &scene.gateways[0];
-            (gateway.http, gateway.https, gateway.admin)
-        };
-        let before = listeners(&scene);
-        for _ in 0..UPGRADES {
-            let old = scene.gateways[0].process().pid();
-            scene.gateways[0].upgrade().await;
-            assert_ne!(scene.gateways[0].process().pid(), old);
-            assert_eq!(listeners(&scene), before);
-            let (status, body) = scene.admin(0, "/readyz").await;
-            assert_eq!(status, 200, "{body}");
-        }
-        stop.store(true, Ordering::Relaxed);
-        let calls: u64 = callers.join_all().await.into_iter().sum();
-        assert!(calls > 100, "{calls} calls are no load");
-        scene.assert_ledgers_agree().await;
-    }
 }
 
 #[tokio::test]

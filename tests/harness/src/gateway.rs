@@ -426,6 +426,28 @@ impl Gateway {
         self.admin = listening.admin;
     }
 
+    /// Lets another process with this configuration try to take its place; what it said when it failed.
+    ///
+    /// # Panics
+    /// If it ends well.
+    pub async fn fail_to_upgrade(&self, text: &str) -> String {
+        let config = self.directory.join(format!("{}.bad.yaml", self.name));
+        std::fs::write(&config, text).expect("a file");
+        let mut command = Command::new(&self.binary);
+        command.args(["serve", "--upgrade", "--config"]).arg(config);
+        command.current_dir(&self.directory);
+        let running = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .output();
+        let output = match tokio::time::timeout(COMMAND_DEADLINE, running).await {
+            Ok(output) => output.expect("the binary runs"),
+            Err(_) => panic!("it still runs after {COMMAND_DEADLINE:?}"),
+        };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        said
+    }
+
     /// Runs a command of the binary on the same configuration.
     pub async fn cli(&self, arguments: &[&str]) -> Output {
         cli(&self.binary, &self.config, self.clock.as_ref(), arguments).await
