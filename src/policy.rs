@@ -19,6 +19,8 @@
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`choice`] | which server of an upstream a request goes to |
+//! | [`server_health`] | whether a server of an upstream is asked |
 //! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
@@ -33,6 +35,7 @@ pub mod api_key;
 pub mod audit;
 pub mod caching;
 pub mod calendar;
+pub mod choice;
 pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
@@ -48,5 +51,6 @@ pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
 pub mod retirement;
+pub mod server_health;
 pub mod target;
 pub mod token_bucket;

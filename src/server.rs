@@ -35,6 +35,7 @@ mod notify;
 mod reload;
 mod stores;
 mod tls;
+mod upkeep;
 mod watched;
 
 use events::Teller;
@@ -46,6 +47,7 @@ use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
 use tls::Front;
+use upkeep::Upkeep;
 
 /// How often a stopping gateway looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
@@ -226,6 +228,7 @@ async fn run(
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
+    let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
     let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
@@ -263,7 +266,7 @@ async fn run(
         );
     }
     events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
-    for task in [teller, courier] {
+    for task in [teller, courier, upkeep] {
         task.abort();
     }
     store.close(CLOSE_TIMEOUT).await;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
@@ -332,6 +333,30 @@ impl Scalar for Price {
 }
 
 impl Quantity for Price {}
+
+impl Scalar for Choice {
+    const WHAT: &'static str = "a way to choose a server";
+    const HINT: &'static str = "write round_robin, least_loaded or by_key";
+    const CHOICES: &'static [&'static str] = &["round_robin", "least_loaded", "by_key"];
+
+    fn parse(text: &str) -> Option<Choice> {
+        match text {
+            "round_robin" => Some(Choice::RoundRobin),
+            "least_loaded" => Some(Choice::LeastLoaded),
+            "by_key" => Some(Choice::ByKey),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            Choice::RoundRobin => "round_robin",
+            Choice::LeastLoaded => "least_loaded",
+            Choice::ByKey => "by_key",
+        };
+        word.to_owned()
+    }
+}
 
 impl Scalar for Level {
     const WHAT: &'static str = "a log level";

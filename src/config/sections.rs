@@ -31,6 +31,8 @@ mod outage;
 mod redis;
 mod retirement;
 mod traffic;
+mod upstream_tls;
+mod upstreams;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
 const HTTPS_ADDRESS: SocketAddr = loopback(8443);
@@ -82,7 +84,7 @@ pub(super) fn config(
     let (calendar, ledger) = quota(check, &at.key("quota"), text.quota);
     let keys = keys(check, &at.key("keys"), text.keys);
     let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
-    let upstreams = traffic::upstreams(check, &at.key("upstreams"), text.upstreams);
+    let upstreams = upstreams::upstreams(check, &at.key("upstreams"), text.upstreams);
     let endpoints = traffic::endpoints(
         check,
         &at.key("endpoints"),

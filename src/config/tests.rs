@@ -128,7 +128,8 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
         config.upstream("prediction-data").unwrap().servers,
         [Server {
             name: "127.0.0.1:9000".into(),
-            address: "127.0.0.1:9000".parse().unwrap(),
+            weight: NonZeroU32::MIN,
+            addresses: vec!["127.0.0.1:9000".parse().unwrap()],
         }]
     );
     assert_eq!(config.hash.len(), 12);
@@ -160,7 +161,9 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
             .as_mapping_mut()
             .unwrap();
         upstream.remove("timeouts").unwrap();
-        upstream.remove("retries").unwrap();
+        for key in ["retries", "choice", "resolve", "ejection"] {
+            upstream.remove(key).unwrap();
+        }
         for endpoint in bare["endpoints"].as_sequence_mut().unwrap() {
             let endpoint = endpoint.as_mapping_mut().unwrap();
             endpoint.remove("methods").unwrap();
@@ -934,7 +937,8 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
         parse(&text).unwrap().upstreams[0].servers,
         [Server {
             name: "good.example:9000".into(),
-            address: "192.0.2.1:9000".parse().unwrap(),
+            weight: NonZeroU32::MIN,
+            addresses: vec!["192.0.2.1:9000".parse().unwrap()],
         }]
     );
 }

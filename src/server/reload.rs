@@ -76,9 +76,12 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Whether it is what runs, the configuration with this hash.
-    fn changes_nothing(&self, hash: &str) -> bool {
-        self.snapshot.config.hash == hash && self.speaker.is_none()
+    /// Whether it is what runs.
+    fn changes_nothing(&self, running: &Snapshot) -> bool {
+        let (config, running) = (&self.snapshot.config, &running.config);
+        // Their certificates are in files of their own.
+        let same_upstreams = config.upstreams == running.upstreams;
+        config.hash == running.hash && same_upstreams && self.speaker.is_none()
     }
 }
 
@@ -148,7 +151,7 @@ impl Reloader {
         match (prepared, &view.refused) {
             // A file was written anew with what it held.
             (Ok(prepared), None)
-                if cause == Cause::Change && prepared.changes_nothing(&view.hash) => {}
+                if cause == Cause::Change && prepared.changes_nothing(&self.gate.snapshot()) => {}
             (Ok(prepared), _) => self.apply(prepared, cause),
             // Said once, not at each attempt.
             (Err(reason), Some(refused)) if cause == Cause::Retry && refused.reason == reason => {}
@@ -257,7 +260,7 @@ async fn look(mut watched: Watched) -> (Watched, Contents) {
     looking.await.unwrap_or_default()
 }
 
-/// The files that a configuration is made of, the file itself first.
+/// The files that a configuration is made of, the file itself first, beside those of secrets.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
     let certificate = config.listen.https.as_ref().map(|https| &https.certificate);
@@ -268,6 +271,11 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
         }) => files.extend([certificate.clone(), private_key.clone()]),
         Some(Certificate::SelfSigned) | None => {}
     }
+    let tls = config
+        .upstreams
+        .iter()
+        .filter_map(|upstream| upstream.tls.as_ref());
+    files.extend(tls.flat_map(|tls| tls.files.iter().cloned()));
     files
 }
 
