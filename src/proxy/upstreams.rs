@@ -111,7 +111,11 @@ impl Upstream {
                 identity: server.identity,
             })
             .collect();
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        // A retry takes nobody's turn.
+        let turn = match tried {
+            [] => self.turn.fetch_add(1, Ordering::Relaxed),
+            [..] => self.turn.load(Ordering::Relaxed),
+        };
         let chosen = choice::choose(self.choice, Occasion { turn, key }, &candidates)?;
         let place = places.get(chosen)?;
         Some(Assignment::to(&place.server))

@@ -26,6 +26,7 @@ mod service_manager;
 mod slow_client;
 mod start;
 mod upgrade;
+mod upstream_tls;
 mod usage;
 mod zone;
 

@@ -131,6 +131,12 @@ pub struct GatewaySpec {
     pub upstream: SocketAddr,
     /// More servers of the same service.
     pub more_servers: Vec<SocketAddr>,
+    /// What the first server is called where that is not its address, `host:port`.
+    pub upstream_name: Option<String>,
+    /// The weights of all servers, the first one's first; 1 each unless given.
+    pub weights: Vec<u32>,
+    /// More entries of the upstream, such as `choice: by_key`.
+    pub upstream_extra: String,
     /// Certificate and private key of the TLS listener; self-signed unless said.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Where the access log goes.
@@ -185,6 +191,9 @@ impl GatewaySpec {
             endpoint_extra: BTreeMap::new(),
             upstream,
             more_servers: Vec::new(),
+            upstream_name: None,
+            weights: Vec::new(),
+            upstream_extra: String::new(),
             certificate: None,
             access_log: AccessLogSpec::File,
             upgrade: None,
@@ -260,7 +269,16 @@ impl GatewaySpec {
         };
         let servers: Vec<String> = std::iter::once(&self.upstream)
             .chain(&self.more_servers)
-            .map(|server| format!("\"{server}\""))
+            .map(SocketAddr::to_string)
+            .collect();
+        let first = self.upstream_name.iter().chain(&servers).take(1);
+        let servers: Vec<String> = first
+            .chain(servers.iter().skip(1))
+            .zip(self.weights.iter().chain(std::iter::repeat(&1)))
+            .map(|(server, weight)| match weight {
+                1 => format!("\"{server}\""),
+                weight => format!("{{ address: \"{server}\", weight: {weight} }}"),
+            })
             .collect();
         let upgrade = self.upgrade.as_ref();
         let upgrade = upgrade.map_or(String::new(), |path| format!("  upgrade: {path}\n"));
@@ -287,10 +305,7 @@ quota: {{ timezone: {} }}
 tiers:
 {tiers}endpoints:
 {endpoints}upstreams:
-  prediction-data:
-    servers: [{}]
-    timeouts: {{ {} }}
-    retries: {}
+  prediction-data: {{ servers: [{}], timeouts: {{ {} }}, retries: {}{} }}
 runtime: {{ threads: {} }}
 logging: {{ level: info, format: json, access_log: {access_log} }}
 {}
@@ -299,6 +314,7 @@ logging: {{ level: info, format: json, access_log: {access_log} }}
             servers.join(", "),
             timeouts.join(", "),
             self.retries,
+            after_comma(&self.upstream_extra),
             self.threads,
             self.extra_yaml,
         )
