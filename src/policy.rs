@@ -27,6 +27,7 @@
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are told that an endpoint is going away |
+//! | [`maintenance`] | what clients are told of an endpoint that is being worked on |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -44,6 +45,7 @@ pub mod http1;
 pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
+pub mod maintenance;
 pub mod openapi;
 pub mod own_path;
 pub mod quota;

@@ -613,6 +613,16 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
         ),
         (
             tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, maintenance: {until: soon, message: ' ', from: now}}]",
+            upstreams,
+            vec![
+                "2:67 endpoints[0].maintenance.until: \"soon\" is not an instant",
+                "2:82 endpoints[0].maintenance.message: it cannot be told to clients",
+                "2:87 endpoints[0].maintenance.from: there is no such key",
+            ],
+        ),
+        (
+            tiers,
             "endpoints: [{path: '/{x}', tiers: [pro], upstream: u}]",
             upstreams,
             vec!["2:20 endpoints[0].path: the gateway answers this path itself"],

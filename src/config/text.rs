@@ -409,6 +409,15 @@ sections! {
         sunset: Leaf<Text>,
         /// Where clients read more of its end.
         links: Section<LinksText>,
+        /// That it is being worked on: 500 with Retry-After, never charged, and nothing is forwarded.
+        maintenance: Section<MaintenanceText>,
+    }
+    MaintenanceText {
+        /// When it is over by itself: a date, which is its first instant in quota.timezone, or an instant such as
+        /// 2026-11-22T06:00:00Z; without it, when this section is taken out.
+        until: Leaf<Text>,
+        /// The sentence that clients are told.
+        message: Leaf<Text>,
     }
     LinksText {
         /// What the deprecation means: an http or https address, or a path of this API.

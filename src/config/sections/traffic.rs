@@ -7,16 +7,19 @@ use std::sync::Arc;
 use http::Method;
 use serde_yaml::Value;
 
-use super::retirement::retirement;
+use super::retirement::{instant, retirement};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
 use crate::config::scalar::Price;
-use crate::config::text::{BurstText, EndpointText, Leaf, List, Named, Section, TierText};
+use crate::config::text::{
+    BurstText, EndpointText, Leaf, List, MaintenanceText, Named, Section, TierText,
+};
 use crate::config::{Tier, Upstream};
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::maintenance::Maintenance;
 use crate::policy::own_path::OwnPath;
 use crate::policy::token_bucket::Rate;
 
@@ -29,6 +32,8 @@ const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
 const BURST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const CONCURRENT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
+/// A sentence or two.
+const MESSAGE_CHARS_MAX: usize = 500;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
 const METHODS: [Method; 7] = [
     Method::GET,
@@ -225,6 +230,12 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
     });
     let dates = (&text.deprecation, &text.sunset);
     let retirement = retirement(check, at, dates, text.links, known.calendar);
+    let maintenance = maintenance(
+        check,
+        &at.key("maintenance"),
+        text.maintenance,
+        known.calendar,
+    );
     Some(Endpoint {
         pattern: pattern?.0.into(),
         methods: methods.unwrap_or_else(|| vec![Method::GET]),
@@ -232,7 +243,29 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
         cost,
         upstream: upstream.unwrap_or_default(),
         retirement,
+        maintenance,
     })
+}
+
+/// That an endpoint is being worked on; `None` where nothing is said.
+fn maintenance(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<MaintenanceText>,
+    calendar: Option<&Calendar>,
+) -> Option<Maintenance> {
+    let text = check.section(at, section)?;
+    let until = instant(check, &at.key("until"), &text.until, calendar);
+    let message = check.parsed(&at.key("message"), &text.message, |text| {
+        let printable = !text.chars().any(char::is_control) && !text.trim().is_empty();
+        if printable && text.chars().count() <= MESSAGE_CHARS_MAX {
+            Ok(Arc::from(text))
+        } else {
+            let hint = format!("one line of 1 to {MESSAGE_CHARS_MAX} characters");
+            Err(Wrong::new("it cannot be told to clients", hint))
+        }
+    });
+    Some(Maintenance { until, message })
 }
 
 impl Known<'_> {
