@@ -616,9 +616,9 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             "endpoints: [{path: /a, tiers: [pro], upstream: u, maintenance: {until: soon, message: ' ', from: now}}]",
             upstreams,
             vec![
-                "2:67 endpoints[0].maintenance.until: \"soon\" is not an instant",
-                "2:82 endpoints[0].maintenance.message: it cannot be told to clients",
-                "2:87 endpoints[0].maintenance.from: there is no such key",
+                "2:72 endpoints[0].maintenance.until: \"soon\" is not an instant",
+                "2:87 endpoints[0].maintenance.message: it cannot be told to clients",
+                "2:92 endpoints[0].maintenance.from: there is no such key",
             ],
         ),
         (
