@@ -468,6 +468,10 @@ impl Store for RedisStore {
         events::delivered(&self.parts.command_link, &self.parts.names, event).await
     }
 
+    async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
+        events::resign(&self.parts.command_link, &self.parts.names, courier).await
+    }
+
     async fn close(&self, deadline: Duration) {
         let parts = &self.parts;
         let farewell = async {
@@ -555,7 +559,8 @@ impl Store for RedisStore {
                 .unwrap_or_default(),
             None => None,
         };
-        status::status(link, names, difference.as_secs_f64(), journal).await
+        let events = events::waiting(link, names, theirs).await?;
+        status::status(link, names, difference.as_secs_f64(), events, journal).await
     }
 
     async fn usage(

@@ -28,10 +28,19 @@ fn builder(store: Store) -> SceneBuilder {
 
 /// With a webhook at `receiver`.
 fn telling(store: Store, receiver: &RecordingUpstream) -> SceneBuilder {
+    telling_within(store, receiver, "2s")
+}
+
+/// The same with a timeout of its own.
+fn telling_within(
+    store: Store,
+    receiver: &RecordingUpstream,
+    timeout: &'static str,
+) -> SceneBuilder {
     let url = format!("http://{}/hooks/quota?token=s3cr3t", receiver.address());
     builder(store).spec(move |spec| {
         spec.extra_yaml = format!(
-            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: 2s }} }}"
+            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: {timeout} }} }}"
         );
     })
 }
@@ -240,6 +249,41 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
             !scene.gateways[0].output().contains("s3cr3t"),
             "the URL is a secret"
         );
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_asked_to_end_lets_another_deliver_at_once() {
+    for store in STORES {
+        let receiver = RecordingUpstream::start().await;
+        receiver.always(Behaviour::Status(200));
+        // The right to deliver lasts ten seconds longer than the timeout, hence longer than this test has patience.
+        let mut scene = telling_within(store, &receiver, "60s")
+            .gateways(2)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let name = eventually("one delivers", async || {
+            let text = scene.cli(&["store", "status", "--output", "json"]).await;
+            let status: Value = serde_json::from_str(&text).unwrap();
+            Some(status["events"]["courier"].as_str()?.to_owned())
+        })
+        .await;
+        let node = format!("\"node\":\"{name}\"");
+        let says_so = |gateway: &usize| scene.gateways[*gateway].output().contains(&node);
+        let couriers: Vec<usize> = (0..2).filter(says_so).collect();
+        assert_eq!(couriers.len(), 1, "{name}");
+        let other = 1 - couriers[0];
+        assert_eq!(scene.gateways[couriers[0]].terminate().code(), Some(0));
+        let client = scene.client_of(other, Protocol::Http1);
+        for _ in 0..32 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let delivered = eventually("the other delivers", async || {
+            receiver.recorded().first().cloned()
+        })
+        .await;
+        assert_eq!(verified(&delivered).1["data"]["share"], 80);
     }
 }
 
