@@ -11,7 +11,6 @@ pub mod faketime;
 pub mod faults;
 pub mod gateway;
 pub mod ledger;
-pub mod problem;
 pub mod process;
 pub mod redis;
 pub mod redis_nodes;

@@ -180,6 +180,12 @@ impl Node {
     }
 }
 
+/// From now on a replica hears nothing of its master, what is on its way included: it hangs, and their connection is cut.
+pub async fn deafen(replica: &Node, master: &Node) {
+    replica.hang();
+    let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
+}
+
 /// Waits until `ask` says yes.
 pub async fn settled(what: &str, ask: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + START_PATIENCE;
@@ -258,7 +264,6 @@ impl SentinelSet {
         };
         for _ in 0..3 {
             let started = set.start_sentinel(certificates).await;
-            ask_often(started.0).await.unwrap();
             set.sentinels.push(started);
         }
         settled("the sentinels know all", async || {
@@ -349,13 +354,6 @@ impl SentinelSet {
 async fn connect(port: u16) -> redis::RedisResult<MultiplexedConnection> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
     client.get_multiplexed_async_connection().await
-}
-
-/// Has a sentinel ask its servers for their roles every second, not every ten.
-async fn ask_often(port: u16) -> redis::RedisResult<()> {
-    let mut setting = redis::cmd("SENTINEL");
-    setting.arg("DEBUG").arg("INFO-PERIOD").arg(1_000);
-    setting.exec_async(&mut connect(port).await?).await
 }
 
 async fn sentinel_info(port: u16) -> redis::RedisResult<String> {
