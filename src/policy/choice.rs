@@ -158,7 +158,7 @@ mod tests {
                     tried: false,
                     weight: NonZeroU32::new(weight).unwrap(),
                     in_flight,
-                    identity: identity(&format!("10.0.0.{number}:9000")),
+                    identity: identity(format!("10.0.0.{number}:9000")),
                 })
                 .collect()
         })
@@ -170,7 +170,7 @@ mod tests {
             tried: false,
             weight: NonZeroU32::MIN,
             in_flight: 0,
-            identity: identity(&format!("10.0.0.{number}:9000")),
+            identity: identity(format!("10.0.0.{number}:9000")),
         };
         (0..number).map(one).collect()
     }
@@ -190,7 +190,7 @@ mod tests {
         candidates[2].weight = NonZeroU32::new(2).unwrap();
         let mut asked = [0_u32; 3];
         for key in 0..40_000 {
-            let key = identity(&format!("key {key}"));
+            let key = identity(format!("key {key}"));
             asked[by_key(key, &candidates).unwrap()] += 1;
         }
         for (asked, share) in asked.into_iter().zip([10_000, 10_000, 20_000]) {

@@ -57,7 +57,7 @@ pub enum Stage {
     /// Served by the gateway itself.
     Served(Served),
     /// On its way to the upstream and back.
-    Forwarding(Forwarding),
+    Forwarding(Box<Forwarding>),
 }
 
 /// A request for one of the gateway's own paths.

@@ -264,8 +264,8 @@ impl ProxyHttp for Edge {
                     .quota_units
                     .with_label_values(&[tier, "charged"])
                     .inc_by(charged);
-                exchange.stage =
-                    Stage::Forwarding(Forwarding::begin(permit, client_blocked(session)));
+                let forwarding = Forwarding::begin(permit, client_blocked(session));
+                exchange.stage = Stage::Forwarding(Box::new(forwarding));
                 if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
                     // Should the client be gone, reading its body will tell.
                     let _ = session.as_downstream_mut().write_continue_response().await;

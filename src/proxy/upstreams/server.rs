@@ -29,7 +29,7 @@ impl Server {
     /// A server of which nothing is known: it is asked.
     pub(super) fn new(name: &str, address: SocketAddr) -> Server {
         Server {
-            identity: identity(&format!("{name} {address}")),
+            identity: identity(format!("{name} {address}")),
             name: name.to_owned(),
             address,
             in_flight: AtomicU64::new(0),
