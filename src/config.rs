@@ -118,8 +118,10 @@ pub enum Cleartext {
 pub struct Https {
     /// Its address.
     pub address: SocketAddr,
-    /// What it shows to clients.
-    pub certificate: Certificate,
+    /// What it shows to clients: at least one, none twice, the first to those that ask for no name or an unknown one.
+    pub certificates: Vec<Certificate>,
+    /// Whose certificates clients show, where they are asked for any.
+    pub client_certificates: Option<ClientCertificates>,
     /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
     pub hsts: Option<Duration>,
 }
@@ -136,6 +138,34 @@ pub enum Certificate {
         /// The private key.
         private_key: PathBuf,
     },
+}
+
+impl Certificate {
+    /// What it is called in logs and metrics: its file.
+    pub fn label(&self) -> String {
+        match self {
+            Certificate::SelfSigned => "self-signed".to_owned(),
+            Certificate::Files { certificate, .. } => certificate.display().to_string(),
+        }
+    }
+}
+
+/// Certificates of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientCertificates {
+    /// The PEM file of the authorities that sign them, readable when the configuration was checked.
+    pub authorities: PathBuf,
+    /// Whether there must be one.
+    pub mode: ClientMode,
+}
+
+/// Whether a client needs a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientMode {
+    /// Without one its handshake fails.
+    Required,
+    /// It may do without; one that it shows must be good.
+    Optional,
 }
 
 /// Where keys and counts live.

@@ -8,6 +8,7 @@
 //! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`target`] | is the request target unambiguous (step 1) |
+//! | [`server_name`] | which certificate a client is shown |
 //! | [`address`] | which networks a client's address lies in, and what it is counted by |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
@@ -48,5 +49,6 @@ pub mod rate_limit;
 pub mod rejection;
 pub mod request_id;
 pub mod retirement;
+pub mod server_name;
 pub mod target;
 pub mod token_bucket;

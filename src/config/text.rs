@@ -19,7 +19,7 @@ use serde_yaml::{Mapping, Value};
 use super::outline::Path;
 use super::scalar::{Bytes, Percent, Price, Text};
 use super::schema::{self, Learnt, Shape};
-use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use super::{AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy};
 use crate::policy::enforcement::Enforcement;
 
 macro_rules! unread {
@@ -240,8 +240,26 @@ sections! {
         certificate: Leaf<Text>,
         /// The PEM file of the certificate's key.
         private_key: Leaf<PathBuf>,
+        /// Several certificates in the place of `certificate`: a client is shown the one for the name that it asks for (SNI), else
+        /// the first.
+        certificates: List<CertificateText>,
+        /// Certificates of clients; without this section none is asked for.
+        client_certificates: Section<ClientCertificatesText>,
         /// For how long browsers are told to come with TLS only (Strict-Transport-Security); without it they are told nothing.
         hsts: Leaf<Duration>,
+    }
+    CertificateText {
+        /// A PEM file with the chain, the server's own certificate first. Its names are the DNS names of its subjectAltName;
+        /// `*.example.com` stands for one label.
+        certificate: Leaf<PathBuf>,
+        /// The PEM file of the certificate's key.
+        private_key: Leaf<PathBuf>,
+    }
+    ClientCertificatesText {
+        /// A PEM file of the authorities that sign certificates of clients. Read anew when it changes.
+        authorities: Leaf<PathBuf>,
+        /// Whether a client without a certificate is refused; one with a certificate of another authority always is.
+        mode: Leaf<ClientMode>,
     }
     AdminText {
         /// IP address and port; another than a loopback address needs a token. A change needs a restart.

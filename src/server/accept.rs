@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::application::Application;
-use super::tls::Front;
+use super::tls::{Front, failure};
 use crate::config::Limits;
 use crate::policy::address;
 use crate::proxy::connection::Connection;
@@ -155,6 +155,8 @@ impl Room {
             Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
+                let failed = &self.gate.metrics.handshakes_failed;
+                failed.with_label_values(&[failure::reason(&error)]).inc();
                 None
             }
             Err(_) => {

@@ -76,7 +76,7 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let front = Front::new(&https.certificate, https.address.ip())?;
+                let front = Front::new(https)?;
                 Some((
                     Socket::bind("listen.https.address", https.address)?,
                     Arc::new(front),
