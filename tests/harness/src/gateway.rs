@@ -133,6 +133,8 @@ pub struct GatewaySpec {
     pub more_servers: Vec<SocketAddr>,
     /// Certificate and private key of the TLS listener; self-signed unless said.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// A list of certificates and private keys in the place of that one, unless empty.
+    pub certificates: Vec<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
@@ -184,6 +186,7 @@ impl GatewaySpec {
             upstream,
             more_servers: Vec::new(),
             certificate: None,
+            certificates: Vec::new(),
             access_log: AccessLogSpec::File,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
@@ -247,13 +250,19 @@ impl GatewaySpec {
             .iter()
             .map(|(name, value)| format!("{name}: {value}"))
             .collect();
+        let pair = |(certificate, key): &(PathBuf, PathBuf)| {
+            let (certificate, key) = (certificate.display(), key.display());
+            format!("certificate: \"{certificate}\", private_key: \"{key}\"")
+        };
+        let listed: Vec<String> = self
+            .certificates
+            .iter()
+            .map(|one| format!("{{ {} }}", pair(one)))
+            .collect();
         let certificate = match &self.certificate {
+            _ if !listed.is_empty() => format!("certificates: [{}]", listed.join(", ")),
             None => "certificate: self-signed".to_owned(),
-            Some((certificate, key)) => format!(
-                "certificate: \"{}\", private_key: \"{}\"",
-                certificate.display(),
-                key.display()
-            ),
+            Some(one) => pair(one),
         };
         let servers: Vec<String> = std::iter::once(&self.upstream)
             .chain(&self.more_servers)
