@@ -43,11 +43,23 @@ impl Authority {
 
     /// Signs a certificate with these names, made to last until the end of a year, and writes it with its key.
     fn write(&self, directory: &Path, file: &str, names: &[&str], year: i32) -> Pair {
+        let key = rcgen::KeyPair::generate().unwrap();
+        self.write_for(&key, directory, file, names, year)
+    }
+
+    /// The same for this key.
+    fn write_for(
+        &self,
+        key: &rcgen::KeyPair,
+        directory: &Path,
+        file: &str,
+        names: &[&str],
+        year: i32,
+    ) -> Pair {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut parameters = rcgen::CertificateParams::new(names).unwrap();
         parameters.not_after = rcgen::date_time_ymd(year, 12, 31);
-        let key = rcgen::KeyPair::generate().unwrap();
-        let made = parameters.signed_by(&key, &self.issuer).unwrap();
+        let made = parameters.signed_by(key, &self.issuer).unwrap();
         let pair = (
             directory.join(format!("{file}.pem")),
             directory.join(format!("{file}.key")),
@@ -174,6 +186,42 @@ async fn a_client_is_shown_the_certificate_for_its_name_and_else_the_first() {
     let client = scene.client(Protocol::Http2Tls);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     scene.assert_ledgers_agree().await;
+}
+
+/// A client that knows every kind of key but Ed25519.
+fn without_ed25519(authority: &Authority) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.der.clone()).unwrap();
+    let mut provider = rustls::crypto::ring::default_provider();
+    let known = provider.signature_verification_algorithms.mapping.iter();
+    let known = known.filter(|(scheme, _)| *scheme != rustls::SignatureScheme::ED25519);
+    let known: Vec<_> = known.copied().collect();
+    provider.signature_verification_algorithms.mapping = Vec::leak(known);
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider));
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    Arc::new(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+#[tokio::test]
+async fn of_two_certificates_with_one_name_a_client_is_shown_the_one_whose_key_it_knows() {
+    let directory = tempfile::tempdir().unwrap();
+    let at = directory.path();
+    let authority = Authority::new("ours");
+    let default = authority.write(at, "default", &["gateway.example"], 2040);
+    let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let edwards = authority.write_for(&key, at, "edwards", &["both.example"], 2040);
+    let nist = authority.write(at, "nist", &["both.example"], 2040);
+    let listed = vec![default, edwards.clone(), nist.clone()];
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.certificates = listed)
+        .start()
+        .await;
+    let knows_both = client(&authority, None, VERSIONS[1]);
+    let found = shown(&scene, "both.example", &knows_both).await;
+    assert_eq!(found, Ok(der(&edwards)));
+    let knows_one = without_ed25519(&authority);
+    let found = shown(&scene, "both.example", &knows_one).await;
+    assert_eq!(found, Ok(der(&nist)));
 }
 
 #[tokio::test]
