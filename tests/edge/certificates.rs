@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
-use super::{MARKETS, TOUCHLINE, metric};
+use super::{MARKETS, TOUCHLINE};
 
 /// A certificate and its key, as files.
 type Pair = (PathBuf, PathBuf);
@@ -179,7 +179,7 @@ async fn a_client_is_shown_the_certificate_for_its_name_and_else_the_first() {
     ] {
         let file = pair.0.display();
         let series = format!("touchline_certificate_end_seconds{{certificate=\"{file}\"}}");
-        let shown = metric(&scene, &series).await;
+        let shown = scene.metric(&series).await;
         assert!((shown - end).abs() <= 86_400.0, "{file}: {shown}");
     }
     let key = scene.issue("starter").await;
@@ -304,14 +304,14 @@ async fn a_pair_that_cannot_be_used_keeps_its_last_good_one_while_others_are_ren
         (tiers["facts"]["tier"]["starter"]["daily"] == "7").then_some(())
     })
     .await;
-    assert_eq!(metric(&scene, "touchline_config_refused ").await, 1.0);
+    assert_eq!(scene.metric("touchline_config_refused").await, 1.0);
     put(&second.1, &std::fs::read_to_string(&other.1).unwrap());
     eventually("the second is renewed", async || {
         (shown(&scene, "b.example", &client).await == Ok(der(&other))).then_some(())
     })
     .await;
     eventually("nothing is refused any more", async || {
-        (metric(&scene, "touchline_config_refused ").await == 0.0).then_some(())
+        (scene.metric("touchline_config_refused").await == 0.0).then_some(())
     })
     .await;
 }
@@ -338,7 +338,7 @@ async fn is_served(scene: &Scene, client: &Arc<ClientConfig>, key: &IssuedKey) -
 async fn expect_failed(scene: &Scene, reason: &str, number: f64) {
     let series = format!("touchline_tls_handshakes_failed_total{{reason=\"{reason}\"}}");
     eventually(reason, async || {
-        (metric(scene, &series).await == number).then_some(())
+        (scene.metric(&series).await == number).then_some(())
     })
     .await;
 }
