@@ -108,8 +108,8 @@ use upkeep::tasks;
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
-/// How long commands wait for a reply, at least.
-const COMMAND_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long commands wait for a reply, at least: nobody's request hangs on it, and giving up leaves an operator in doubt.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -175,7 +175,11 @@ pub async fn open(
     let local_clock = clock.clone();
     let clock = Arc::new(StoreClock::new(clock));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
-    let link = Arc::new(Link::new(topology.clone(), settings.timeout));
+    let request_timeout = match role {
+        Role::Gateway(_) => settings.timeout,
+        Role::Command => command_timeout,
+    };
+    let link = Arc::new(Link::new(topology.clone(), request_timeout));
     let command_link = Arc::new(Link::new(topology.clone(), command_timeout));
     let prepare = {
         let (names, zone, clock) = (names.clone(), zone.to_owned(), clock.clone());
