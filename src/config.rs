@@ -22,6 +22,7 @@ use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::redirect;
 use crate::policy::token_bucket::Rate;
 
 mod check;
@@ -89,6 +90,10 @@ pub struct Listen {
     pub http: Option<Http>,
     /// HTTPS for clients.
     pub https: Option<Https>,
+    /// Cleartext HTTP that leads to HTTPS; only beside it.
+    pub redirect: Option<Redirect>,
+    /// The networks of proxies that are believed about clients.
+    pub trusted_proxies: Vec<Network>,
     /// Metrics and health for operators; outside loopback only with a token.
     pub admin: SocketAddr,
     /// What opens `/metrics`; never absent where `admin` is no loopback address.
@@ -102,6 +107,28 @@ pub struct Http {
     pub address: SocketAddr,
     /// Whether API keys may cross a network in clear text.
     pub cleartext: Cleartext,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
+}
+
+/// Whether connections begin with a header of the PROXY protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// Each of them, from a trusted proxy; others are closed.
+    Spoken,
+    /// None of them.
+    Absent,
+}
+
+/// The listener that redirects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// Its address, anywhere.
+    pub address: SocketAddr,
+    /// Where it leads to.
+    pub rule: redirect::Rule,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// Whether the cleartext listener may leave the machine.
@@ -124,6 +151,8 @@ pub struct Https {
     pub client_certificates: Option<ClientCertificates>,
     /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
     pub hsts: Option<Duration>,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// A certificate and its key.

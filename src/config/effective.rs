@@ -15,9 +15,10 @@ use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
 /// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 7] = [
+const FIXED: [&str; 8] = [
     "listen.http.address",
     "listen.https.address",
+    "listen.redirect.address",
     "listen.admin.address",
     "quota.timezone",
     "quota.settle_window",

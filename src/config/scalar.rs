@@ -5,7 +5,9 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy};
+use super::{
+    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
+};
 use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
@@ -178,6 +180,28 @@ impl Scalar for Enforcement {
         let word = match self {
             Enforcement::Enforced => "true",
             Enforcement::Shadow => "false",
+        };
+        word.to_owned()
+    }
+}
+
+impl Scalar for ProxyProtocol {
+    const WHAT: &'static str = "true or false";
+    const HINT: &'static str = "write true, or false for connections without such a header";
+    const BOOLEAN: bool = true;
+
+    fn parse(text: &str) -> Option<ProxyProtocol> {
+        match text {
+            "true" => Some(ProxyProtocol::Spoken),
+            "false" => Some(ProxyProtocol::Absent),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            ProxyProtocol::Spoken => "true",
+            ProxyProtocol::Absent => "false",
         };
         word.to_owned()
     }

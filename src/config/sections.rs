@@ -19,7 +19,7 @@ use super::text::{
 };
 use super::{
     AccessLog, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http, Keys,
-    Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
+    Ledger, Level, Listen, LogFormat, Logging, Places, ProxyProtocol, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
@@ -28,6 +28,7 @@ mod events;
 mod https;
 mod limits;
 mod outage;
+mod proxies;
 mod redis;
 mod retirement;
 mod traffic;
@@ -132,10 +133,37 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
     let http = (shipped || text.http.is_given()).then(|| http(check, &at.key("http"), text.http));
     let https = (shipped || text.https.is_given())
         .then(|| https::https(check, &at.key("https"), text.https));
+    let redirect = text
+        .redirect
+        .is_given()
+        .then(|| proxies::redirect(check, &at.key("redirect"), text.redirect));
+    if redirect.is_some() && https.is_none() {
+        check.wrong_key(
+            &at.key("redirect"),
+            "there is no https listener to redirect to",
+            "write https: {}, or remove it",
+        );
+    }
+    let trusted_proxies = proxies::trusted(check, &at.key("trusted_proxies"), text.trusted_proxies);
+    let speaking = [
+        ("http", http.as_ref().map(|http| http.proxy_protocol)),
+        ("https", https.as_ref().map(|https| https.proxy_protocol)),
+        ("redirect", redirect.as_ref().map(|one| one.proxy_protocol)),
+    ];
+    for (name, spoken) in speaking {
+        if spoken == Some(ProxyProtocol::Spoken) && trusted_proxies.is_empty() {
+            check.wrong(
+                &at.key(name).key("proxy_protocol"),
+                "no proxy is trusted, so every connection would be closed",
+                "write trusted_proxies: [NETWORK] in listen",
+            );
+        }
+    }
     let (admin, admin_token) = admin(check, &at.key("admin"), text.admin);
     let used = [
         (http.as_ref().map(|http| http.address), "http"),
         (https.as_ref().map(|https| https.address), "https"),
+        (redirect.as_ref().map(|one| one.address), "redirect"),
         (Some(admin), "admin"),
     ];
     for (index, (address, name)) in used.iter().enumerate() {
@@ -154,6 +182,8 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
     Listen {
         http,
         https,
+        redirect,
+        trusted_proxies,
         admin,
         admin_token,
     }
@@ -170,7 +200,11 @@ fn http(check: &mut Check<'_>, at: &Path, section: Section<HttpText>) -> Http {
             "listen on 127.0.0.1, use https, or write cleartext: allowed where TLS ends in front of the gateway",
         );
     }
-    Http { address, cleartext }
+    Http {
+        address,
+        cleartext,
+        proxy_protocol: proxies::protocol(check, at, &text.proxy_protocol),
+    }
 }
 
 fn admin(

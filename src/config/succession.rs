@@ -6,7 +6,7 @@
 use super::check::Check;
 use super::outline::Path;
 use super::{
-    Config, EmbeddedStore, Http, Https, Ledger, Outage, RedisPlace, RedisStore, StoreConfig,
+    Config, EmbeddedStore, Http, Https, Ledger, Outage, RedisPlace, RedisStore, Redirect, StoreConfig,
 };
 use crate::policy::key_record::TierName;
 
@@ -63,6 +63,7 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
     let (one, other) = (&running.listen, &next.listen);
     let of_http = |http: &Http| http.address;
     let of_https = |https: &Https| https.address;
+    let of_redirect = |redirect: &Redirect| redirect.address;
     for (name, one, other) in [
         (
             "http",
@@ -73,6 +74,11 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
             "https",
             one.https.as_ref().map(of_https),
             other.https.as_ref().map(of_https),
+        ),
+        (
+            "redirect",
+            one.redirect.as_ref().map(of_redirect),
+            other.redirect.as_ref().map(of_redirect),
         ),
         ("admin", Some(one.admin), Some(other.admin)),
     ] {

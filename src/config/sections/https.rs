@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{loopback, seconds};
+use super::{loopback, proxies, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::text::{
@@ -63,6 +63,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText
         certificates,
         client_certificates,
         hsts,
+        proxy_protocol: proxies::protocol(check, at, &text.proxy_protocol),
     }
 }
 
