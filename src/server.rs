@@ -30,6 +30,7 @@ mod descriptors;
 mod events;
 mod listeners;
 mod notify;
+mod proxied;
 mod reload;
 mod stores;
 mod tls;
@@ -88,6 +89,8 @@ pub struct Addresses {
     http: Option<SocketAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
     https: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redirect: Option<SocketAddr>,
     admin: SocketAddr,
 }
 

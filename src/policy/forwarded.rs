@@ -3,13 +3,80 @@
 //! A proxy appends to `X-Forwarded-For` the address that it was connected from, so the list is true from its end up to the first
 //! address that is not a trusted proxy's: that one is the client, and what stands before it is the client's own claim.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use serde::{Serialize, Serializer};
+
 use super::address::Network;
+use super::http1::is_host;
+
+/// Who sent a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Client {
+    /// Whoever the connection is with.
+    Connected(SocketAddr),
+    /// Somebody behind a trusted proxy, whose connection carries the requests of others too.
+    Told(IpAddr),
+}
+
+impl Client {
+    /// The sender of a request that came from `peer` with these values of `X-Forwarded-For`.
+    pub fn of<'a>(
+        peer: SocketAddr,
+        values: impl DoubleEndedIterator<Item = &'a [u8]>,
+        trusted: &[Network],
+    ) -> Client {
+        match client_of(peer.ip(), values, trusted) {
+            client if client == peer.ip().to_canonical() => Client::Connected(peer),
+            client => Client::Told(client),
+        }
+    }
+
+    /// Its address.
+    pub fn ip(self) -> IpAddr {
+        match self {
+            Client::Connected(peer) => peer.ip(),
+            Client::Told(client) => client,
+        }
+    }
+}
+
+impl fmt::Display for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Client::Connected(peer) => peer.fmt(f),
+            Client::Told(client) => client.fmt(f),
+        }
+    }
+}
+
+impl Serialize for Client {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// The only value of `X-Forwarded-Proto`, if it is a scheme that there is.
+pub fn scheme_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'static str> {
+    match (values.next()?, values.next()) {
+        (b"https", None) => Some("https"),
+        (b"http", None) => Some("http"),
+        _ => None,
+    }
+}
+
+/// The only value of `X-Forwarded-Host`, if it is a host.
+pub fn host_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
+    match (values.next()?, values.next()) {
+        (host, None) if is_host(host) => Some(host),
+        (_, Some(_)) | (_, None) => None,
+    }
+}
 
 /// The client of a request that came from `peer` with these values of `X-Forwarded-For`, in the order of the message. It is the
 /// peer where that is no trusted proxy; where the list ends or cannot be read before an untrusted address, the last one that was.
-pub fn client_of<'a>(
+fn client_of<'a>(
     peer: IpAddr,
     values: impl DoubleEndedIterator<Item = &'a [u8]>,
     trusted: &[Network],
@@ -104,6 +171,39 @@ mod tests {
             assert_eq!(client(peer, &values, &trusted), ip(expected), "{values:?}");
         }
         assert_eq!(client("10.0.0.1", &["198.51.100.1"], &[]), ip("10.0.0.1"));
+    }
+
+    #[test]
+    fn scheme_and_host_are_taken_if_there_is_one_good_value() {
+        let values = |values: &[&'static str]| values.iter().map(|value| value.as_bytes()).collect();
+        for (sent, scheme, host) in [
+            (vec!["https"], Some("https"), Some("https")),
+            (vec!["http"], Some("http"), Some("http")),
+            (vec!["https", "https"], None, None),
+            (vec!["https,http"], None, None),
+            (vec!["a.example:80"], None, Some("a.example:80")),
+            (vec!["a.example/x"], None, None),
+            (vec![""], None, None),
+            (vec![], None, None),
+        ] {
+            let sent: Vec<&[u8]> = values(&sent);
+            assert_eq!(scheme_of(sent.iter().copied()), scheme);
+            let found = host_of(sent.iter().copied());
+            assert_eq!(found, host.map(str::as_bytes));
+        }
+    }
+
+    #[test]
+    fn a_client_is_shown_with_its_port_only_where_it_is_known() {
+        let peer: SocketAddr = "10.0.0.1:7".parse().unwrap();
+        let trusted = ["10.0.0.0/8".parse().unwrap()];
+        let sent = |value: &'static str| [value.as_bytes()].into_iter();
+        let told = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
+        assert_eq!(told, Client::Told(ip("198.51.100.1")));
+        assert_eq!(serde_json::to_value(told).unwrap(), "198.51.100.1");
+        let connected = Client::of(peer, sent("198.51.100.1"), &[]);
+        assert_eq!(connected, Client::Connected(peer));
+        assert_eq!(serde_json::to_value(connected).unwrap(), "10.0.0.1:7");
     }
 
     proptest! {
