@@ -6,7 +6,8 @@
 use super::check::Check;
 use super::outline::Path;
 use super::{
-    Config, EmbeddedStore, Http, Https, Ledger, Outage, RedisPlace, RedisStore, Redirect, StoreConfig,
+    Config, EmbeddedStore, Http, Https, Ledger, Outage, Redirect, RedisPlace, RedisStore,
+    StoreConfig,
 };
 use crate::policy::key_record::TierName;
 

@@ -140,7 +140,11 @@ mod tests {
             ("10.0.0.1", vec!["198.51.100.1"], "198.51.100.1"),
             ("::ffff:10.0.0.1", vec!["198.51.100.1"], "198.51.100.1"),
             // What stands before the client is its own claim.
-            ("10.0.0.1", vec!["203.0.113.7, 198.51.100.1"], "198.51.100.1"),
+            (
+                "10.0.0.1",
+                vec!["203.0.113.7, 198.51.100.1"],
+                "198.51.100.1",
+            ),
             (
                 "10.0.0.1",
                 vec!["203.0.113.7,198.51.100.1 ,\t10.2.3.4"],
@@ -162,7 +166,11 @@ mod tests {
             ("10.0.0.1", vec!["::ffff:198.51.100.1"], "198.51.100.1"),
             // What cannot be read ends the list: the last that was told is the client.
             ("10.0.0.1", vec!["198.51.100.1, unknown"], "10.0.0.1"),
-            ("10.0.0.1", vec!["198.51.100.1, unknown, 10.1.1.1"], "10.1.1.1"),
+            (
+                "10.0.0.1",
+                vec!["198.51.100.1, unknown, 10.1.1.1"],
+                "10.1.1.1",
+            ),
             ("10.0.0.1", vec!["198.51.100.1,"], "10.0.0.1"),
             ("10.0.0.1", vec!["198.51.100.1", ""], "10.0.0.1"),
             ("10.0.0.1", vec!["198.51.100.01"], "10.0.0.1"),
@@ -175,7 +183,8 @@ mod tests {
 
     #[test]
     fn scheme_and_host_are_taken_if_there_is_one_good_value() {
-        let values = |values: &[&'static str]| values.iter().map(|value| value.as_bytes()).collect();
+        let values =
+            |values: &[&'static str]| values.iter().map(|value| value.as_bytes()).collect();
         for (sent, scheme, host) in [
             (vec!["https"], Some("https"), Some("https")),
             (vec!["http"], Some("http"), Some("http")),

@@ -88,7 +88,13 @@ pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
     match words.as_slice() {
         // What follows is to be ignored.
         ["PROXY", "UNKNOWN", ..] => Ok(None),
-        ["PROXY", family @ ("TCP4" | "TCP6"), source, destination, ports @ ..] => {
+        [
+            "PROXY",
+            family @ ("TCP4" | "TCP6"),
+            source,
+            destination,
+            ports @ ..,
+        ] => {
             let [source_port, destination_port] = ports else {
                 return Err(NoHeader);
             };
@@ -168,7 +174,10 @@ mod tests {
             ("PROXY TCP4 2001:db8::1 ::1 4711 443\r\n", Err(NoHeader)),
             ("PROXY TCP6 192.0.2.1 10.0.0.1 4711 443\r\n", Err(NoHeader)),
             ("PROXY TCP4 192.0.2.1 10.0.0.1 4711\r\n", Err(NoHeader)),
-            ("PROXY TCP4 192.0.2.1 10.0.0.1 4711 443 1\r\n", Err(NoHeader)),
+            (
+                "PROXY TCP4 192.0.2.1 10.0.0.1 4711 443 1\r\n",
+                Err(NoHeader),
+            ),
             ("PROXY TCP4 192.0.2.1  10.0.0.1 4711 443\r\n", Err(NoHeader)),
             ("PROXY TCP4 192.0.2.1 10.0.0.1 04711 443\r\n", Err(NoHeader)),
             ("PROXY TCP4 192.0.2.1 10.0.0.1 +4711 443\r\n", Err(NoHeader)),

@@ -118,7 +118,12 @@ mod tests {
             let head = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
             location(&head, rule).unwrap_err().code()
         };
-        for host in ["evil.example", "api.example.evil.example", "", "xapi.example"] {
+        for host in [
+            "evil.example",
+            "api.example.evil.example",
+            "",
+            "xapi.example",
+        ] {
             assert_eq!(refused("/", host, &ours), "BAD_REQUEST", "{host}");
         }
         let any = rule(443, &[]);

@@ -35,7 +35,11 @@ impl Origin {
         let host = well_formed::host(header);
         if !forwarded::is_trusted(peer.ip(), trusted) {
             let client = Client::Connected(peer);
-            return Some(Origin { client, scheme, host });
+            return Some(Origin {
+                client,
+                scheme,
+                host,
+            });
         }
         let told = |name| values(&header.headers, name);
         let told_host = forwarded::host_of(told(X_FORWARDED_HOST));
@@ -52,6 +56,6 @@ impl Origin {
 fn values<'a>(
     headers: &'a HeaderMap,
     name: HeaderName,
-) -> impl DoubleEndedIterator<Item = &'a [u8]>  {
+) -> impl DoubleEndedIterator<Item = &'a [u8]> {
     headers.get_all(name).iter().map(HeaderValue::as_bytes)
 }

@@ -10,6 +10,8 @@ mod frames;
 mod heads;
 mod http2_floods;
 mod pipelines;
+mod proxies;
+mod redirect;
 mod smuggling;
 
 use harness::Scene;

@@ -37,9 +37,7 @@ pub async fn serve(
     let read = timeout_at(deadline, head(&mut socket, &mut received, limits)).await;
     let verdict = match read {
         Ok(None) => return,
-        Ok(Some(Ok(range))) => {
-            redirect::redirect(received.get(range).unwrap_or_default(), rule)
-        }
+        Ok(Some(Ok(range))) => redirect::redirect(received.get(range).unwrap_or_default(), rule),
         Ok(Some(Err(rejection))) => Err(rejection),
         Err(_) => {
             let hits = &gate.metrics.limit_hits;
@@ -137,7 +135,10 @@ impl Redirected<'_> {
             .with_label_values(&[NONE])
             .observe(self.waited.as_secs_f64());
         if self.redirect.shows_key {
-            metrics.limit_hits.with_label_values(&["cleartext_key"]).inc();
+            metrics
+                .limit_hits
+                .with_label_values(&["cleartext_key"])
+                .inc();
         }
         let (method, path) = http1::told_apart(self.head);
         gate.access_log.write(&Line {

@@ -145,6 +145,10 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More YAML of `listen` in a line of its own, such as `trusted_proxies: [10.0.0.0/8]`.
+    pub listen_extra: String,
+    /// More entries of `listen.http`, such as `proxy_protocol: true`.
+    pub http_extra: String,
     /// More entries of `listen.https`, such as `hsts: 365d`.
     pub https_extra: String,
     /// More entries of `listen.admin`, such as `token_file: F`.
@@ -195,6 +199,8 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            listen_extra: String::new(),
+            http_extra: String::new(),
             https_extra: String::new(),
             admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
@@ -276,15 +282,18 @@ impl GatewaySpec {
             "" => String::new(),
             extra => format!(", {extra}"),
         };
+        let http = after_comma(&self.http_extra);
         let (https, admin) = (
             after_comma(&self.https_extra),
             after_comma(&self.admin_extra),
         );
+        let listen = &self.listen_extra;
         format!(
             "listen:
-  http: {{ address: \"127.0.0.1:0\" }}
+  http: {{ address: \"127.0.0.1:0\"{http} }}
   https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
+  {listen}
 store:
 {store}
 quota: {{ timezone: {} }}
@@ -325,6 +334,8 @@ pub struct Gateway {
     pub http: SocketAddr,
     /// The TLS listener.
     pub https: SocketAddr,
+    /// The listener that leads to HTTPS, if there is one.
+    pub redirect: Option<SocketAddr>,
     /// The admin listener.
     pub admin: SocketAddr,
 }
@@ -353,6 +364,7 @@ impl Gateway {
             },
             http: listening.http,
             https: listening.https,
+            redirect: listening.redirect,
             admin: listening.admin,
         }
     }
@@ -404,6 +416,7 @@ impl Gateway {
         self.process = process;
         self.http = listening.http;
         self.https = listening.https;
+        self.redirect = listening.redirect;
         self.admin = listening.admin;
     }
 
@@ -484,6 +497,7 @@ fn stdout_file(directory: &Path, name: &str) -> PathBuf {
 struct Listening {
     http: SocketAddr,
     https: SocketAddr,
+    redirect: Option<SocketAddr>,
     admin: SocketAddr,
 }
 
@@ -536,6 +550,7 @@ fn read_listening(line: &str) -> Option<Listening> {
     Some(Listening {
         http: address("http")?,
         https: address("https")?,
+        redirect: address("redirect"),
         admin: address("admin")?,
     })
 }
