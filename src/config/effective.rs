@@ -299,6 +299,7 @@ limits: {connections: \"${N}\"}
                 "upstream u servers: 127.0.0.1:9000 → 127.0.0.1:9001",
                 "setting limits.connections value: 20000 → ${N}",
                 "setting listen.https.certificate value: self-signed → -",
+                "setting listen.https.proxy_protocol value: false → -",
             ]
         );
     }

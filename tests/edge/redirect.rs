@@ -161,6 +161,10 @@ async fn connections_there_take_places_like_all_others() {
         .await;
     let address = scene.gateways[0].redirect.unwrap();
     let _first = TcpStream::connect(address).await.unwrap();
+    eventually("the first has its place", async || {
+        (scene.metric("touchline_connections").await == 1.0).then_some(())
+    })
+    .await;
     let answer = answered(&scene, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await;
     assert_eq!(answer, "");
     eventually("it is counted", async || {
