@@ -53,9 +53,9 @@ impl Origin {
     }
 }
 
-fn values<'a>(
-    headers: &'a HeaderMap,
+fn values(
+    headers: &HeaderMap,
     name: HeaderName,
-) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+) -> impl DoubleEndedIterator<Item = &[u8]> {
     headers.get_all(name).iter().map(HeaderValue::as_bytes)
 }
