@@ -53,9 +53,6 @@ impl Origin {
     }
 }
 
-fn values(
-    headers: &HeaderMap,
-    name: HeaderName,
-) -> impl DoubleEndedIterator<Item = &[u8]> {
+fn values(headers: &HeaderMap, name: HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
     headers.get_all(name).iter().map(HeaderValue::as_bytes)
 }
