@@ -196,6 +196,11 @@ async fn run(
     events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
     for task in [teller, courier] {
         task.abort();
+        // It has let go of the store, so that nothing of it comes after what is said now.
+        let _ = task.await;
+    }
+    if let Err(error) = store.resign(&node).await {
+        tracing::warn!(%error, "another gateway delivers events only when the right of this one has expired");
     }
     store.close(CLOSE_TIMEOUT).await;
     tracing::info!("stopped");

@@ -303,6 +303,9 @@ pub trait Store: Send + Sync + 'static {
     /// The event need not be kept any longer.
     async fn delivered(&self, event: &Event) -> Result<(), StoreError>;
 
+    /// Gives up the delivery of events, where it is `courier` who does it, so that another node can begin at once.
+    async fn resign(&self, courier: &NodeName) -> Result<(), StoreError>;
+
     /// Writes what is still to be written (refunds, ledger), for at most `deadline`, and says goodbye as a node.
     async fn close(&self, deadline: Duration);
 

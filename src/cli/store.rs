@@ -10,8 +10,8 @@ use super::output::{RecordFormat, write_json, write_record, write_table};
 use crate::config::{Config, StoreConfig};
 use crate::store::redis::journal_facts;
 use crate::store::status::{
-    EmbeddedFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts, StoreFacts,
-    StoreStatus,
+    EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
+    StoreFacts, StoreStatus,
 };
 
 const GATEWAY_HEADER: [&str; 7] = [
@@ -103,6 +103,7 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         "clock",
         format!("{:+.3} s", status.clock_difference_seconds),
     ));
+    fields.push(("events", events_told(&status.events)));
     for warning in &status.warnings {
         fields.push(("warning", warning.clone()));
     }
@@ -123,6 +124,17 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         }
     }
     write_table(out, &header, &GATEWAY_NUMBERS, &rows)
+}
+
+fn events_told(events: &EventFacts) -> String {
+    let EventFacts {
+        waiting,
+        oldest_seconds,
+        courier,
+    } = events;
+    let age = oldest_seconds.map_or_else(String::new, |age| format!(", the oldest for {age:.0} s"));
+    let courier = courier.as_deref().unwrap_or("no gateway");
+    format!("{waiting} wait for the webhook{age}; {courier} delivers")
 }
 
 fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {

@@ -348,6 +348,12 @@ impl Store for EmbeddedStore {
             .await
     }
 
+    async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
+        let courier = courier.clone();
+        self.on_writer(move |connection, _| events::resign(connection, &courier))
+            .await
+    }
+
     async fn close(&self, deadline: Duration) {
         self.goodbye.store(true, Ordering::Release);
         self.stop.tell();
@@ -452,7 +458,8 @@ impl Store for EmbeddedStore {
 
     async fn status(&self) -> Result<StoreStatus, StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
-        self.on_reader(move |connection| status::read(connection, path, durability))
+        let now = self.desk.clock.now();
+        self.on_reader(move |connection| status::read(connection, path, durability, now))
             .await
     }
 

@@ -15,6 +15,7 @@
 //! | `breaker`, `guard` | when to stop asking Redis, and when to ask again |
 //! | [`outage`] | service without Redis, and settling it |
 //! | `journal` | what this node has counted, on its own disk |
+//! | `inheritance` | what killed processes of this machine had counted last |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
@@ -67,6 +68,7 @@ mod heartbeat;
 mod home;
 mod import;
 mod index;
+mod inheritance;
 mod journal;
 mod ledger;
 mod line;
@@ -91,6 +93,7 @@ use feed::{Feed, Setting};
 use guard::Guard;
 use heartbeat::Condition;
 use home::Home;
+use inheritance::Inheritance;
 use ledger::Ledger;
 use link::Link;
 use names::Names;
@@ -112,6 +115,8 @@ pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);
+/// How long it then waits for what killed processes had counted last.
+const INHERIT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The store. Dropping it ends its tasks without goodbye, as the death of a process would.
 pub struct RedisStore {
@@ -138,6 +143,8 @@ struct Parts {
     /// Held while refunds and ledger are written, so that whoever closes knows when they are.
     flushing: tokio::sync::Mutex<()>,
     records: Records,
+    /// What other processes left; only where there is a journal.
+    inheritance: Option<Inheritance>,
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
     max_staleness: Duration,
@@ -237,9 +244,20 @@ pub async fn open(
             Some(follower(setting, settings.replica, home).await?)
         }
     };
+    let inheritance = outage.clone().map(|outage| Inheritance {
+        link: command_link.clone(),
+        guard: guard.clone(),
+        names: names.clone(),
+        keys: keys.clone(),
+        clock: clock.clone(),
+        zone: zone.to_owned(),
+        outage,
+        done: Default::default(),
+    });
     let parts = Arc::new(Parts {
         ledger,
         outage,
+        inheritance,
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
@@ -266,6 +284,9 @@ pub async fn open(
         .filter(|_| store.parts.link.is_up())
     {
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
+        if let Some(inheritance) = &store.parts.inheritance {
+            let _ = timeout(INHERIT_PATIENCE, inheritance.done()).await;
+        }
     }
     Ok(Arc::new(store))
 }
@@ -451,6 +472,10 @@ impl Store for RedisStore {
         events::delivered(&self.parts.command_link, &self.parts.names, event).await
     }
 
+    async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
+        events::resign(&self.parts.command_link, &self.parts.names, courier).await
+    }
+
     async fn close(&self, deadline: Duration) {
         let parts = &self.parts;
         let farewell = async {
@@ -461,10 +486,15 @@ impl Store for RedisStore {
         if timeout(deadline, farewell).await.is_err() {
             tracing::error!("closed with refunds or ledger entries that Redis was not told");
         }
-        if let Some(outage) = &parts.outage {
-            outage.note_changes().await;
-        }
+        let noted = match &parts.outage {
+            Some(outage) => outage.note_changes().await,
+            None => false,
+        };
         self.tasks.iter().for_each(AbortHandle::abort);
+        if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
+            // Where the name stays, the next process reads what needs no reading.
+            let _ = outage.journal().leave().await;
+        }
         if let Some(feed) = &parts.feed {
             if let Err(error) = feed.save().await {
                 tracing::error!(%error, "closed without saving the replica of the key table");
@@ -533,7 +563,8 @@ impl Store for RedisStore {
                 .unwrap_or_default(),
             None => None,
         };
-        status::status(link, names, difference.as_secs_f64(), journal).await
+        let events = events::waiting(link, names, theirs).await?;
+        status::status(link, names, difference.as_secs_f64(), events, journal).await
     }
 
     async fn usage(

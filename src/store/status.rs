@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// Everything `touchline store status` tells.
@@ -16,10 +17,40 @@ pub struct StoreStatus {
     pub keys: u64,
     /// Days with a ledger.
     pub days: u64,
+    /// The events of keys near their limits.
+    pub events: EventFacts,
     /// The store's clock minus this machine's.
     pub clock_difference_seconds: f64,
     /// What breaks a promise, and what to do about it.
     pub warnings: Vec<String>,
+}
+
+/// The events that are kept for the webhook.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct EventFacts {
+    /// How many wait to be delivered.
+    pub waiting: u64,
+    /// How long ago the oldest of them came about; `None` where none waits.
+    pub oldest_seconds: Option<f64>,
+    /// The gateway that delivers them; `None` where none does now.
+    pub courier: Option<String>,
+}
+
+impl EventFacts {
+    /// Of so many, the oldest of that instant (Unix milliseconds), at `now`. An instant to come is now.
+    pub fn of(
+        waiting: u64,
+        oldest: Option<i64>,
+        courier: Option<String>,
+        now: Timestamp,
+    ) -> EventFacts {
+        let age = |since: i64| now.as_millisecond().saturating_sub(since).max(0);
+        EventFacts {
+            waiting,
+            oldest_seconds: oldest.map(|since| age(since) as f64 / 1e3),
+            courier,
+        }
+    }
 }
 
 /// The facts that only one kind of store has.

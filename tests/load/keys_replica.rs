@@ -1,22 +1,24 @@
 //! What 100,000 keys cost a gateway: `cargo bench --bench keys_replica`. Figures, not a verdict.
 //!
 //! Starts a redis-server of its own, fills it, and measures: loading from Redis (first through every name, then through
-//! the index), loading from the saved replica without Redis, the memory that the table takes, and how fast changes of
-//! the feed are applied.
+//! the index), loading from the saved replica without Redis, the memory that the table takes, how fast changes of the
+//! feed are applied, and how long a start takes after a gateway was killed, whose counts are read.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
     reason = "a measurement fails by panicking and prints what it found"
 )]
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use touchline::clock::Clock;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{NodeName, Role, Store};
 
 const KEYS: usize = 100_000;
@@ -106,9 +108,71 @@ async fn measure() {
         )
         .await,
     );
+    inherit(
+        &settings,
+        &directory.path().join("journal.db"),
+        &records,
+        &mut connection,
+    )
+    .await;
     server.kill().unwrap();
     server.wait().unwrap();
     drop(opened(&settings, "from the saved replica, without Redis").await);
+}
+
+/// Starts after a gateway was killed that had counted for every key, on a day of which three others had too.
+async fn inherit(
+    settings: &Settings,
+    journal: &Path,
+    records: &[KeyRecord],
+    connection: &mut redis::aio::MultiplexedConnection,
+) {
+    tracing_subscriber::fmt()
+        .with_env_filter("touchline::store::redis::inheritance=info")
+        .with_ansi(false)
+        .init();
+    let settings = Settings {
+        outage: Some(OutageSettings::of_journal(journal)),
+        ..settings.clone()
+    };
+    drop(opened(&settings, "with a journal, nobody was killed").await);
+    let file = rusqlite::Connection::open(journal).unwrap();
+    let sql = "SELECT process FROM processes";
+    let killed: String = file.query_row(sql, [], |row| row.get(0)).unwrap();
+    let day = Calendar::of_zone("UTC").unwrap();
+    let day = day.day_at(jiff::Timestamp::now()).unwrap();
+    for batch in records.chunks(BATCH) {
+        let mut pipeline = redis::pipe();
+        for (number, record) in batch.iter().enumerate() {
+            let name = format!("touchline:q:{{{}}}:{}", record.id, day.date);
+            let mut fields = vec![
+                ("t".to_owned(), "4".to_owned()),
+                ("s".to_owned(), day.start.to_string()),
+                ("e".to_owned(), day.end.to_string()),
+                (format!("g{killed}.{number:x}"), "1".to_owned()),
+            ];
+            for other in 1..4 {
+                fields.push((format!("g{other:024x}.{number:x}"), "1".to_owned()));
+            }
+            pipeline.hset_multiple(name, &fields).ignore();
+        }
+        pipeline.exec_async(connection).await.unwrap();
+    }
+    let next = opened(
+        &settings,
+        "after a kill, every count lacking in the journal",
+    )
+    .await;
+    wait_until(|| counts(&file) == KEYS).await;
+    drop(next);
+    drop(opened(&settings, "after a kill, no count lacking").await);
+}
+
+fn counts(journal: &rusqlite::Connection) -> usize {
+    let count: u32 = journal
+        .query_row("SELECT count(*) FROM counts", [], |row| row.get(0))
+        .unwrap();
+    count as usize
 }
 
 /// Opens a gateway's store and waits until it has all keys.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use harness::{IssuedKey, Protocol, Scene, Store, eventually};
+use harness::{IssuedKey, PATIENCE, Protocol, Scene, Store, eventually};
 use serde_json::{Value, json};
 
 use super::{MARKETS, Ran, STORES, TOUCHLINE, run_beside};
@@ -365,6 +365,35 @@ fn compared(export: &str, but: &str) -> BTreeSet<String> {
     rows.filter(|row| &row[0] != but)
         .map(|row| columns.map(|column| &row[column]).join(" "))
         .collect()
+}
+
+#[tokio::test]
+async fn an_import_on_a_terminal_shows_how_far_it_is_and_another_does_not() {
+    let scene = scene(Store::Embedded).await;
+    let path = file(&scene, "keys.csv", &many(5_000));
+    let config = scene.gateways[0].config.display();
+    // `script` (of bsdutils, which every Debian has) gives the command a terminal, and tells what came on it.
+    let command = format!(
+        "stty cols 120; exec '{TOUCHLINE}' keys import '{}' --config '{config}'",
+        path.display()
+    );
+    let shown = tokio::process::Command::new("script")
+        .args(["--quiet", "--return", "--command", &command, "/dev/null"])
+        .env("TERM", "xterm")
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let shown = tokio::time::timeout(PATIENCE, shown)
+        .await
+        .expect("the command ends")
+        .expect("script runs: apt-get install bsdutils");
+    let text = String::from_utf8_lossy(&shown.stdout);
+    assert!(shown.status.success(), "{text}");
+    assert!(text.contains(" of 5,000 keys, "), "{text}");
+    assert!(text.contains("5000 keys imported"), "{text}");
+    let again = import(&scene, &path, &[]).await;
+    assert!(!again.stderr.contains(" of 5,000 keys"), "{again:?}");
+    assert!(again.done().contains("5000 there already"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -28,10 +28,19 @@ fn builder(store: Store) -> SceneBuilder {
 
 /// With a webhook at `receiver`.
 fn telling(store: Store, receiver: &RecordingUpstream) -> SceneBuilder {
+    telling_within(store, receiver, "2s")
+}
+
+/// The same with a timeout of its own.
+fn telling_within(
+    store: Store,
+    receiver: &RecordingUpstream,
+    timeout: &'static str,
+) -> SceneBuilder {
     let url = format!("http://{}/hooks/quota?token=s3cr3t", receiver.address());
     builder(store).spec(move |spec| {
         spec.extra_yaml = format!(
-            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: 2s }} }}"
+            "events: {{ webhook: {{ url: \"{url}\", secret: \"{SECRET}\", timeout: {timeout} }} }}"
         );
     })
 }
@@ -244,6 +253,41 @@ async fn an_event_is_delivered_after_refusals_and_a_gateways_death() {
 }
 
 #[tokio::test]
+async fn a_gateway_that_is_asked_to_end_lets_another_deliver_at_once() {
+    for store in STORES {
+        let receiver = RecordingUpstream::start().await;
+        receiver.always(Behaviour::Status(200));
+        // The right to deliver lasts ten seconds longer than the timeout, hence longer than this test has patience.
+        let mut scene = telling_within(store, &receiver, "60s")
+            .gateways(2)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let name = eventually("one delivers", async || {
+            let text = scene.cli(&["store", "status", "--output", "json"]).await;
+            let status: Value = serde_json::from_str(&text).unwrap();
+            Some(status["events"]["courier"].as_str()?.to_owned())
+        })
+        .await;
+        let node = format!("\"node\":\"{name}\"");
+        let says_so = |gateway: &usize| scene.gateways[*gateway].output().contains(&node);
+        let couriers: Vec<usize> = (0..2).filter(says_so).collect();
+        assert_eq!(couriers.len(), 1, "{name}");
+        let other = 1 - couriers[0];
+        assert_eq!(scene.gateways[couriers[0]].terminate().code(), Some(0));
+        let client = scene.client_of(other, Protocol::Http1);
+        for _ in 0..32 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let delivered = eventually("the other delivers", async || {
+            receiver.recorded().first().cloned()
+        })
+        .await;
+        assert_eq!(verified(&delivered).1["data"]["share"], 80);
+    }
+}
+
+#[tokio::test]
 async fn three_gateways_deliver_each_event_once_where_nothing_fails() {
     for store in STORES {
         let receiver = RecordingUpstream::start().await;
@@ -310,14 +354,14 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
         (redis.command(&["HLEN", &claims]).await.ok()? == ":3\r\n").then_some(())
     })
     .await;
-    eventually("the key is exhausted again for all", async || {
-        (scene.used(&key).await == LIMIT).then_some(())
-    })
-    .await;
     // A gateway that was not there before meets the claims.
     scene.gateways[0].kill9();
     scene.gateways[0].restart().await;
     assert_eq!(calls(&scene, &key, 30).await, 0);
+    eventually("the key is exhausted again for all", async || {
+        (scene.used(&key).await == LIMIT).then_some(())
+    })
+    .await;
     assert_eq!(logged(&scene), events, "no line is written twice");
     for delivery in receiver.recorded() {
         assert!(

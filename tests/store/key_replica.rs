@@ -454,6 +454,26 @@ async fn the_replica_of_another_store_is_refused_and_left_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_no_replica_is_refused_and_left_alone() {
+    let site = Site::new().await;
+    std::fs::create_dir_all(site.replica().parent().unwrap()).unwrap();
+    let theirs = rusqlite::Connection::open(site.replica()).unwrap();
+    theirs
+        .execute_batch("CREATE TABLE books (title TEXT)")
+        .unwrap();
+    drop(theirs);
+    let before = std::fs::read(site.replica()).unwrap();
+    let refused = site.try_open(site.settings(), Clock::system()).await;
+    let Err(StoreError::Failed(message)) = refused else {
+        panic!("it opened");
+    };
+    for part in ["keys.db", "store.redis.replica"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(std::fs::read(site.replica()).unwrap(), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gateway_goes_on_from_its_saved_place_without_loading_all() {
     let site = Site::new().await;
     let command = site.command().await;

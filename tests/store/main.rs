@@ -12,6 +12,7 @@ use harness::{redis_nodes, tcp_proxy};
 
 mod charge_script;
 mod embedded;
+mod inheritance;
 mod key_replica;
 mod key_replica_gateway;
 mod ledger_in_redis;

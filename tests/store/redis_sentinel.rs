@@ -9,7 +9,7 @@ use touchline::clock::Clock;
 use touchline::store::redis::{Place, RedisStore, open};
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
-use crate::redis_nodes::{Node, SentinelSet, settled};
+use crate::redis_nodes::{Node, SentinelSet, deafen, settled};
 use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today};
 use crate::topologies::{SharedServers, gateway, patient};
 
@@ -115,8 +115,7 @@ async fn when_the_master_hangs_and_comes_back_as_a_replica_nothing_is_counted_tw
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_that_a_failover_lost_are_claimed_again() {
     let (mut set, store, key) = begun().await;
-    // From now on the replica hears nothing of the master.
-    set.servers[1].hang();
+    deafen(&set.servers[1], &set.servers[0]).await;
     for used in 6..=25 {
         assert_eq!(
             granted(store.charge(charge(&key, today(), LIMIT, 1)).await).0,

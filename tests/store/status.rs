@@ -70,7 +70,13 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
     );
 
     let table = scene.cli(&["store", "status"]).await;
-    for part in ["run id", "allkeys-lru", "GATEWAY", "warning"] {
+    for part in [
+        "run id",
+        "allkeys-lru",
+        "GATEWAY",
+        "warning",
+        "0 wait for the webhook",
+    ] {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert!(!table.contains(key.key.as_str()));
@@ -90,7 +96,9 @@ async fn the_status_of_an_embedded_store_tells_its_file_and_gateways() {
     assert_eq!(told["keys"], 1);
     assert_eq!(told["gateways"].as_array().unwrap().len(), 1);
     let table = scene.cli(&["store", "status"]).await;
-    assert!(table.contains("touchline.db"), "{table}");
+    for part in ["touchline.db", "0 wait for the webhook"] {
+        assert!(table.contains(part), "{part}: {table}");
+    }
 }
 
 #[tokio::test]

@@ -111,6 +111,8 @@ macro_rules! store_suite {
             an_event_is_claimed_by_one_node_for_a_key_day_and_share,
             events_are_kept_in_their_order_until_they_are_delivered,
             one_node_delivers_until_it_is_silent_for_its_lease,
+            a_node_that_resigns_lets_another_deliver_at_once,
+            what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest,
             no_more_events_are_kept_than_may_be,
             a_day_with_other_boundaries_is_refused,
             a_day_that_is_over_or_to_come_is_refused_with_the_stores_time,

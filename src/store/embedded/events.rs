@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use crate::policy::crossing::{Crossing, Event};
+use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
     NodeName,
@@ -100,6 +101,29 @@ pub(super) fn undelivered(
         })
     })?;
     rows.collect::<rusqlite::Result<Vec<Event>>>().map(Some)
+}
+
+/// Lets another node deliver at once, if it is this one that does.
+pub(super) fn resign(connection: &Connection, courier: &NodeName) -> rusqlite::Result<()> {
+    connection.execute("DELETE FROM courier WHERE node = ?1", [&courier.0])?;
+    Ok(())
+}
+
+/// What waits to be delivered.
+pub(super) fn waiting(connection: &Connection, now: Timestamp) -> rusqlite::Result<EventFacts> {
+    let (waiting, oldest) =
+        connection.query_row("SELECT count(*), min(since) FROM events", [], |row| {
+            Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?))
+        })?;
+    let courier = connection
+        .query_row(
+            "SELECT node FROM courier WHERE until >= ?1",
+            [now.as_millisecond()],
+            |row| row.get(0),
+        )
+        .optional()?;
+    let waiting = u64::try_from(waiting).unwrap_or(0);
+    Ok(EventFacts::of(waiting, oldest, courier, now))
 }
 
 /// Drops a delivered event.

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
+use jiff::Timestamp;
 use rusqlite::Connection;
 
-use super::Durability;
-use super::feed;
+use super::{Durability, events, feed};
 use crate::store::status::{EmbeddedFacts, GatewayFacts, StoreFacts, StoreStatus};
 
 /// Reads everything that `touchline store status` tells.
@@ -13,6 +13,7 @@ pub(super) fn read(
     connection: &Connection,
     path: PathBuf,
     durability: Durability,
+    now: Timestamp,
 ) -> rusqlite::Result<StoreStatus> {
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let count = |sql: &str| number(sql).map(|count| u64::try_from(count).unwrap_or(0));
@@ -49,6 +50,7 @@ pub(super) fn read(
         gateways: gateways.collect(),
         keys: count("SELECT count(*) FROM keys")?,
         days: count("SELECT count(*) FROM days")?,
+        events: events::waiting(connection, now)?,
         clock_difference_seconds: 0.0,
         warnings: Vec::new(),
     })

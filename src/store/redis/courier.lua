@@ -1,14 +1,18 @@
--- Takes or keeps the right to deliver events, and tells those that are to be delivered.
+-- Takes, keeps or gives up the right to deliver events, and tells those that are to be delivered.
 --
 -- KEYS[1]  string: the node that delivers, until it expires
 -- KEYS[2]  sorted set: the events to be delivered, by the time of their claim
 -- ARGV[1]  the node that asks
--- ARGV[2]  milliseconds that its right lasts
+-- ARGV[2]  milliseconds that its right lasts; 0: it gives it up, and is told nothing
 -- ARGV[3]  events told at most
 --
 -- Answers nil where another node delivers, else the events with their times, the oldest first.
 local courier = redis.call('GET', KEYS[1])
 if courier and courier ~= ARGV[1] then
+    return false
+end
+if tonumber(ARGV[2]) == 0 then
+    redis.call('DEL', KEYS[1])
     return false
 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use redis::{FromRedisValue, Value};
+use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use super::link::Link;
@@ -14,6 +14,7 @@ use super::names::Names;
 use super::records::unreadable;
 use super::script::{Arguments, CLAIM, COURIER};
 use crate::policy::crossing::{Crossing, Event};
+use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
     NodeName, StoreError,
@@ -65,14 +66,7 @@ pub async fn undelivered(
     lease: Duration,
 ) -> Result<Option<Vec<Event>>, StoreError> {
     let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
-    let arguments = Arguments::new()
-        .text(courier.0.clone())
-        .count(lease)
-        .count(EVENTS_TOLD_MAX);
-    let keys = [names.courier(), names.events()];
-    let keys = keys.each_ref().map(String::as_str);
-    let answer = COURIER.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
-    let answer = answer.await?;
+    let answer = right(link, names, courier, lease.max(1)).await?;
     if answer == Value::Nil {
         return Ok(None);
     }
@@ -81,6 +75,48 @@ pub async fn undelivered(
         .into_iter()
         .filter_map(|(kept, since)| unpacked(&kept, since));
     Ok(Some(events.collect()))
+}
+
+/// Lets another node deliver at once, if it is this one that does.
+pub async fn resign(link: &Link, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
+    right(link, names, courier, 0).await?;
+    Ok(())
+}
+
+/// Takes the right to deliver for so many milliseconds, or gives it up for 0; answers the events.
+async fn right(
+    link: &Link,
+    names: &Names,
+    courier: &NodeName,
+    lease: u64,
+) -> Result<Value, StoreError> {
+    let arguments = Arguments::new()
+        .text(courier.0.clone())
+        .count(lease)
+        .count(EVENTS_TOLD_MAX);
+    let keys = [names.courier(), names.events()];
+    let keys = keys.each_ref().map(String::as_str);
+    let answer = COURIER.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
+    Ok(answer.await?)
+}
+
+/// What waits to be delivered, at the store's time.
+pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<EventFacts, StoreError> {
+    let mut ask = Pipeline::new();
+    ask.cmd("ZCARD")
+        .arg(names.events())
+        .cmd("ZRANGE")
+        .arg(names.events())
+        .arg(0)
+        .arg(0)
+        .arg("WITHSCORES")
+        .cmd("GET")
+        .arg(names.courier());
+    let answer = link.ask(&ask).await?;
+    type Row = (u64, Vec<(String, f64)>, Option<String>);
+    let (waiting, oldest, courier) = Row::from_redis_value(answer).map_err(unreadable)?;
+    let oldest = oldest.first().map(|(_, since)| *since as i64);
+    Ok(EventFacts::of(waiting, oldest, courier, now))
 }
 
 /// Drops a delivered event.

@@ -7,6 +7,7 @@
 //!
 //! Several processes of one machine may share it (two gateways during an upgrade): what the others served without Redis
 //! and have not settled is taken off this process's allowance inside the same transaction that counts its own.
+//! Each enters its name, which stays where it is killed: its successor reads its last counts from Redis (`inheritance`).
 //!
 //! Invariants: a row is never lowered; one is dropped only when its day is over and Redis is known to hold it as it is
 //! written here, or when Redis would not keep it any more.
@@ -23,10 +24,12 @@ use super::home::Home;
 use crate::store::StoreError;
 
 mod file;
+mod processes;
 mod rows;
 
 use file::Unusable;
 pub use file::facts;
+pub use processes::{Inherited, Process};
 pub use rows::{CountRow, SheetRow, Written};
 
 /// Errands that may wait; above, the journal has failed for whoever comes.
@@ -176,6 +179,45 @@ impl Journal {
             .unwrap_or_else(|_| Err(StoreError::Failed("the journal takes nothing more".into())))
     }
 
+    /// Enters this process, at `now` (Unix seconds): whoever finds the name later knows that it lives, or was killed.
+    pub async fn see(&self, now: i64) -> Result<(), StoreError> {
+        let process = self.process.clone();
+        self.work(move |connection| processes::see(connection, &process, now))
+            .await
+    }
+
+    /// Takes this process off: everything is written.
+    pub async fn leave(&self) -> Result<(), StoreError> {
+        let process = self.process.clone();
+        self.work(move |connection| processes::leave(connection, &process))
+            .await
+    }
+
+    /// The other processes that write here, or did and were killed.
+    pub async fn other_processes(&self) -> Result<Vec<Process>, StoreError> {
+        let own = self.process.clone();
+        self.work(move |connection| processes::others(connection, &own))
+            .await
+    }
+
+    /// Takes processes off whose counts were read, but for those that have written since they were listed.
+    pub async fn forget(&self, processes: Vec<Process>) -> Result<(), StoreError> {
+        self.work(move |connection| processes::forget(connection, &processes))
+            .await
+    }
+
+    /// Writes counts of other processes that Redis holds; none is lowered.
+    pub async fn inherit_counts(&self, held: Vec<CountRow>) -> Result<Inherited, StoreError> {
+        self.work(move |connection| processes::inherit_counts(connection, &held))
+            .await
+    }
+
+    /// The same of sheets. Whether the journal holds something of them that Redis does not.
+    pub async fn inherit_sheets(&self, held: Vec<SheetRow>) -> Result<bool, StoreError> {
+        self.work(move |connection| processes::inherit_sheets(connection, &held))
+            .await
+    }
+
     /// Writes rows as they are now; drops what is no longer needed at `now` (Unix seconds).
     pub async fn note(
         &self,
@@ -184,6 +226,7 @@ impl Journal {
         nodes: u64,
         now: i64,
     ) -> Result<(), StoreError> {
+        let process = self.process.clone();
         self.work(move |connection| {
             counts
                 .iter()
@@ -192,6 +235,7 @@ impl Journal {
                 .iter()
                 .try_for_each(|row| rows::write_sheet(connection, row))?;
             rows::remember_nodes(connection, nodes)?;
+            processes::see(connection, &process, now)?;
             rows::drop_old(connection, now)
         })
         .await

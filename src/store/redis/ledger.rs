@@ -30,7 +30,7 @@ use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 mod cells;
 mod reading;
 
-pub use reading::{prove, usage};
+pub use reading::{prove, sheets, usage};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;

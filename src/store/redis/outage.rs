@@ -127,7 +127,7 @@ pub struct Outage {
     ledger: Arc<Ledger>,
     clock: Arc<StoreClock>,
     names: Names,
-    journal: Journal,
+    journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
     /// Units that other processes left in the journal and Redis may not know.
     inherited: AtomicU64,
@@ -168,6 +168,9 @@ impl Outage {
         (home, names): (Home, Names),
     ) -> Result<Arc<Outage>, StoreError> {
         let journal = Journal::start(settings.journal.clone(), home, process).await?;
+        // Before anything is counted, so that whoever comes after a death knows of it; what cannot be written is tried
+        // again with the first note.
+        let _ = journal.see(clock.now().as_second()).await;
         let mut nodes = Nodes::default();
         // What cannot be read is told by the journal itself.
         if let Ok(Some(count)) = journal.nodes().await {
@@ -181,7 +184,7 @@ impl Outage {
             ledger,
             clock,
             names,
-            journal,
+            journal: Arc::new(journal),
             nodes: Mutex::new(nodes),
             inherited: AtomicU64::new(inherited),
             restore_due: AtomicBool::new(true),
@@ -387,8 +390,18 @@ impl Outage {
         }
     }
 
-    /// Writes what changed to the journal.
-    pub async fn note_changes(&self) {
+    /// The journal.
+    pub fn journal(&self) -> Arc<Journal> {
+        self.journal.clone()
+    }
+
+    /// How often what changed is journaled.
+    pub fn journal_interval(&self) -> Duration {
+        self.settings.journal_interval
+    }
+
+    /// Writes what changed to the journal; whether that is done.
+    pub async fn note_changes(&self) -> bool {
         let _turn = self.noting.lock().await;
         let changed = self.accounts.changed();
         let sheets = self.ledger.changed_rows();
@@ -401,7 +414,9 @@ impl Outage {
             // The journal itself says why, once.
             self.accounts.changed_still(changed);
             self.ledger.changed_still(&sheets);
+            return false;
         }
+        true
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {

@@ -156,13 +156,14 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
-    connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    // A file that is there is not changed before it is known to be ours; ours are in this mode already.
+    if tables(&connection)? == 0 {
+        connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    }
     connection.execute_batch("PRAGMA synchronous = FULL")?;
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
-    let tables: i64 =
-        transaction.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-    if tables == 0 {
+    if tables(&transaction)? == 0 {
         transaction.execute_batch(TABLES)?;
         transaction.execute_batch(&format!(
             "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
@@ -170,6 +171,10 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     }
     transaction.commit()?;
     Ok(connection)
+}
+
+fn tables(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
 }
 
 fn create(path: &Path) -> std::io::Result<()> {

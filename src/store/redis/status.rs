@@ -13,8 +13,8 @@ use super::names::Names;
 use super::records::{parse_place, unreadable};
 use crate::store::StoreError;
 use crate::store::status::{
-    BreakerState, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts, ServiceFacts,
-    StoreFacts, StoreStatus,
+    BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
+    ServiceFacts, StoreFacts, StoreStatus,
 };
 
 /// How long a master may take to tell of itself.
@@ -55,6 +55,7 @@ pub async fn status(
     link: &Link,
     names: &Names,
     clock_difference_seconds: f64,
+    events: EventFacts,
     journal: Option<JournalFacts>,
 ) -> Result<StoreStatus, StoreError> {
     let masters = link.masters();
@@ -102,6 +103,7 @@ pub async fn status(
         gateways,
         keys: index::count(link, names).await?,
         days: u64::from_redis_value(days).map_err(unreadable)?,
+        events,
         clock_difference_seconds,
         warnings,
     })

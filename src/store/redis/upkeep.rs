@@ -62,6 +62,15 @@ where
             tasks.push(tokio::spawn(run).abort_handle());
         }
     }
+    if parts.inheritance.is_some() {
+        let heir = parts.clone();
+        let run = async move {
+            if let (Some(inheritance), Some(feed)) = (&heir.inheritance, &heir.feed) {
+                inheritance.keep(feed).await;
+            }
+        };
+        tasks.push(tokio::spawn(run).abort_handle());
+    }
     tasks
 }
 

@@ -180,6 +180,12 @@ impl Node {
     }
 }
 
+/// From now on a replica hears nothing of its master, what is on its way included: it hangs, and their connection is cut.
+pub async fn deafen(replica: &Node, master: &Node) {
+    replica.hang();
+    let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
+}
+
 /// Waits until `ask` says yes.
 pub async fn settled(what: &str, ask: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + START_PATIENCE;

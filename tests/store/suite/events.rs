@@ -150,6 +150,47 @@ pub async fn one_node_delivers_until_it_is_silent_for_its_lease(fixture: &dyn Fi
     assert_eq!(told(&one, "one", LONG).await, None);
 }
 
+pub async fn a_node_that_resigns_lets_another_deliver_at_once(fixture: &dyn Fixture) {
+    let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
+    let seen = crossing(80, 0);
+    claimed(&one, &seen, "one", Delivery::Wanted).await;
+    // Nobody delivers yet.
+    one.resign(&node("one")).await.unwrap();
+    assert_eq!(told(&one, "one", LONG).await, Some(vec![seen.id()]));
+    // It is not the other's to give up.
+    other.resign(&node("other")).await.unwrap();
+    assert_eq!(told(&other, "other", LONG).await, None);
+    one.resign(&node("one")).await.unwrap();
+    assert_eq!(told(&other, "other", LONG).await, Some(vec![seen.id()]));
+    assert_eq!(told(&one, "one", LONG).await, None);
+}
+
+pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixture: &dyn Fixture) {
+    let store = fixture.gateway("one").await;
+    let events = async || store.status().await.unwrap().events;
+    let none = events().await;
+    assert_eq!((none.waiting, none.oldest_seconds), (0, None));
+    assert_eq!(none.courier, None);
+    // A hundred seconds ago, and ninety.
+    let crossings = [crossing(80, 10), crossing(95, 0), crossing(100, 5)];
+    for crossing in &crossings {
+        claimed(&store, crossing, "one", Delivery::Wanted).await;
+    }
+    told(&store, "one", LONG).await;
+    let three = events().await;
+    assert_eq!((three.waiting, three.courier.as_deref()), (3, Some("one")));
+    let slack = harness::SLACK.as_secs_f64();
+    let oldest = three.oldest_seconds.unwrap();
+    assert!((99.0..100.0 + slack).contains(&oldest), "{oldest}");
+    store.delivered(&crossings[1].event()).await.unwrap();
+    let two = events().await;
+    assert_eq!(two.waiting, 2);
+    let oldest = two.oldest_seconds.unwrap();
+    assert!((94.0..95.0 + slack).contains(&oldest), "{oldest}");
+    store.resign(&node("one")).await.unwrap();
+    assert_eq!(events().await.courier, None);
+}
+
 pub async fn no_more_events_are_kept_than_may_be(fixture: &dyn Fixture) {
     let store = fixture.gateway("one").await;
     let first = crossing(80, 0);

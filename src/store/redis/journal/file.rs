@@ -6,7 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::super::home::Home;
-use super::rows;
+use super::{processes, rows};
 use crate::store::StoreError;
 use crate::store::status::JournalFacts;
 
@@ -72,6 +72,7 @@ fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(H
         ))?;
     }
     rows::add_what_is_missing(&transaction)?;
+    transaction.execute_batch(processes::TABLE)?;
     if let Some(theirs) = home.claim(&transaction)? {
         let untold = rows::untold_by_others(&transaction, "")?;
         return Ok(Some((theirs, untold)));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rusqlite::{Connection, Row, Statement, params};
+use rusqlite::{Connection, OptionalExtension, Row, Statement, params};
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -69,6 +69,10 @@ const UNTOLD_BY_OTHERS: &str = "
 const COUNTS_OF_OTHERS: &str = "
     SELECT date, key, producer, first, next, ack, rack, untold FROM counts
     WHERE producer NOT GLOB ?1 AND (date, key, producer) > (?2, ?3, ?4) ORDER BY date, key, producer LIMIT ?5";
+const SHEET: &str = "
+    SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
+        refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
+    FROM sheets WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4";
 const SHEETS_OF_OTHERS: &str = "
     SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
         refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
@@ -215,6 +219,27 @@ pub fn sheets_of_others(
     let mut rows = connection.prepare_cached(SHEETS_OF_OTHERS)?;
     let after = params![own, date, key, producer, endpoint, number(most as u64)];
     rows.query_map(after, read_sheet)?.collect()
+}
+
+/// What is written of the same producer, key and day: units consumed and given back.
+pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option<(u64, u64)>> {
+    let sql = "SELECT ack, rack FROM counts WHERE date = ?1 AND key = ?2 AND producer = ?3";
+    let place = params![row.day.date.to_string(), row.key.as_str(), row.producer];
+    let mut ask = connection.prepare_cached(sql)?;
+    ask.query_row(place, |row| Ok((units(row.get(0)?), units(row.get(1)?))))
+        .optional()
+}
+
+/// What is written of the same producer, key, day and endpoint.
+pub fn sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<Option<SheetRow>> {
+    let place = params![
+        row.day.date.to_string(),
+        row.key.as_str(),
+        row.producer,
+        &*row.endpoint
+    ];
+    let mut ask = connection.prepare_cached(SHEET)?;
+    ask.query_row(place, read_sheet).optional()
 }
 
 /// Notes that Redis holds the row, unless it changed.

@@ -8,9 +8,12 @@ use redis::{FromRedisValue, Pipeline};
 
 use super::cells;
 use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
 use crate::store::ledger::Cell;
+use crate::store::redis::journal::SheetRow;
 use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
+use crate::store::redis::producer::process_of;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
@@ -46,6 +49,39 @@ pub async fn prove(
         usage: day.told(),
     });
     Ok(proofs.collect())
+}
+
+/// The sheets of some keys' days, as they stand in Redis.
+pub async fn sheets(
+    link: &Link,
+    names: &Names,
+    days: &[(KeyId, Day)],
+) -> Result<Vec<SheetRow>, StoreError> {
+    let mut sheets = Vec::new();
+    for batch in days.chunks(READ_BATCH) {
+        let mut pipeline = Pipeline::new();
+        for (key, day) in batch {
+            pipeline.cmd("HGETALL").arg(names.ledger(*key, day.date));
+        }
+        let value = link.ask(&pipeline).await?;
+        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        for ((key, day), fields) in batch.iter().zip(&values) {
+            let cells = fields
+                .iter()
+                .filter_map(|(field, value)| cells::read(field, value));
+            sheets.extend(cells.map(|(producer, cell)| SheetRow {
+                key: *key,
+                day: *day,
+                producer: producer.to_owned(),
+                tier: cell.tier,
+                ceiling: cell.ceiling,
+                endpoint: cell.endpoint.into(),
+                totals: cell.totals,
+                settled: true,
+            }));
+        }
+    }
+    Ok(sheets)
 }
 
 /// What Redis holds of a key's day.
@@ -109,13 +145,6 @@ impl Counts {
         counts.adjustments.sort_by_key(|adjustment| adjustment.came);
         Some(counts)
     }
-}
-
-/// The process of a producer: the name up to its last dot.
-fn process_of(producer: &str) -> &str {
-    producer
-        .rsplit_once('.')
-        .map_or(producer, |(process, _)| process)
 }
 
 impl OneDay {

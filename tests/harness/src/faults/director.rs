@@ -288,15 +288,10 @@ impl Director<'_> {
         self.facts.effects.push(Effect { keys: None, cost });
     }
 
-    /// What was counted from then on may be gone.
+    /// What was counted from then on may be gone. Not what gateways that were killed before had counted: their successors
+    /// have read it.
     fn lost(&mut self, from: Option<Instant>) {
         let until = Instant::now();
-        if from.is_none() {
-            // Redis alone held what gateways that were killed before had not yet journaled.
-            for kill in &mut self.facts.kills {
-                kill.forgets = true;
-            }
-        }
         self.effect(Cost::Lost { from, until });
     }
 

@@ -24,6 +24,8 @@ use crate::{
 /// One call in so many is failed by the upstream, hence refunded.
 const FAILED_ONE_IN: u64 = 40;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// What a gateway logs when it has read the last counts of a killed predecessor.
+const INHERITED: &str = "what other processes of this journal had counted is read from Redis";
 /// Days around today that are asked of the store.
 const USAGE_DAYS: u64 = 2;
 
@@ -92,6 +94,8 @@ pub struct Stage {
     pub clock: Option<Faketime>,
     /// How far each access log was read.
     logs_read: Vec<u64>,
+    /// How often each gateway must have said that it read what its killed predecessors had counted.
+    inherited: Vec<usize>,
     // Dropped last: the processes above write to it.
     directory: TempDir,
 }
@@ -140,6 +144,7 @@ impl Stage {
         Stage {
             addresses: Arc::new(gateways.iter().map(|one| Mutex::new(one.http)).collect()),
             logs_read: vec![0; GATEWAYS],
+            inherited: vec![0; GATEWAYS],
             spec,
             servers,
             proxies,
@@ -203,7 +208,8 @@ impl Stage {
         client.try_call(call).await.ok()
     }
 
-    /// Waits until every gateway says that it is ready and has nothing left to tell; how long that took.
+    /// Waits until every gateway says that it is ready and has nothing left to tell, and to read of one that was killed
+    /// before it; how long that took.
     ///
     /// # Panics
     /// With what the gateways said, if they are not after a minute.
@@ -234,14 +240,23 @@ impl Stage {
             .and_then(|value| Some(value.get("status")?.as_str()? == "ready"));
         let pending = "touchline_journal_pending_units ";
         let pending = metrics.lines().find_map(|line| line.strip_prefix(pending));
+        let wanted = self.inherited[number];
+        if wanted > 0 && self.times_inherited(number) < wanted {
+            return Err("it has not read what its predecessor had counted".into());
+        }
         match (status, pending) {
             (Some(true), Some("0")) => Ok(()),
             (_, pending) => Err(format!("{ready}, units to tell: {pending:?}")),
         }
     }
 
+    fn times_inherited(&self, number: usize) -> usize {
+        self.gateways[number].output().matches(INHERITED).count()
+    }
+
     /// Starts a gateway again that was killed.
     pub async fn restart_gateway(&mut self, number: usize) {
+        self.inherited[number] = self.times_inherited(number) + 1;
         self.gateways[number].restart().await;
         *lock(&self.addresses[number]) = self.gateways[number].http;
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 use crate::faults::schedule::Loss;
-use crate::redis_nodes::{ClusterSet, Node, SentinelSet, settled};
+use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen, settled};
 
 /// How long replication may be behind what a master has answered.
 const REPLICATION_LAG: Duration = Duration::from_secs(1);
@@ -43,7 +43,7 @@ impl Director<'_> {
         match loss {
             Loss::Hangs => servers[0].hang(),
             Loss::HangsAlone => {
-                servers[1].hang();
+                deafen(servers[1], servers[0]).await;
                 sleep(ALONE).await;
                 servers[0].hang();
                 servers[1].resume();

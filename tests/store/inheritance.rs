@@ -1,0 +1,252 @@
+//! What a killed gateway had counted last, and no journal knew, is read by its successor before Redis loses it.
+//!
+//! The gateways here journal once an hour, so that all they count is of the last interval.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use jiff::Zoned;
+use jiff::tz::TimeZone;
+use touchline::clock::Clock;
+use touchline::policy::calendar::Day;
+use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, journal_facts, open};
+use touchline::store::{KeyEntry, NodeName, Role, Store};
+
+use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen};
+use crate::redis_server::RedisServer;
+use crate::suite::{ZONE, charge, charge_for, day_around_now, eventually, granted, issue};
+use crate::topologies::patient;
+
+const LIMIT: u64 = 1_000;
+const HOUR: Duration = Duration::from_secs(3_600);
+const JOURNAL: &str = "journal.db";
+
+/// A day around now with today's date: only days on which a process may have counted are read.
+fn this_day() -> Day {
+    static DATE: LazyLock<String> = LazyLock::new(|| {
+        Zoned::now()
+            .with_time_zone(TimeZone::UTC)
+            .date()
+            .to_string()
+    });
+    day_around_now(&DATE)
+}
+
+/// A gateway with its journal in `directory`.
+async fn gateway(place: Place, directory: &Path) -> Arc<RedisStore> {
+    let outage = OutageSettings {
+        journal_interval: HOUR,
+        ..OutageSettings::of_journal(directory.join(JOURNAL))
+    };
+    let settings = Settings {
+        outage: Some(outage),
+        ..patient(place)
+    };
+    let role = Role::Gateway(NodeName("heir".into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+async fn issued(place: Place) -> Arc<KeyEntry> {
+    let command: Arc<dyn Store> = open(patient(place), Role::Command, ZONE, Clock::system())
+        .await
+        .unwrap();
+    issue(&command).await
+}
+
+/// Charges 40 units on two endpoints, gives 15 back, and waits until ledger and refund are written.
+async fn count_25(store: &RedisStore, key: &Arc<KeyEntry>) {
+    granted(store.charge(charge(key, this_day(), LIMIT, 25)).await);
+    let other = charge_for(key, this_day(), LIMIT, 15, "insights");
+    let (_, receipt) = granted(store.charge(other).await);
+    store.refund(receipt).await;
+    ledger_agrees(store, key).await;
+}
+
+/// Waits until the store tells all of what [`count_25`] did.
+async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
+    eventually("count and ledger are told", async || {
+        let (date, id) = (this_day().date, key.record.id);
+        let rows = store.usage(date, date, Some(id)).await.ok()?;
+        let day = rows.first()?;
+        let (markets, insights) = (
+            day.endpoints.get("markets")?,
+            day.endpoints.get("insights")?,
+        );
+        let told = (
+            day.used,
+            markets.charged,
+            insights.charged,
+            insights.refunded,
+        );
+        (told == (25, 25, 15, 15)).then_some(())
+    })
+    .await;
+}
+
+async fn counted(node: &Node, key: &KeyEntry) -> Option<u64> {
+    let name = format!("touchline:q:{{{}}}:{}", key.record.id, this_day().date);
+    node.try_ask(&format!("HGET {name} t")).await.ok()?
+}
+
+async fn flush(server: &RedisServer) {
+    redis::cmd("FLUSHALL")
+        .exec_async(&mut server.connect().await)
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_counted_last_survives_an_emptied_redis_once_the_next_one_is_there() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Place::Url(server.url());
+    let key = issued(place()).await;
+    let killed = gateway(place(), directory.path()).await;
+    count_25(&killed, &key).await;
+    // Its death: no goodbye, nothing more is written.
+    drop(killed);
+    let next = gateway(place(), directory.path()).await;
+    flush(&server).await;
+    ledger_agrees(&next, &key).await;
+    let proofs = next.prove(this_day().date, this_day().date, None).await;
+    let faults: Vec<String> = proofs
+        .unwrap()
+        .into_iter()
+        .flat_map(|one| one.faults)
+        .collect();
+    assert_eq!(faults, Vec::<String>::new());
+    let rest = (LIMIT - 25).try_into().unwrap();
+    let charged = next.charge(charge(&key, this_day(), LIMIT, rest)).await;
+    assert_eq!(granted(charged).0, LIMIT, "old counts give no credit");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_successor_that_began_without_redis_reads_what_the_killed_gateway_counted_when_it_is_back()
+ {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Place::Url(server.url());
+    let key = issued(place()).await;
+    let killed = gateway(place(), directory.path()).await;
+    count_25(&killed, &key).await;
+    drop(killed);
+    server.hang();
+    let next = gateway(place(), directory.path()).await;
+    assert!(!next.health().up);
+    server.resume();
+    inherited(directory.path(), 1).await;
+    flush(&server).await;
+    ledger_agrees(&next, &key).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_gateway_killed_beside_its_successor_counted_last_is_read_when_it_has_fallen_silent()
+{
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Place::Url(server.url());
+    let key = issued(place()).await;
+    // As in an upgrade: the old one goes on for a while.
+    let old = gateway(place(), directory.path()).await;
+    let interval = Duration::from_millis(50);
+    let outage = OutageSettings {
+        journal_interval: interval,
+        ..OutageSettings::of_journal(directory.path().join(JOURNAL))
+    };
+    let settings = Settings {
+        outage: Some(outage),
+        ..patient(place())
+    };
+    let role = Role::Gateway(NodeName("heir".into()));
+    let next = open(settings, role, ZONE, Clock::system()).await.unwrap();
+    count_25(&old, &key).await;
+    drop(old);
+    inherited(directory.path(), 1).await;
+    flush(&server).await;
+    ledger_agrees(&next, &key).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_ended_in_order_leaves_nothing_to_be_read() {
+    let (server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let place = || Place::Url(server.url());
+    let key = issued(place()).await;
+    let ended = gateway(place(), directory.path()).await;
+    count_25(&ended, &key).await;
+    assert_eq!(processes(directory.path()), 1);
+    ended.close(Duration::from_secs(60)).await;
+    assert_eq!(processes(directory.path()), 0);
+    drop(ended);
+    flush(&server).await;
+    let next = gateway(place(), directory.path()).await;
+    ledger_agrees(&next, &key).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_counted_last_survives_a_failover_that_lost_it() {
+    let (mut set, directory) = (SentinelSet::start().await, tempfile::tempdir().unwrap());
+    let place = || Place::Sentinels {
+        sentinels: set.addresses(),
+        master: "mymaster".into(),
+    };
+    let key = issued(place()).await;
+    let killed = gateway(place(), directory.path()).await;
+    granted(killed.charge(charge(&key, this_day(), LIMIT, 1)).await);
+    eventually("the replica has key and count", async || {
+        (counted(&set.servers[1], &key).await == Some(1)).then_some(())
+    })
+    .await;
+    deafen(&set.servers[1], &set.servers[0]).await;
+    for _ in 0..20 {
+        granted(killed.charge(charge(&key, this_day(), LIMIT, 1)).await);
+    }
+    drop(killed);
+    let _next = gateway(place(), directory.path()).await;
+    set.servers[0].kill();
+    set.servers[1].resume();
+    eventually("the promoted replica counts it all", async || {
+        (counted(&set.servers[1], &key).await == Some(21)).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_gateway_counted_last_survives_an_emptied_master_of_a_cluster() {
+    let (set, directory) = (ClusterSet::start(0).await, tempfile::tempdir().unwrap());
+    let place = || Place::Cluster(set.addresses());
+    // At least one key of each master, whichever comes.
+    let mut keys = Vec::new();
+    let mut owners = std::collections::BTreeSet::new();
+    while owners.len() < 3 {
+        let key = issued(place()).await;
+        owners.insert(set.owner(key.record.id.as_str()).await);
+        keys.push(key);
+    }
+    let killed = gateway(place(), directory.path()).await;
+    for key in &keys {
+        count_25(&killed, key).await;
+    }
+    drop(killed);
+    let next = gateway(place(), directory.path()).await;
+    for node in &set.nodes {
+        let () = node.ask("FLUSHALL").await;
+    }
+    for key in &keys {
+        ledger_agrees(&next, key).await;
+    }
+}
+
+/// Waits until the journal holds so many counts.
+async fn inherited(directory: &Path, counts: u64) {
+    eventually("the journal has the counts", async || {
+        let facts = journal_facts(&directory.join(JOURNAL))?;
+        (facts.counts == counts && facts.error.is_none()).then_some(())
+    })
+    .await;
+}
+
+/// The processes that the journal names.
+fn processes(directory: &Path) -> u32 {
+    let connection = rusqlite::Connection::open(directory.join(JOURNAL)).unwrap();
+    let sql = "SELECT count(*) FROM processes";
+    connection.query_row(sql, [], |row| row.get(0)).unwrap()
+}
