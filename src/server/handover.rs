@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
 
-/// The listeners of a gateway: HTTP, HTTPS, admin.
-const LISTENERS_MAX: usize = 3;
+/// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
+const LISTENERS_MAX: usize = 4;
 /// Their names and addresses take far less.
 const LIST_BYTES_MAX: usize = 4 * 1024;
 /// For each step of a conversation with the old gateway.

@@ -139,6 +139,8 @@ pub struct GatewaySpec {
     pub upstream_extra: String,
     /// Certificate and private key of the TLS listener; self-signed unless said.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// A list of certificates and private keys in the place of that one, unless empty.
+    pub certificates: Vec<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
     /// `listen.upgrade`.
@@ -151,6 +153,10 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More YAML of `listen` in a line of its own, such as `trusted_proxies: [10.0.0.0/8]`.
+    pub listen_extra: String,
+    /// More entries of `listen.http`, such as `proxy_protocol: true`.
+    pub http_extra: String,
     /// More entries of `listen.https`, such as `hsts: 365d`.
     pub https_extra: String,
     /// More entries of `listen.admin`, such as `token_file: F`.
@@ -195,6 +201,7 @@ impl GatewaySpec {
             weights: Vec::new(),
             upstream_extra: String::new(),
             certificate: None,
+            certificates: Vec::new(),
             access_log: AccessLogSpec::File,
             upgrade: None,
             timeouts: BTreeMap::from([
@@ -204,6 +211,8 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            listen_extra: String::new(),
+            http_extra: String::new(),
             https_extra: String::new(),
             admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
@@ -259,13 +268,19 @@ impl GatewaySpec {
             .iter()
             .map(|(name, value)| format!("{name}: {value}"))
             .collect();
+        let pair = |(certificate, key): &(PathBuf, PathBuf)| {
+            let (certificate, key) = (certificate.display(), key.display());
+            format!("certificate: \"{certificate}\", private_key: \"{key}\"")
+        };
+        let listed: Vec<String> = self
+            .certificates
+            .iter()
+            .map(|one| format!("{{ {} }}", pair(one)))
+            .collect();
         let certificate = match &self.certificate {
+            _ if !listed.is_empty() => format!("certificates: [{}]", listed.join(", ")),
             None => "certificate: self-signed".to_owned(),
-            Some((certificate, key)) => format!(
-                "certificate: \"{}\", private_key: \"{}\"",
-                certificate.display(),
-                key.display()
-            ),
+            Some(one) => pair(one),
         };
         let servers: Vec<String> = std::iter::once(&self.upstream)
             .chain(&self.more_servers)
@@ -290,15 +305,18 @@ impl GatewaySpec {
             "" => String::new(),
             extra => format!(", {extra}"),
         };
+        let http = after_comma(&self.http_extra);
         let (https, admin) = (
             after_comma(&self.https_extra),
             after_comma(&self.admin_extra),
         );
+        let listen = &self.listen_extra;
         format!(
             "listen:
-  http: {{ address: \"127.0.0.1:0\" }}
+  http: {{ address: \"127.0.0.1:0\"{http} }}
   https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
+  {listen}
 {upgrade}store:
 {store}
 quota: {{ timezone: {} }}
@@ -337,6 +355,8 @@ pub struct Gateway {
     pub http: SocketAddr,
     /// The TLS listener.
     pub https: SocketAddr,
+    /// The listener that leads to HTTPS, if there is one.
+    pub redirect: Option<SocketAddr>,
     /// The admin listener.
     pub admin: SocketAddr,
 }
@@ -365,6 +385,7 @@ impl Gateway {
             },
             http: listening.http,
             https: listening.https,
+            redirect: listening.redirect,
             admin: listening.admin,
         }
     }
@@ -417,6 +438,7 @@ impl Gateway {
         self.process = process;
         self.http = listening.http;
         self.https = listening.https;
+        self.redirect = listening.redirect;
         self.admin = listening.admin;
     }
 
@@ -541,6 +563,7 @@ fn stdout_file(directory: &Path, name: &str) -> PathBuf {
 struct Listening {
     http: SocketAddr,
     https: SocketAddr,
+    redirect: Option<SocketAddr>,
     admin: SocketAddr,
 }
 
@@ -595,6 +618,7 @@ fn read_listening(line: &str) -> Option<Listening> {
     Some(Listening {
         http: address("http")?,
         https: address("https")?,
+        redirect: address("redirect"),
         admin: address("admin")?,
     })
 }
