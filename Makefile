@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak fuzz-api lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak fuzz-api paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ fuzz-api: build-tools ## the API's description and the running gateway against a
 soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
 		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" cargo bench --locked --bench soak
+
+paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
+	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --bench paths
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

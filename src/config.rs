@@ -22,6 +22,7 @@ use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::redirect;
 use crate::policy::token_bucket::Rate;
 
 mod check;
@@ -89,6 +90,10 @@ pub struct Listen {
     pub http: Option<Http>,
     /// HTTPS for clients.
     pub https: Option<Https>,
+    /// Cleartext HTTP that leads to HTTPS; only beside it.
+    pub redirect: Option<Redirect>,
+    /// The networks of proxies that are believed about clients.
+    pub trusted_proxies: Vec<Network>,
     /// Metrics and health for operators; outside loopback only with a token.
     pub admin: SocketAddr,
     /// What opens `/metrics`; never absent where `admin` is no loopback address.
@@ -102,6 +107,28 @@ pub struct Http {
     pub address: SocketAddr,
     /// Whether API keys may cross a network in clear text.
     pub cleartext: Cleartext,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
+}
+
+/// Whether connections begin with a header of the PROXY protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// Each of them, from a trusted proxy; others are closed.
+    Spoken,
+    /// None of them.
+    Absent,
+}
+
+/// The listener that redirects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// Its address, anywhere.
+    pub address: SocketAddr,
+    /// Where it leads to.
+    pub rule: redirect::Rule,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// Whether the cleartext listener may leave the machine.
@@ -118,10 +145,14 @@ pub enum Cleartext {
 pub struct Https {
     /// Its address.
     pub address: SocketAddr,
-    /// What it shows to clients.
-    pub certificate: Certificate,
+    /// What it shows to clients: at least one, none twice, the first to those that ask for no name or an unknown one.
+    pub certificates: Vec<Certificate>,
+    /// Whose certificates clients show, where they are asked for any.
+    pub client_certificates: Option<ClientCertificates>,
     /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
     pub hsts: Option<Duration>,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
 }
 
 /// A certificate and its key.
@@ -136,6 +167,34 @@ pub enum Certificate {
         /// The private key.
         private_key: PathBuf,
     },
+}
+
+impl Certificate {
+    /// What it is called in logs and metrics: its file.
+    pub fn label(&self) -> String {
+        match self {
+            Certificate::SelfSigned => "self-signed".to_owned(),
+            Certificate::Files { certificate, .. } => certificate.display().to_string(),
+        }
+    }
+}
+
+/// Certificates of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClientCertificates {
+    /// The PEM file of the authorities that sign them, readable when the configuration was checked.
+    pub authorities: PathBuf,
+    /// Whether there must be one.
+    pub mode: ClientMode,
+}
+
+/// Whether a client needs a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientMode {
+    /// Without one its handshake fails.
+    Required,
+    /// It may do without; one that it shows must be good.
+    Optional,
 }
 
 /// Where keys and counts live.

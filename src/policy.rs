@@ -8,6 +8,10 @@
 //! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`target`] | is the request target unambiguous (step 1) |
+//! | [`server_name`] | which certificate a client is shown |
+//! | [`proxy_header`] | what a proxy says of a connection before its first byte |
+//! | [`forwarded`] | who the client behind trusted proxies is |
+//! | [`redirect`] | where a request without TLS is sent instead |
 //! | [`address`] | which networks a client's address lies in, and what it is counted by |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
@@ -37,16 +41,20 @@ pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;
+pub mod forwarded;
 pub mod http1;
 pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
 pub mod openapi;
 pub mod own_path;
+pub mod proxy_header;
 pub mod quota;
 pub mod rate_limit;
+pub mod redirect;
 pub mod rejection;
 pub mod request_id;
 pub mod retirement;
+pub mod server_name;
 pub mod target;
 pub mod token_bucket;

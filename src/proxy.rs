@@ -10,6 +10,7 @@
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
 //! | [`well_formed`] | step 1 on the head of a request |
 //! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
+//! | [`origin`] | whom a request comes from, as far as the connection and trusted proxies tell |
 //! | [`rates`] | how fast a key may send requests, and how many of it are under way |
 //! | [`record`] | a request's line in the access log and its traces in the metrics |
 //! | [`respond`] | writing the gateway's own answers |
@@ -26,6 +27,7 @@ pub mod exchange;
 pub mod forward;
 pub mod gate;
 pub mod hooks;
+pub mod origin;
 pub mod rates;
 pub mod record;
 pub mod respond;

@@ -30,6 +30,7 @@ mod descriptors;
 mod events;
 mod listeners;
 mod notify;
+mod proxied;
 mod reload;
 mod stores;
 mod tls;
@@ -88,6 +89,8 @@ pub struct Addresses {
     http: Option<SocketAddr>,
     #[serde(skip_serializing_if = "Option::is_none")]
     https: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    redirect: Option<SocketAddr>,
     admin: SocketAddr,
 }
 
@@ -152,7 +155,7 @@ async fn run(
 
     warn_of_shadow_tiers(&gate.snapshot().config);
     if let Some(front) = listener.front() {
-        note_certificate(front, &gate);
+        note_certificates(front, &gate);
     }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
@@ -204,17 +207,20 @@ async fn run(
     Ok(())
 }
 
-/// Shows when the present certificate ends, and warns where that is soon.
-fn note_certificate(front: &Front, gate: &Gate) {
-    let end = front.certificate_end();
-    gate.metrics.certificate_end.set(end);
-    let left = end.saturating_sub(gate.store.now().as_second());
-    if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
-        let days = left.div_euclid(86_400);
-        tracing::warn!(
-            days,
-            "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
-        );
+/// Shows when the present certificates end, and warns of those where that is soon.
+fn note_certificates(front: &Front, gate: &Gate) {
+    let ends = front.certificate_ends();
+    gate.metrics.certificates_end(&ends);
+    for (certificate, end) in ends {
+        let left = end.saturating_sub(gate.store.now().as_second());
+        if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
+            let days = left.div_euclid(86_400);
+            tracing::warn!(
+                certificate,
+                days,
+                "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
+            );
+        }
     }
 }
 

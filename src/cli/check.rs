@@ -77,16 +77,10 @@ fn listeners(config: &Config) -> Vec<String> {
         .http
         .as_ref()
         .map(|http| format!("http {}", http.address));
-    let https = config
-        .listen
-        .https
-        .as_ref()
-        .map(|https| match &https.certificate {
-            Certificate::SelfSigned => format!("https {} (self-signed)", https.address),
-            Certificate::Files { certificate, .. } => {
-                format!("https {} ({})", https.address, certificate.display())
-            }
-        });
+    let https = config.listen.https.as_ref().map(|https| {
+        let certificates: Vec<String> = https.certificates.iter().map(Certificate::label).collect();
+        format!("https {} ({})", https.address, certificates.join(", "))
+    });
     let admin = format!("admin {}", config.listen.admin);
     http.into_iter().chain(https).chain([admin]).collect()
 }

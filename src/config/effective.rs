@@ -15,9 +15,10 @@ use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
 /// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 7] = [
+const FIXED: [&str; 8] = [
     "listen.http.address",
     "listen.https.address",
+    "listen.redirect.address",
     "listen.admin.address",
     "quota.timezone",
     "quota.settle_window",
@@ -298,6 +299,7 @@ limits: {connections: \"${N}\"}
                 "upstream u servers: 127.0.0.1:9000 → 127.0.0.1:9001",
                 "setting limits.connections value: 20000 → ${N}",
                 "setting listen.https.certificate value: self-signed → -",
+                "setting listen.https.proxy_protocol value: false → -",
             ]
         );
     }

@@ -5,7 +5,9 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use super::{
+    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
+};
 use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
@@ -183,6 +185,28 @@ impl Scalar for Enforcement {
     }
 }
 
+impl Scalar for ProxyProtocol {
+    const WHAT: &'static str = "true or false";
+    const HINT: &'static str = "write true, or false for connections without such a header";
+    const BOOLEAN: bool = true;
+
+    fn parse(text: &str) -> Option<ProxyProtocol> {
+        match text {
+            "true" => Some(ProxyProtocol::Spoken),
+            "false" => Some(ProxyProtocol::Absent),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            ProxyProtocol::Spoken => "true",
+            ProxyProtocol::Absent => "false",
+        };
+        word.to_owned()
+    }
+}
+
 impl Scalar for SocketAddr {
     const WHAT: &'static str = "an address to listen on";
     const HINT: &'static str =
@@ -230,6 +254,28 @@ impl Scalar for Cleartext {
         let word = match self {
             Cleartext::Loopback => "loopback",
             Cleartext::Allowed => "allowed",
+        };
+        word.to_owned()
+    }
+}
+
+impl Scalar for ClientMode {
+    const WHAT: &'static str = "a mode of client certificates";
+    const HINT: &'static str = "write required or optional";
+    const CHOICES: &'static [&'static str] = &["required", "optional"];
+
+    fn parse(text: &str) -> Option<ClientMode> {
+        match text {
+            "required" => Some(ClientMode::Required),
+            "optional" => Some(ClientMode::Optional),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            ClientMode::Required => "required",
+            ClientMode::Optional => "optional",
         };
         word.to_owned()
     }

@@ -4,7 +4,6 @@
 //! with problems is thrown away.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,30 +14,30 @@ use super::check::{Check, Wrong};
 use super::outline::Path;
 use super::scalar::Text;
 use super::text::{
-    AdminText, EmbeddedText, ForwardText, HttpText, HttpsText, KeysText, ListenText, LoggingText,
-    QuotaText, RootText, RuntimeText, Section, StoreText,
+    AdminText, EmbeddedText, ForwardText, HttpText, KeysText, ListenText, LoggingText, QuotaText,
+    RootText, RuntimeText, Section, StoreText,
 };
 use super::{
-    AccessLog, Certificate, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http,
-    Https, Keys, Ledger, Level, Listen, LogFormat, Logging, Places, Runtime, StoreConfig,
+    AccessLog, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http, Keys,
+    Ledger, Level, Listen, LogFormat, Logging, Places, ProxyProtocol, Runtime, StoreConfig,
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 
 mod events;
+mod https;
 mod limits;
 mod outage;
+mod proxies;
 mod redis;
 mod retirement;
 mod traffic;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
-const HTTPS_ADDRESS: SocketAddr = loopback(8443);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
 const DATABASE_PATH: &str = "var/touchline.db";
 const REALM: &str = "touchline";
 const ZONE: &str = "UTC";
-const SELF_SIGNED: &str = "self-signed";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
 const HEADERS_DENIED: [HeaderName; 9] = [
     http::header::COOKIE,
@@ -52,8 +51,6 @@ const HEADERS_DENIED: [HeaderName; 9] = [
     http::header::FORWARDED,
 ];
 
-/// `max-age` of `Strict-Transport-Security`: 0 takes back what was said before.
-const HSTS: std::ops::RangeInclusive<Duration> = Duration::ZERO..=seconds(1_000 * 24 * 3_600);
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = seconds(1);
 const MINUTE: Duration = seconds(60);
@@ -134,12 +131,39 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
         );
     }
     let http = (shipped || text.http.is_given()).then(|| http(check, &at.key("http"), text.http));
-    let https =
-        (shipped || text.https.is_given()).then(|| https(check, &at.key("https"), text.https));
+    let https = (shipped || text.https.is_given())
+        .then(|| https::https(check, &at.key("https"), text.https));
+    let redirect = text
+        .redirect
+        .is_given()
+        .then(|| proxies::redirect(check, &at.key("redirect"), text.redirect));
+    if redirect.is_some() && https.is_none() {
+        check.wrong_key(
+            &at.key("redirect"),
+            "there is no https listener to redirect to",
+            "write https: {}, or remove it",
+        );
+    }
+    let trusted_proxies = proxies::trusted(check, &at.key("trusted_proxies"), text.trusted_proxies);
+    let speaking = [
+        ("http", http.as_ref().map(|http| http.proxy_protocol)),
+        ("https", https.as_ref().map(|https| https.proxy_protocol)),
+        ("redirect", redirect.as_ref().map(|one| one.proxy_protocol)),
+    ];
+    for (name, spoken) in speaking {
+        if spoken == Some(ProxyProtocol::Spoken) && trusted_proxies.is_empty() {
+            check.wrong(
+                &at.key(name).key("proxy_protocol"),
+                "no proxy is trusted, so every connection would be closed",
+                "write trusted_proxies: [NETWORK] in listen",
+            );
+        }
+    }
     let (admin, admin_token) = admin(check, &at.key("admin"), text.admin);
     let used = [
         (http.as_ref().map(|http| http.address), "http"),
         (https.as_ref().map(|https| https.address), "https"),
+        (redirect.as_ref().map(|one| one.address), "redirect"),
         (Some(admin), "admin"),
     ];
     for (index, (address, name)) in used.iter().enumerate() {
@@ -158,6 +182,8 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
     Listen {
         http,
         https,
+        redirect,
+        trusted_proxies,
         admin,
         admin_token,
     }
@@ -174,67 +200,10 @@ fn http(check: &mut Check<'_>, at: &Path, section: Section<HttpText>) -> Http {
             "listen on 127.0.0.1, use https, or write cleartext: allowed where TLS ends in front of the gateway",
         );
     }
-    Http { address, cleartext }
-}
-
-fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https {
-    let text = check.section(at, section).unwrap_or_default();
-    let address = check.leaf_or(&at.key("address"), &text.address, HTTPS_ADDRESS);
-    let certificate_at = at.key("certificate");
-    let key_at = at.key("private_key");
-    check.default(&certificate_at, SELF_SIGNED);
-    let certificate = check
-        .parsed(&certificate_at, &text.certificate, |text| match text {
-            "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
-            text => Ok(text.to_owned()),
-        })
-        .unwrap_or_else(|| SELF_SIGNED.to_owned());
-    let private_key = check.leaf(&key_at, &text.private_key);
-    let hsts_at = at.key("hsts");
-    check.bounds(&hsts_at, &HSTS);
-    let hsts = text
-        .hsts
-        .is_given()
-        .then(|| check.bounded(&hsts_at, &text.hsts, *HSTS.start(), HSTS));
-    if certificate == SELF_SIGNED {
-        if !address.ip().is_loopback() {
-            let hint = "write certificate: FILE and private_key: FILE, or listen on 127.0.0.1";
-            check.wrong(
-                &certificate_at,
-                "a self-signed certificate is for loopback addresses only",
-                hint,
-            );
-        }
-        if text.private_key.is_given() {
-            check.wrong(
-                &key_at,
-                "a self-signed certificate has its own key",
-                "remove it, or name a certificate file",
-            );
-        }
-        return Https {
-            address,
-            certificate: Certificate::SelfSigned,
-            hsts,
-        };
-    }
-    let certificate = PathBuf::from(certificate);
-    check.readable(&certificate_at, &certificate);
-    check.required(
-        &key_at,
-        &text.private_key,
-        "write private_key: FILE beside the certificate",
-    );
-    if let Some(private_key) = &private_key {
-        check.readable(&key_at, private_key);
-    }
-    Https {
+    Http {
         address,
-        certificate: Certificate::Files {
-            certificate,
-            private_key: private_key.unwrap_or_default(),
-        },
-        hsts,
+        cleartext,
+        proxy_protocol: proxies::protocol(check, at, &text.proxy_protocol),
     }
 }
 

@@ -6,7 +6,8 @@
 use super::check::Check;
 use super::outline::Path;
 use super::{
-    Config, EmbeddedStore, Http, Https, Ledger, Outage, RedisPlace, RedisStore, StoreConfig,
+    Config, EmbeddedStore, Http, Https, Ledger, Outage, Redirect, RedisPlace, RedisStore,
+    StoreConfig,
 };
 use crate::policy::key_record::TierName;
 
@@ -63,6 +64,7 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
     let (one, other) = (&running.listen, &next.listen);
     let of_http = |http: &Http| http.address;
     let of_https = |https: &Https| https.address;
+    let of_redirect = |redirect: &Redirect| redirect.address;
     for (name, one, other) in [
         (
             "http",
@@ -73,6 +75,11 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
             "https",
             one.https.as_ref().map(of_https),
             other.https.as_ref().map(of_https),
+        ),
+        (
+            "redirect",
+            one.redirect.as_ref().map(of_redirect),
+            other.redirect.as_ref().map(of_redirect),
         ),
         ("admin", Some(one.admin), Some(other.admin)),
     ] {
@@ -233,6 +240,16 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 "listen: {http: {address: 127.0.0.1:1}}",
                 "1 listen.http.address",
             ),
+            (
+                "listen: {https: {}}",
+                "listen: {https: {}, redirect: {address: 127.0.0.1:80}}",
+                "1 listen.redirect",
+            ),
+            (
+                "listen: {https: {}, redirect: {address: 127.0.0.1:81}}",
+                "listen: {https: {}, redirect: {address: 127.0.0.1:80}}",
+                "1 listen.redirect.address",
+            ),
             ("store: {embedded: {}}", "store: {redis: {}}", "1 store"),
             (
                 "runtime: {threads: 1}",
@@ -280,7 +297,10 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     #[test]
     fn what_changes_live_is_taken_and_the_same_file_too() {
         let other = "
-listen: {http: {cleartext: allowed}, https: {}}
+listen:
+  http: {cleartext: allowed, proxy_protocol: true}
+  https: {certificates: [{certificate: Cargo.toml, private_key: Cargo.lock}], client_certificates: {authorities: Cargo.toml}}
+  trusted_proxies: [10.0.0.0/8]
 keys: {prefix: abc, realm: other}
 tiers: {pro: {daily: 7, price: 1}}
 endpoints: [{path: /b, tiers: [pro], upstream: v, cost: 3}]

@@ -19,7 +19,9 @@ use serde_yaml::{Mapping, Value};
 use super::outline::Path;
 use super::scalar::{Bytes, Percent, Price, Text};
 use super::schema::{self, Learnt, Shape};
-use super::{AccessLog, Cleartext, Durability, Level, LogFormat, OutagePolicy};
+use super::{
+    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
+};
 use crate::policy::enforcement::Enforcement;
 
 macro_rules! unread {
@@ -222,6 +224,12 @@ sections! {
         http: Section<HttpText>,
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Section<HttpsText>,
+        /// Cleartext HTTP for clients that come without TLS: each request is answered with a redirect (308) to HTTPS. Without
+        /// this section there is none.
+        redirect: Section<RedirectText>,
+        /// Networks of the proxies in front of the gateway. Only of them X-Forwarded-For, -Proto and -Host and the PROXY protocol
+        /// are believed.
+        trusted_proxies: List<Text>,
         /// Metrics and health for operators; outside loopback addresses only with a token.
         admin: Section<AdminText>,
     }
@@ -231,6 +239,9 @@ sections! {
         address: Leaf<SocketAddr>,
         /// Whether API keys may cross a network in clear text: `allowed` where TLS ends in front of the gateway.
         cleartext: Leaf<Cleartext>,
+        /// Whether every connection begins with a header of the PROXY protocol, version 1 or 2, from one of listen.trusted_proxies;
+        /// others are closed.
+        proxy_protocol: Leaf<ProxyProtocol>,
     }
     HttpsText {
         /// IP address and port; port 0 is whatever port is free. A change needs a restart.
@@ -240,8 +251,38 @@ sections! {
         certificate: Leaf<Text>,
         /// The PEM file of the certificate's key.
         private_key: Leaf<PathBuf>,
+        /// Several certificates in the place of `certificate`: a client is shown the one for the name that it asks for (SNI), else
+        /// the first.
+        certificates: List<CertificateText>,
+        /// Certificates of clients; without this section none is asked for.
+        client_certificates: Section<ClientCertificatesText>,
         /// For how long browsers are told to come with TLS only (Strict-Transport-Security); without it they are told nothing.
         hsts: Leaf<Duration>,
+        /// Whether every connection begins with a header of the PROXY protocol, before TLS, from one of listen.trusted_proxies.
+        proxy_protocol: Leaf<ProxyProtocol>,
+    }
+    RedirectText {
+        /// IP address and port, such as 0.0.0.0:80. A change needs a restart.
+        address: Leaf<SocketAddr>,
+        /// The port of HTTPS as clients see it.
+        port: Leaf<u64>,
+        /// The hosts that are redirected to; without them any that a request names.
+        hosts: List<Text>,
+        /// Whether every connection begins with a header of the PROXY protocol from one of listen.trusted_proxies.
+        proxy_protocol: Leaf<ProxyProtocol>,
+    }
+    CertificateText {
+        /// A PEM file with the chain, the server's own certificate first. Its names are the DNS names of its subjectAltName;
+        /// `*.example.com` stands for one label.
+        certificate: Leaf<PathBuf>,
+        /// The PEM file of the certificate's key.
+        private_key: Leaf<PathBuf>,
+    }
+    ClientCertificatesText {
+        /// A PEM file of the authorities that sign certificates of clients. Read anew when it changes.
+        authorities: Leaf<PathBuf>,
+        /// Whether a client without a certificate is refused; one with a certificate of another authority always is.
+        mode: Leaf<ClientMode>,
     }
     AdminText {
         /// IP address and port; another than a loopback address needs a token. A change needs a restart.

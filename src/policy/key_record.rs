@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
-use super::api_key::{ApiKey, KeyDigest, KeyId};
+use super::api_key::{ApiKey, KeyDigest, KeyId, KeyPrefix};
 
 /// The name of a subscription tier: 1 to 32 characters of `a-z0-9-_`, beginning with a letter.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -285,6 +285,19 @@ impl KeyRecord {
         }
     }
 
+    /// A record that no secret opens, to be judged in the place of an unknown key: revoked, and with the digest of a text that
+    /// is no key.
+    pub fn decoy() -> KeyRecord {
+        let key = ApiKey::generate(&KeyPrefix::default(), &mut |bytes| bytes.fill(0));
+        let change = LastChange::first(Action::Revoke, "nobody");
+        let tier = TierName("none".into());
+        KeyRecord {
+            digest: KeyDigest::of(b""),
+            state: KeyState::Revoked,
+            ..KeyRecord::new(&key, "", tier, Timestamp::UNIX_EPOCH, change)
+        }
+    }
+
     /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time.
     pub fn usable(&self, presented: &KeyDigest, now: Timestamp) -> Result<(), Unusable> {
         let current = self.digest == *presented;
@@ -317,7 +330,7 @@ pub(crate) mod tests {
     use jiff::ToSpan;
 
     use super::*;
-    use crate::policy::api_key::{KeyPrefix, os_entropy};
+    use crate::policy::api_key::os_entropy;
 
     /// A key of `tier` and its active record, version 1.
     pub(crate) fn key_of(tier: &str) -> (ApiKey, KeyRecord) {

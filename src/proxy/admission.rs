@@ -23,6 +23,7 @@ use super::well_formed;
 use crate::policy::api_key::{self, KeyDigest};
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
+use crate::policy::key_record::Unusable;
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
@@ -223,17 +224,15 @@ impl Admission<'_> {
                 "the replica of the key table is not loaded or older than store.redis.max_staleness",
             ));
         }
-        match self.gate.store.keys().find(&self.presented) {
-            Some(entry) if entry.record.usable(&self.presented, now).is_ok() => {
-                Caller::new(self.gate, self.snapshot, entry, now)
-            }
-            Some(_) => Err(Refusal::of(Rejection::InvalidApiKey)),
-            None if keys.loaded && keys.age <= KEYS_AGE_MAX => {
-                Err(Refusal::of(Rejection::InvalidApiKey))
-            }
-            None => Err(Refusal::internal(
+        let is_current = keys.loaded && keys.age <= KEYS_AGE_MAX;
+        match self.gate.store.keys().judge(&self.presented, now) {
+            Ok(entry) => Caller::new(self.gate, self.snapshot, entry, now),
+            Err(Unusable::WrongSecret) if !is_current => Err(Refusal::internal(
                 "the key is not in the replica of the key table, which is not current",
             )),
+            Err(
+                Unusable::WrongSecret | Unusable::Revoked | Unusable::Suspended | Unusable::Expired,
+            ) => Err(Refusal::of(Rejection::InvalidApiKey)),
         }
     }
 

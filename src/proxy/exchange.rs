@@ -9,6 +9,7 @@ use prometheus::IntGauge;
 
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
+use super::origin::Origin;
 use super::rates::Slot;
 use super::upstreams::Upstream;
 use crate::policy::endpoint::Endpoint;
@@ -38,6 +39,8 @@ pub struct Exchange {
     pub request_id: HeaderValue,
     /// What browsers are told of TLS, if they are.
     pub hsts: Option<HeaderValue>,
+    /// Where the request comes from, once its header has been looked at.
+    pub origin: Option<Origin>,
     /// Time spent waiting for the store.
     pub store_wait: Duration,
     /// How far it has come.
@@ -191,6 +194,7 @@ impl Exchange {
             time: gate.store.now(),
             request_id: HeaderValue::from_static(""),
             hsts: None,
+            origin: None,
             store_wait: Duration::ZERO,
             stage: Stage::Arrived,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),

@@ -20,9 +20,11 @@ use super::connection::{BodyFault, Connection};
 use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
+use super::origin::Origin;
 use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
 use super::well_formed;
+use crate::policy::forwarded::Client;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
@@ -99,15 +101,18 @@ impl Edge {
     }
 
     /// Closes, after their requests under way, the connections of an address from which keys are tried out. The answer is
-    /// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections.
+    /// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections. A trusted
+    /// proxy's connection stays: it carries the requests of others.
     fn note_failed_authentication(&self, session: &mut Session, exchange: &Exchange) {
         let Some(connection) = Connection::of(session).cloned() else {
             return;
         };
         let limits = &exchange.snapshot.config.limits;
-        let noted = self
-            .gate
-            .note_failed_authentication(connection.client.ip(), limits);
+        let client = match &exchange.origin {
+            Some(origin) => origin.client,
+            None => Client::Connected(connection.client),
+        };
+        let noted = self.gate.note_failed_authentication(client.ip(), limits);
         let limit = match noted {
             Ok(()) => return,
             Err(Empty::Bucket { .. }) => "failed_authentications",
@@ -115,8 +120,13 @@ impl Edge {
         };
         let hits = &self.gate.metrics.limit_hits;
         hits.with_label_values(&[limit]).inc();
-        session.set_keepalive(None);
-        connection.retire();
+        match client {
+            Client::Connected(_) => {
+                session.set_keepalive(None);
+                connection.retire();
+            }
+            Client::Told(_) => {}
+        }
     }
 
     /// Writes an answer of the gateway's own.
@@ -208,6 +218,8 @@ impl ProxyHttp for Edge {
         let is_http2 = session.is_http2();
         session.set_write_timeout(is_http2.then_some(limits.response_write));
         exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
+        let trusted = &exchange.snapshot.config.listen.trusted_proxies;
+        exchange.origin = Origin::of(session, trusted);
         if is_encrypted(session) {
             exchange.hsts = respond::hsts(&exchange.snapshot.config);
         }
@@ -323,28 +335,25 @@ impl ProxyHttp for Edge {
 
     async fn upstream_request_filter(
         &self,
-        session: &mut Session,
+        _: &mut Session,
         request: &mut RequestHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         let snapshot = exchange.snapshot.clone();
         let request_id = exchange.request_id.clone();
+        let origin = exchange.origin.clone();
         let Some(forwarding) = exchange.forwarding() else {
             return Err(Error::explain(
                 ErrorType::InternalError,
                 "nothing is forwarded without a permit",
             ));
         };
-        let encrypted = is_encrypted(session);
         let record = &forwarding.key.record;
         let identity = Identity {
             request_id: &request_id,
-            client: session
-                .client_addr()
-                .and_then(|address| address.as_inet())
-                .map(std::net::SocketAddr::ip),
-            scheme: if encrypted { "https" } else { "http" },
-            host: well_formed::host(session.req_header()),
+            client: origin.as_ref().map(|origin| origin.client.ip()),
+            scheme: origin.as_ref().map_or("http", |origin| origin.scheme),
+            host: origin.and_then(|origin| origin.host),
             key_id: record.id.as_str(),
             tier: record.tier.as_str(),
             upstream_host: forwarding.upstream.host_of(forwarding.server),

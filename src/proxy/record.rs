@@ -50,10 +50,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
     gate.access_log.write(&Line {
         time: exchange.time,
         request_id: exchange.request_id_str(),
-        client: session
-            .client_addr()
-            .and_then(|address| address.as_inet())
-            .copied(),
+        client: exchange.origin.as_ref().map(|origin| origin.client),
         protocol: match header.version {
             Version::HTTP_2 => "HTTP/2",
             Version::HTTP_10 => "HTTP/1.0",

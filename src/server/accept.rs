@@ -14,24 +14,49 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::application::Application;
-use super::tls::Front;
-use crate::config::Limits;
-use crate::policy::address;
+use super::proxied;
+use super::tls::{Front, failure};
+use crate::config::{Limits, Listen, ProxyProtocol};
+use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
 use crate::proxy::connection::guard::{Guard, Silent};
+use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
 use crate::proxy::{Edge, Gate, Snapshot};
 
 /// Pause after a failed accept: the process is out of file descriptors or memory, and only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// What clients find behind a listener.
+#[derive(Clone)]
+pub enum Behind {
+    /// The API in clear text.
+    Clear,
+    /// The API over TLS.
+    Tls(Arc<Front>),
+    /// The way to HTTPS.
+    Redirect,
+}
+
+impl Behind {
+    /// Whether proxies speak first here, under a configuration.
+    fn proxy_protocol(&self, listen: &Listen) -> ProxyProtocol {
+        let spoken = match self {
+            Behind::Clear => listen.http.as_ref().map(|http| http.proxy_protocol),
+            Behind::Tls(_) => listen.https.as_ref().map(|https| https.proxy_protocol),
+            Behind::Redirect => listen.redirect.as_ref().map(|one| one.proxy_protocol),
+        };
+        spoken.unwrap_or(ProxyProtocol::Absent)
+    }
+}
+
 /// A listener for clients with what stands behind it.
 pub struct Door {
     /// Bound and not blocking.
     pub listener: TcpListener,
-    /// TLS, if it is spoken here.
-    pub tls: Option<Arc<Front>>,
+    /// What clients find here.
+    pub behind: Behind,
     /// What serves requests.
     pub proxy: Arc<HttpProxy<Edge>>,
     /// What requests share.
@@ -45,13 +70,13 @@ impl Door {
     pub async fn serve(self, mut shutdown: watch::Receiver<bool>) {
         let Door {
             listener,
-            tls,
+            behind,
             proxy,
             gate,
             census,
         } = self;
         let room = Arc::new(Room {
-            tls,
+            behind,
             proxy,
             gate,
             census,
@@ -98,8 +123,16 @@ fn longest_upstream(snapshot: &Snapshot) -> Duration {
         .unwrap_or_default()
 }
 
+/// The name of a limit in metrics.
+fn name_of(full: Full) -> &'static str {
+    match full {
+        Full::All => "connections",
+        Full::Address => "connections_per_address",
+    }
+}
+
 struct Room {
-    tls: Option<Arc<Front>>,
+    behind: Behind,
     proxy: Arc<HttpProxy<Edge>>,
     gate: Arc<Gate>,
     census: Arc<Census>,
@@ -108,27 +141,57 @@ struct Room {
 
 impl Room {
     /// A connection's whole life.
-    async fn receive(self: Arc<Room>, socket: TcpStream, peer: SocketAddr) {
+    async fn receive(self: Arc<Room>, mut socket: TcpStream, peer: SocketAddr) {
+        let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
-        let limits = &snapshot.config.limits;
+        let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
+        // A proxy speaks for many clients: it is counted in all only.
+        let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
+        let spoken = self.behind.proxy_protocol(listen);
+        if spoken == ProxyProtocol::Spoken && !proxy {
+            return self.note_limit("proxy_protocol");
+        }
         let places = Places {
             all: limits.connections,
             each_address: limits.connections_per_address,
         };
-        let address = address::counted(peer.ip(), &limits.exempt_addresses);
-        let _seat = match self.census.seat(address, places) {
+        let counted = |address| address::counted(address, &limits.exempt_addresses);
+        let address = if proxy { None } else { counted(peer.ip()) };
+        let mut seat = match self.census.seat(address, places) {
             Ok(seat) => seat,
-            Err(Full::All) => return self.note_limit("connections"),
-            Err(Full::Address) => return self.note_limit("connections_per_address"),
+            Err(full) => return self.note_limit(name_of(full)),
         };
         // Answers are gathered before they are written, so waiting for more would only delay them.
         let _ = socket.set_nodelay(true);
         // Without it the system takes megabytes for a client that reads nothing, and what it reads of them is not seen.
         let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
-        let Some(transport) = self.shake_hands(socket, limits).await else {
+        let client = match spoken {
+            ProxyProtocol::Absent => peer,
+            ProxyProtocol::Spoken => match self.told(&mut socket, limits).await {
+                Some(Some(told)) => {
+                    if let Err(full) = seat.assign(counted(told.ip()), places) {
+                        return self.note_limit(name_of(full));
+                    }
+                    told
+                }
+                Some(None) => peer,
+                None => return self.note_limit("proxy_protocol"),
+            },
+        };
+        let tls = match (&self.behind, &listen.redirect) {
+            (Behind::Clear, _) => None,
+            (Behind::Tls(front), _) => Some(front),
+            (Behind::Redirect, Some(redirect)) => {
+                let gate = &self.gate;
+                return redirect::serve(gate, socket, client, limits, &redirect.rule).await;
+            }
+            // It goes only with a restart.
+            (Behind::Redirect, None) => return,
+        };
+        let Some(transport) = self.shake_hands(socket, tls, limits).await else {
             return;
         };
-        let connection = Connection::new(peer);
+        let connection = Connection::new(client);
         let guard =
             match Guard::begin(self.gate.clone(), connection.clone(), transport, limits).await {
                 Ok(guard) => guard,
@@ -147,14 +210,28 @@ impl Room {
         self.hand_over(application, guard, connection, times).await;
     }
 
-    async fn shake_hands(&self, socket: TcpStream, limits: &Limits) -> Option<Transport> {
-        let Some(tls) = &self.tls else {
+    /// The client that a proxy tells, or that it speaks for itself; `None` where it says nothing of the kind in time.
+    async fn told(&self, socket: &mut TcpStream, limits: &Limits) -> Option<Option<SocketAddr>> {
+        let told = tokio::time::timeout(limits.request_head, proxied::client_told(socket));
+        let told = told.await.ok()?.ok()?;
+        Some(told.map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())))
+    }
+
+    async fn shake_hands(
+        &self,
+        socket: TcpStream,
+        tls: Option<&Arc<Front>>,
+        limits: &Limits,
+    ) -> Option<Transport> {
+        let Some(tls) = tls else {
             return Some(Transport::Clear(socket));
         };
         match tokio::time::timeout(limits.tls_handshake, tls.acceptor().accept(socket)).await {
             Ok(Ok(stream)) => Some(Transport::Tls(Box::new(stream))),
             Ok(Err(error)) => {
                 tracing::debug!(%error, "a TLS handshake failed");
+                let failed = &self.gate.metrics.handshakes_failed;
+                failed.with_label_values(&[failure::reason(&error)]).inc();
                 None
             }
             Err(_) => {

@@ -14,7 +14,7 @@ use pingora::services::listening::Service;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::accept::Door;
+use super::accept::{Behind, Door};
 use super::tls::Front;
 use super::{Addresses, ServeError, application};
 use crate::admin::Admin;
@@ -39,6 +39,7 @@ pub struct ListenError {
 pub struct Listener {
     http: Option<Socket>,
     https: Option<(Socket, Arc<Front>)>,
+    redirect: Option<Socket>,
     admin: Socket,
 }
 
@@ -76,7 +77,7 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let front = Front::new(&https.certificate, https.address.ip())?;
+                let front = Front::new(https)?;
                 Some((
                     Socket::bind("listen.https.address", https.address)?,
                     Arc::new(front),
@@ -84,8 +85,18 @@ impl Listener {
             }
             None => None,
         };
+        let redirect = listen
+            .redirect
+            .as_ref()
+            .map(|one| Socket::bind("listen.redirect.address", one.address))
+            .transpose()?;
         let admin = Socket::bind("listen.admin.address", listen.admin)?;
-        Ok(Listener { http, https, admin })
+        Ok(Listener {
+            http,
+            https,
+            redirect,
+            admin,
+        })
     }
 
     /// What speaks TLS with clients, if anything does.
@@ -99,6 +110,7 @@ impl Listener {
             event: "listening",
             http: self.http.as_ref().map(|socket| socket.address),
             https: self.https.as_ref().map(|(socket, _)| socket.address),
+            redirect: self.redirect.as_ref().map(|socket| socket.address),
             admin: self.admin.address,
         }
     }
@@ -123,18 +135,22 @@ impl Listener {
         };
         let proxy = application::proxy(settings, gate);
         let census = Census::new(gate.metrics.connections.clone());
-        let clear = self.http.as_ref().map(|socket| (socket, None));
+        let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self
             .https
             .as_ref()
-            .map(|(socket, front)| (socket, Some(front.clone())));
-        for (socket, tls) in clear.into_iter().chain(tls) {
+            .map(|(socket, front)| (socket, Behind::Tls(front.clone())));
+        let redirect = self
+            .redirect
+            .as_ref()
+            .map(|socket| (socket, Behind::Redirect));
+        for (socket, behind) in clear.into_iter().chain(tls).chain(redirect) {
             let Some(listener) = socket.listener.lock().take() else {
                 continue;
             };
             let door = Door {
                 listener: tokio::net::TcpListener::from_std(listener)?,
-                tls,
+                behind,
                 proxy: proxy.clone(),
                 gate: gate.clone(),
                 census: census.clone(),

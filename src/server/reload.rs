@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
-use super::tls::{Front, Speaker};
+use super::tls::{Front, Successor};
 use super::watched::{Contents, Settling, Watched};
-use super::{format_of, note_certificate, notify, open_access_log, warn_of_shadow_tiers};
+use super::{format_of, note_certificates, notify, open_access_log, warn_of_shadow_tiers};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
@@ -66,11 +66,29 @@ impl Cause {
     }
 }
 
+/// What is left as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusing {
+    /// Everything.
+    Configuration,
+    /// Certificates whose files cannot be used, or authorities of clients.
+    Certificates,
+}
+
+impl Refusing {
+    fn as_str(self) -> &'static str {
+        match self {
+            Refusing::Configuration => "configuration",
+            Refusing::Certificates => "certificate",
+        }
+    }
+}
+
 /// A configuration of which everything that can fail has been done.
 struct Prepared {
     snapshot: Snapshot,
-    /// Another certificate.
-    speaker: Option<Speaker>,
+    /// Other certificates, and which of them cannot be used.
+    successor: Option<Successor>,
     /// Another place of the access log; inside, `None` is nowhere.
     sink: Option<Option<Sink>>,
 }
@@ -78,7 +96,16 @@ struct Prepared {
 impl Prepared {
     /// Whether it is what runs, the configuration with this hash.
     fn changes_nothing(&self, hash: &str) -> bool {
-        self.snapshot.config.hash == hash && self.speaker.is_none()
+        let successor = self.successor.as_ref();
+        let same_speaker = successor.is_none_or(|successor| successor.speaker.is_none());
+        self.snapshot.config.hash == hash && same_speaker
+    }
+
+    /// Why some certificates stay what they were.
+    fn kept(&self) -> Option<String> {
+        let kept = &self.successor.as_ref()?.kept;
+        let reasons: Vec<String> = kept.iter().map(ToString::to_string).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
     }
 }
 
@@ -145,14 +172,29 @@ impl Reloader {
         }
         let prepared = self.prepare().await;
         let view = self.view.load_full();
-        match (prepared, &view.refused) {
-            // A file was written anew with what it held.
-            (Ok(prepared), None)
-                if cause == Cause::Change && prepared.changes_nothing(&view.hash) => {}
-            (Ok(prepared), _) => self.apply(prepared, cause),
-            // Said once, not at each attempt.
-            (Err(reason), Some(refused)) if cause == Cause::Retry && refused.reason == reason => {}
-            (Err(reason), _) => self.refuse(reason, cause),
+        let again = |reason: &str| {
+            let refused = view.refused.as_ref();
+            cause == Cause::Retry && refused.is_some_and(|refused| refused.reason == reason)
+        };
+        match prepared {
+            Ok(prepared) => {
+                let (kept, nothing) = (prepared.kept(), prepared.changes_nothing(&view.hash));
+                match kept {
+                    // Said once, not at each attempt.
+                    Some(reason) if nothing && again(&reason) => {}
+                    Some(reason) => {
+                        if !nothing {
+                            self.apply(prepared, cause);
+                        }
+                        self.refuse(Refusing::Certificates, reason, cause);
+                    }
+                    // A file was written anew with what it held.
+                    None if nothing && cause == Cause::Change && view.refused.is_none() => {}
+                    None => self.apply(prepared, cause),
+                }
+            }
+            Err(reason) if again(&reason) => {}
+            Err(reason) => self.refuse(Refusing::Configuration, reason, cause),
         }
     }
 
@@ -174,7 +216,7 @@ impl Reloader {
     fn apply(&mut self, prepared: Prepared, cause: Cause) {
         let Prepared {
             snapshot,
-            speaker,
+            successor,
             sink,
         } = prepared;
         let previous = self.gate.snapshot().config.hash.clone();
@@ -185,9 +227,10 @@ impl Reloader {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }
         self.gate.replace(snapshot);
+        let speaker = successor.and_then(|successor| successor.speaker);
         if let (Some(front), Some(speaker)) = (&self.front, speaker) {
             front.exchange(speaker);
-            note_certificate(front, &self.gate);
+            note_certificates(front, &self.gate);
         }
         let now = self.gate.store.now();
         self.view
@@ -205,8 +248,8 @@ impl Reloader {
         warn_of_shadow_tiers(&self.gate.snapshot().config);
     }
 
-    /// Leaves everything as it is and says why.
-    fn refuse(&mut self, reason: String, cause: Cause) {
+    /// Says what is left as it is, and why.
+    fn refuse(&mut self, what: Refusing, reason: String, cause: Cause) {
         let hash = self.gate.snapshot().config.hash.clone();
         let metrics = &self.gate.metrics;
         metrics.config_refused.set(1);
@@ -216,7 +259,8 @@ impl Reloader {
             configuration = hash,
             cause = cause.as_str(),
             reason,
-            "configuration refused: the last good one stays"
+            "{} refused: the last good one stays",
+            what.as_str()
         );
         let refused = Refused {
             at: self.gate.store.now(),
@@ -260,14 +304,20 @@ async fn look(mut watched: Watched) -> (Watched, Contents) {
 /// The files that a configuration is made of, the file itself first.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     let mut files = vec![file.to_owned()];
-    let certificate = config.listen.https.as_ref().map(|https| &https.certificate);
-    match certificate {
-        Some(Certificate::Files {
-            certificate,
-            private_key,
-        }) => files.extend([certificate.clone(), private_key.clone()]),
-        Some(Certificate::SelfSigned) | None => {}
+    let Some(https) = &config.listen.https else {
+        return files;
+    };
+    for certificate in &https.certificates {
+        match certificate {
+            Certificate::Files {
+                certificate,
+                private_key,
+            } => files.extend([certificate.clone(), private_key.clone()]),
+            Certificate::SelfSigned => {}
+        }
     }
+    let clients = https.client_certificates.as_ref();
+    files.extend(clients.map(|clients| clients.authorities.clone()));
     files
 }
 
@@ -285,10 +335,11 @@ fn prepare(
         },
     )
     .map_err(|errors| errors.to_string())?;
-    let speaker = match (front, &config.listen.https) {
-        (Some(front), Some(https)) => front
-            .successor(&https.certificate)
-            .map_err(|error| error.to_string())?,
+    let successor = match (front, &config.listen.https) {
+        (Some(front), Some(https)) => {
+            let successor = front.successor(https);
+            Some(successor.map_err(|error| error.to_string())?)
+        }
         (None, _) | (_, None) => None,
     };
     let place = &config.logging.access_log;
@@ -299,7 +350,7 @@ fn prepare(
     };
     Ok(Prepared {
         snapshot: Snapshot::after(config, running),
-        speaker,
+        successor,
         sink,
     })
 }

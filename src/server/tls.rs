@@ -1,25 +1,35 @@
-//! Certificates: from files, or self-signed for loopback; another one can take the place of the present one at any time.
+//! TLS with clients: certificates by the name that is asked for, certificates of clients, and another of each in the place of the
+//! present one at any time.
+//!
+//! Every pair is read by itself: one whose files cannot be used keeps what it last held, and the others go on. What changes makes a
+//! whole new server side with an empty cache of sessions, so that none outlives the authorities it was let in by.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
-use rustls::crypto::ring::sign::any_supported_type;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::pki_types::CertificateDer;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
 use rustls::version::{TLS12, TLS13};
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::Certificate;
+use crate::config::{Certificate, Https};
+use crate::policy::server_name::ServerNames;
+
+mod clients;
+pub mod failure;
+mod pair;
+
+use clients::Clients;
 
 /// A certificate or its key that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read or holds something else.
-    #[error("{file}: {reason}; mend listen.https.{setting}", file = file.display())]
+    #[error("{file}: {reason}; mend the file, or the {setting} of listen.https that names it", file = file.display())]
     File {
         /// The file.
         file: PathBuf,
@@ -36,6 +46,12 @@ pub enum CertificateError {
         /// The key file.
         key: PathBuf,
     },
+    /// A client can ask for it by no name.
+    #[error("the certificate in {certificate} names no DNS host in its subjectAltName, and only the first certificate is shown without a name", certificate = certificate.display())]
+    Nameless {
+        /// The certificate file.
+        certificate: PathBuf,
+    },
     /// The settings contradict each other.
     #[error("TLS cannot be set up: {0}")]
     Settings(String),
@@ -44,25 +60,47 @@ pub enum CertificateError {
     SelfSigned(String),
 }
 
-/// What speaks TLS with clients. Handshakes that begin after an exchange see the new certificate; connections stay.
+/// What speaks TLS with clients. Handshakes that begin after an exchange see the new certificates; connections stay.
 pub struct Front {
     listen: IpAddr,
     speaker: ArcSwap<Speaker>,
 }
 
-/// TLS 1.2 and 1.3 with one certificate, offering HTTP/2 and HTTP/1.1.
+/// TLS 1.2 and 1.3 with some certificates, offering HTTP/2 and HTTP/1.1.
 pub struct Speaker {
-    self_signed: bool,
-    chain: Vec<CertificateDer<'static>>,
-    /// When the first certificate of the chain ends, in Unix seconds.
-    end: i64,
+    shown: Vec<Shown>,
+    clients: Option<Clients>,
     acceptor: TlsAcceptor,
 }
 
+/// A certificate that clients are shown.
+#[derive(Clone)]
+struct Shown {
+    configured: Certificate,
+    key: Arc<CertifiedKey>,
+}
+
+/// What is to speak next.
+pub struct Successor {
+    /// It; `None` where it would be what speaks now, be it that its files were written anew.
+    pub speaker: Option<Speaker>,
+    /// Why some of it is still what was last read.
+    pub kept: Vec<CertificateError>,
+}
+
 impl Front {
-    /// Begins with a certificate; `listen` is the address that a self-signed one names.
-    pub fn new(certificate: &Certificate, listen: IpAddr) -> Result<Front, CertificateError> {
-        let speaker = Speaker::new(certificate, listen)?;
+    /// Begins with what is configured. Reads files.
+    ///
+    /// # Errors
+    /// With the first that cannot be used.
+    pub fn new(https: &Https) -> Result<Front, CertificateError> {
+        let listen = https.address.ip();
+        let mut shown = Vec::new();
+        for (number, configured) in https.certificates.iter().enumerate() {
+            shown.push(Shown::read(configured, number, listen)?);
+        }
+        let clients = https.client_certificates.as_ref().map(Clients::read);
+        let speaker = Speaker::new(shown, clients.transpose()?)?;
         Ok(Front {
             listen,
             speaker: ArcSwap::from_pointee(speaker),
@@ -74,22 +112,54 @@ impl Front {
         self.speaker.load().acceptor.clone()
     }
 
-    /// The Unix second at which the present certificate, or one above it in its chain, ends.
-    pub fn certificate_end(&self) -> i64 {
-        self.speaker.load().end
+    /// The name of each certificate, which is its file's, and the Unix second at which it, or one above it in its chain, ends.
+    pub fn certificate_ends(&self) -> Vec<(String, i64)> {
+        let speaker = self.speaker.load();
+        let ends = speaker.shown.iter();
+        ends.map(|shown| (shown.configured.label(), pair::end_of(&shown.key.cert)))
+            .collect()
     }
 
-    /// What speaks with this certificate; `None` where that is the present one, be it that its files were written anew.
-    pub fn successor(
-        &self,
-        certificate: &Certificate,
-    ) -> Result<Option<Speaker>, CertificateError> {
+    /// What speaks as is configured now. Reads files; what cannot be used of a pair or authorities that speak already stays as it
+    /// was last read.
+    ///
+    /// # Errors
+    /// With the first that is new and cannot be used.
+    pub fn successor(&self, https: &Https) -> Result<Successor, CertificateError> {
         let present = self.speaker.load();
-        if present.self_signed && *certificate == Certificate::SelfSigned {
-            return Ok(None);
+        let mut kept = Vec::new();
+        let mut shown = Vec::new();
+        for (number, configured) in https.certificates.iter().enumerate() {
+            let known = present
+                .shown
+                .iter()
+                .find(|known| known.configured == *configured);
+            let read = match (known, configured) {
+                // It is made once: nothing of it can have changed.
+                (Some(known), Certificate::SelfSigned) => Ok(known.clone()),
+                (_, configured) => Shown::read(configured, number, self.listen),
+            };
+            shown.push(last_good(read, known, &mut kept)?);
         }
-        let next = Speaker::new(certificate, self.listen)?;
-        Ok((next.chain != present.chain).then_some(next))
+        let clients = match &https.client_certificates {
+            None => None,
+            Some(configured) => {
+                let known = present.clients.as_ref();
+                let known = known.filter(|known| known.configured == *configured);
+                Some(last_good(Clients::read(configured), known, &mut kept)?)
+            }
+        };
+        let same = shown
+            .iter()
+            .map(Shown::chain)
+            .eq(present.shown.iter().map(Shown::chain))
+            && clients == present.clients;
+        let speaker = if same {
+            None
+        } else {
+            Some(Speaker::new(shown, clients)?)
+        };
+        Ok(Successor { speaker, kept })
     }
 
     /// Lets another speak from the next handshake on.
@@ -98,150 +168,103 @@ impl Front {
     }
 }
 
-impl Speaker {
-    fn new(certificate: &Certificate, listen: IpAddr) -> Result<Speaker, CertificateError> {
-        let key = match certificate {
-            Certificate::SelfSigned => self_signed(listen)?,
+/// What was read, or what is known of it with the reason noted.
+fn last_good<T: Clone>(
+    read: Result<T, CertificateError>,
+    known: Option<&T>,
+    kept: &mut Vec<CertificateError>,
+) -> Result<T, CertificateError> {
+    match (read, known) {
+        (Ok(read), _) => Ok(read),
+        (Err(error), Some(known)) => {
+            kept.push(error);
+            Ok(known.clone())
+        }
+        (Err(error), None) => Err(error),
+    }
+}
+
+impl Shown {
+    fn read(
+        configured: &Certificate,
+        number: usize,
+        listen: IpAddr,
+    ) -> Result<Shown, CertificateError> {
+        let key = match configured {
+            Certificate::SelfSigned => pair::self_signed(listen)?,
             Certificate::Files {
                 certificate,
                 private_key,
-            } => from_files(certificate, private_key)?,
+            } => {
+                let key = pair::from_files(certificate, private_key)?;
+                if number > 0 && pair::names_of(&key.cert).is_empty() {
+                    return Err(CertificateError::Nameless {
+                        certificate: certificate.clone(),
+                    });
+                }
+                key
+            }
         };
-        let chain = key.cert.clone();
-        let end = end_of(&chain);
+        Ok(Shown {
+            configured: configured.clone(),
+            key: Arc::new(key),
+        })
+    }
+
+    fn chain(&self) -> &[CertificateDer<'static>] {
+        &self.key.cert
+    }
+}
+
+impl Speaker {
+    fn new(shown: Vec<Shown>, clients: Option<Clients>) -> Result<Speaker, CertificateError> {
+        let unsound = |error: rustls::Error| CertificateError::Settings(error.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut settings = ServerConfig::builder_with_provider(provider)
+        let builder = ServerConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&TLS13, &TLS12])
-            .map_err(|error| CertificateError::Settings(error.to_string()))?
-            .with_no_client_auth()
-            .with_cert_resolver(Arc::new(SingleCertAndKey::from(key)));
+            .map_err(unsound)?;
+        let builder = match &clients {
+            None => builder.with_no_client_auth(),
+            Some(clients) => builder.with_client_cert_verifier(clients.verifier(provider)?),
+        };
+        let mut settings = builder.with_cert_resolver(Arc::new(ByName::new(&shown)));
         settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // The server's order of ciphers, strongest first.
         settings.ignore_client_order = true;
         Ok(Speaker {
-            self_signed: *certificate == Certificate::SelfSigned,
-            chain,
-            end,
+            shown,
+            clients,
             acceptor: TlsAcceptor::from(Arc::new(settings)),
         })
     }
 }
 
-fn from_files(certificate: &Path, private_key: &Path) -> Result<CertifiedKey, CertificateError> {
-    let unusable = |file: &Path, setting, reason: String| CertificateError::File {
-        file: file.into(),
-        reason,
-        setting,
-    };
-    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(certificate)
-        .and_then(Iterator::collect)
-        .map_err(|error| unusable(certificate, "certificate", error.to_string()))?;
-    if chain.is_empty() {
-        return Err(unusable(
-            certificate,
-            "certificate",
-            "it holds no certificate in PEM form".into(),
-        ));
-    }
-    let key = PrivateKeyDer::from_pem_file(private_key)
-        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
-    let signer = any_supported_type(&key)
-        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
-    let certified = CertifiedKey::new(chain, signer);
-    match certified.keys_match() {
-        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => {
-            Err(CertificateError::Mismatch {
-                certificate: certificate.into(),
-                key: private_key.into(),
-            })
+/// Chooses a certificate for a client.
+#[derive(Debug)]
+struct ByName {
+    names: ServerNames,
+    keys: Vec<Arc<CertifiedKey>>,
+}
+
+impl ByName {
+    fn new(shown: &[Shown]) -> ByName {
+        ByName {
+            names: ServerNames::new(shown.iter().map(|shown| pair::names_of(shown.chain()))),
+            keys: shown.iter().map(|shown| shown.key.clone()).collect(),
         }
-        Err(error) => Err(unusable(certificate, "certificate", error.to_string())),
-        Ok(()) => Ok(certified),
     }
 }
 
-/// When the first of these ends. TLS has read them all already; one that cannot be read here ends nothing.
-fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
-    let ends = chain.iter().filter_map(|certificate| {
-        let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
-        Some(certificate.validity().not_after.timestamp())
-    });
-    ends.min().unwrap_or(i64::MAX)
-}
-
-/// A certificate for `localhost` and the loopback addresses, new at each start.
-fn self_signed(listen: IpAddr) -> Result<CertifiedKey, CertificateError> {
-    let failed = |error: &dyn std::fmt::Display| CertificateError::SelfSigned(error.to_string());
-    let names = vec![
-        "localhost".to_owned(),
-        "127.0.0.1".to_owned(),
-        "::1".to_owned(),
-        listen.to_string(),
-    ];
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
-    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
-    let signer = any_supported_type(&key).map_err(|error| failed(&error))?;
-    Ok(CertifiedKey::new(vec![made.cert.der().clone()], signer))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
-        let file = directory.join(name);
-        std::fs::write(&file, text).unwrap();
-        file
-    }
-
-    #[test]
-    fn a_pair_from_files_is_used_and_a_bad_one_is_told_apart() {
-        let directory = tempfile::tempdir().unwrap();
-        let one = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
-        let other = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
-        let certificate = write(directory.path(), "c.pem", &one.cert.pem());
-        let key = write(directory.path(), "k.pem", &one.signing_key.serialize_pem());
-        let wrong_key = write(
-            directory.path(),
-            "w.pem",
-            &other.signing_key.serialize_pem(),
-        );
-        let rubbish = write(directory.path(), "r.pem", "rubbish");
-        assert!(from_files(&certificate, &key).is_ok());
-        assert!(matches!(
-            from_files(&certificate, &wrong_key),
-            Err(CertificateError::Mismatch { .. })
-        ));
-        assert!(
-            from_files(&rubbish, &key)
-                .unwrap_err()
-                .to_string()
-                .contains("listen.https.certificate")
-        );
-        assert!(
-            from_files(&certificate, &rubbish)
-                .unwrap_err()
-                .to_string()
-                .contains("listen.https.private_key")
-        );
-    }
-
-    #[test]
-    fn a_chain_ends_with_the_first_of_its_certificates() {
-        let ending_in = |year| {
-            let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
-            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
-            let key = rcgen::KeyPair::generate().unwrap();
-            parameters.self_signed(&key).unwrap().der().clone()
-        };
-        let second = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_second();
-        let end = second("2031-01-01T00:00:00Z");
-        assert_eq!(end_of(&[ending_in(2031)]), end);
-        assert_eq!(end_of(&[ending_in(2040), ending_in(2031)]), end);
-    }
-
-    #[test]
-    fn a_self_signed_certificate_can_be_made() {
-        assert!(self_signed("127.0.0.1".parse().unwrap()).is_ok());
+impl ResolvesServerCert for ByName {
+    /// Of those with the name, the first whose kind of key the client knows; for another name, or none, the first of all.
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let schemes = hello.signature_schemes();
+        let named = hello
+            .server_name()
+            .into_iter()
+            .flat_map(|name| self.names.find(name))
+            .filter_map(|number| self.keys.get(number));
+        let mut fit = named.filter(|key| key.key.choose_scheme(schemes).is_some());
+        fit.next().or(self.keys.first()).cloned()
     }
 }

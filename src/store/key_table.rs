@@ -6,8 +6,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use jiff::Timestamp;
+
 use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::key_record::KeyRecord;
+use crate::policy::key_record::{KeyRecord, Unusable};
 
 /// A record as the request path holds it.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,19 +31,53 @@ impl KeyEntry {
 }
 
 /// All keys by digest and by id.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct KeyTable {
     by_digest: papaya::HashMap<KeyDigest, KeyId>,
     by_id: papaya::HashMap<KeyId, Arc<KeyEntry>>,
     /// Writers take turns, so that the two maps agree.
     writing: parking_lot::Mutex<()>,
     changes: AtomicU64,
+    /// What is judged in the place of an unknown key: [`KeyRecord::decoy`] and nothing else.
+    decoys: papaya::HashMap<KeyId, Arc<KeyEntry>>,
+    decoy: KeyId,
+}
+
+impl Default for KeyTable {
+    fn default() -> KeyTable {
+        let decoy = KeyRecord::decoy();
+        let id = decoy.id;
+        KeyTable {
+            by_digest: papaya::HashMap::new(),
+            by_id: papaya::HashMap::new(),
+            writing: parking_lot::Mutex::default(),
+            changes: AtomicU64::new(0),
+            decoys: [(id, KeyEntry::new(decoy))].into_iter().collect(),
+            decoy: id,
+        }
+    }
 }
 
 impl KeyTable {
     /// An empty table.
     pub fn new() -> KeyTable {
         KeyTable::default()
+    }
+
+    /// The entry that the holder of this secret may use at `now`. One that nobody has ever had is a wrong secret.
+    ///
+    /// Takes the same steps whatever comes out, so that the time of a refusal says nothing of its reason: an unknown secret
+    /// has a record of its own judged, which no secret opens.
+    pub fn judge(&self, presented: &KeyDigest, now: Timestamp) -> Result<Arc<KeyEntry>, Unusable> {
+        let known = self.by_digest.pin().get(presented).copied();
+        let (entries, id) = match known {
+            Some(id) => (&self.by_id, id),
+            None => (&self.decoys, self.decoy),
+        };
+        let entry = entries.pin().get(&id).cloned();
+        let entry = entry.ok_or(Unusable::WrongSecret)?;
+        entry.record.usable(presented, now)?;
+        Ok(entry)
     }
 
     /// The entry whose current or previous secret has this digest. The caller still checks
@@ -112,8 +148,42 @@ fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> + '_ {
 mod tests {
     use super::*;
     use crate::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-    use crate::policy::key_record::PreviousDigest;
     use crate::policy::key_record::tests::key_of;
+    use crate::policy::key_record::{KeyState, PreviousDigest};
+
+    #[test]
+    fn a_secret_opens_its_own_key_while_that_may_be_used() {
+        let table = KeyTable::new();
+        let (key, record) = key_of("pro");
+        let now = Timestamp::UNIX_EPOCH;
+        let judged = || table.judge(&key.digest(), now).map(|entry| entry.record.id);
+        assert_eq!(judged(), Err(Unusable::WrongSecret));
+        table.apply(record.clone());
+        assert_eq!(judged(), Ok(record.id));
+        table.apply(KeyRecord {
+            state: KeyState::Suspended,
+            version: 2,
+            ..record.clone()
+        });
+        assert_eq!(judged(), Err(Unusable::Suspended));
+        table.apply(KeyRecord {
+            expires: Some(now),
+            version: 3,
+            ..record
+        });
+        assert_eq!(judged(), Err(Unusable::Expired));
+    }
+
+    #[test]
+    fn nothing_opens_the_decoy_and_nobody_sees_it() {
+        let table = KeyTable::new();
+        let decoy = KeyRecord::decoy();
+        for digest in [decoy.digest, KeyDigest::of(b""), KeyDigest::of(b"fpd_")] {
+            assert!(table.judge(&digest, Timestamp::UNIX_EPOCH).is_err());
+        }
+        assert!(table.get(decoy.id).is_none());
+        assert!(table.is_empty() && table.entries().is_empty());
+    }
 
     #[test]
     fn a_key_is_found_by_its_digest_until_a_newer_record_drops_it() {

@@ -4,7 +4,6 @@
 //! escaping makes every client-sent value harmless; the key itself is never here.
 
 use std::io::Write;
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,6 +13,8 @@ use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use serde::Serialize;
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+
+use crate::policy::forwarded::Client;
 
 /// Lines that may wait for the disk; at 400 bytes each about 13 MB.
 const LINES_WAITING_MAX: usize = 32_768;
@@ -38,8 +39,8 @@ pub struct Line<'a> {
     pub time: Timestamp,
     /// The id that the client got and the upstream saw.
     pub request_id: &'a str,
-    /// The client's address.
-    pub client: Option<SocketAddr>,
+    /// The client's address, with its port where it is known.
+    pub client: Option<Client>,
     /// `HTTP/1.0`, `HTTP/1.1` or `HTTP/2`.
     pub protocol: &'static str,
     /// The method.
@@ -54,7 +55,7 @@ pub struct Line<'a> {
     pub tier: Option<&'a str>,
     /// The status that the client got; 0 if it got none.
     pub status: u16,
-    /// `served`, an error code, `cut` (the upstream broke off) or `client_closed`.
+    /// `served`, an error code, `cut` (the upstream broke off), `client_closed` or `redirected` (to HTTPS).
     pub outcome: &'a str,
     /// The quota or rate that refused the request, for a 429.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,7 +78,7 @@ pub struct Line<'a> {
     pub upstream_ms: Option<Duration>,
     /// Body bytes sent to the client.
     pub bytes_sent: usize,
-    /// Why the request failed inside, for a 500 and a cut answer.
+    /// Why the request failed inside, for a 500 and a cut answer; that a key was shown, for a redirect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<&'a str>,
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use prometheus::core::Collector;
 use prometheus::{
     Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
@@ -14,6 +15,16 @@ const REQUEST_BUCKETS: [f64; 11] = [
 ];
 /// Buckets of store durations, in seconds.
 const STORE_BUCKETS: [f64; 9] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.01, 0.05, 0.1, 0.5];
+/// Why handshakes of clients fail.
+const HANDSHAKE_FAILURES: [&str; 7] = [
+    "client_certificate_missing",
+    "client_certificate_invalid",
+    "incompatible",
+    "alert",
+    "not_tls",
+    "closed",
+    "other",
+];
 /// The label value where a request has no endpoint, no tier or no upstream.
 pub const NONE: &str = "none";
 
@@ -61,9 +72,11 @@ pub struct Metrics {
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
     pub keys_age: Gauge,
-    /// `touchline_certificate_end_seconds`: the Unix time at which the certificate shown to clients, or one above it in its
-    /// chain, ends; 0 without TLS.
-    pub certificate_end: IntGauge,
+    /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or one above it
+    /// in its chain, ends; the label is its file.
+    certificate_end: IntGaugeVec,
+    /// `touchline_tls_handshakes_failed_total{reason}`: handshakes of clients that came to nothing, deadlines apart.
+    pub handshakes_failed: IntCounterVec,
     /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
     pub access_log_dropped: IntGauge,
     /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
@@ -125,6 +138,22 @@ impl Metrics {
             &["hash"],
         )?;
         registry.register(Box::new(config_info.clone()))?;
+        let handshakes_failed = counter(
+            "touchline_tls_handshakes_failed_total",
+            "TLS handshakes of clients that failed",
+            &["reason"],
+        )?;
+        for reason in HANDSHAKE_FAILURES {
+            handshakes_failed.with_label_values(&[reason]);
+        }
+        let certificate_end = IntGaugeVec::new(
+            Opts::new(
+                "touchline_certificate_end_seconds",
+                "Unix time at which a certificate shown to clients ends",
+            ),
+            &["certificate"],
+        )?;
+        registry.register(Box::new(certificate_end.clone()))?;
         let config_reloads = counter(
             "touchline_config_reloads_total",
             "Configurations applied and refused since the start",
@@ -221,10 +250,8 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,
-            certificate_end: gauge(
-                "touchline_certificate_end_seconds",
-                "Unix time at which the certificate shown to clients ends; 0 without TLS",
-            )?,
+            certificate_end,
+            handshakes_failed,
             access_log_dropped: gauge(
                 "touchline_access_log_dropped_lines",
                 "Access log lines lost because they could not be written fast enough",
@@ -253,6 +280,23 @@ impl Metrics {
         self.config_info.with_label_values(&[hash]).set(1);
         self.config_applied.set(applied.as_duration().as_secs_f64());
         self.config_refused.set(0);
+    }
+
+    /// Notes when each certificate that is shown now ends, by its name, in Unix seconds.
+    pub fn certificates_end(&self, ends: &[(String, i64)]) {
+        for (name, end) in ends {
+            self.certificate_end.with_label_values(&[name]).set(*end);
+        }
+        for family in self.certificate_end.collect() {
+            for metric in family.get_metric() {
+                let gone = |name: &&str| ends.iter().all(|(kept, _)| kept != name);
+                let labels = metric.get_label().iter();
+                for name in labels.map(|label| label.value()).filter(gone) {
+                    // It was there a moment ago.
+                    let _ = self.certificate_end.remove_label_values(&[name]);
+                }
+            }
+        }
     }
 
     /// Notes how long a request waited for the store and whether it failed.
@@ -284,5 +328,27 @@ mod tests {
         ));
         assert!(text.contains("touchline_store_errors_total{operation=\"charge\"} 1"));
         assert!(text.contains("touchline_build_info{version="));
+        assert!(text.contains("touchline_tls_handshakes_failed_total{reason=\"closed\"} 0"));
+    }
+
+    #[test]
+    fn certificates_that_are_shown_no_more_end_no_more() {
+        let metrics = Metrics::new().unwrap();
+        let ends = |names: &[(&str, i64)]| {
+            let ends: Vec<(String, i64)> = names
+                .iter()
+                .map(|(name, end)| ((*name).to_owned(), *end))
+                .collect();
+            metrics.certificates_end(&ends);
+            let text = metrics.render();
+            let shown = text.lines().filter_map(|line| {
+                let labels = line.strip_prefix("touchline_certificate_end_seconds{certificate=")?;
+                Some(labels.to_owned())
+            });
+            shown.collect::<Vec<String>>()
+        };
+        assert_eq!(ends(&[("a", 1), ("b", 2)]), ["\"a\"} 1", "\"b\"} 2"]);
+        assert_eq!(ends(&[("b", 3), ("c", 4)]), ["\"b\"} 3", "\"c\"} 4"]);
+        assert_eq!(ends(&[]), [""; 0]);
     }
 }

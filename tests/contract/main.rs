@@ -19,6 +19,7 @@ mod upstream_requests;
 use std::time::Duration;
 
 use harness::client::{HOST, RawExchange, Until};
+use harness::problem::assert_problem;
 use harness::{Answer, Client, IssuedKey, Scene};
 use touchline::clock::Clock;
 use touchline::config::Config;
@@ -34,31 +35,6 @@ const MARKETS: &str = "/api/v1/data/markets";
 const RANKINGS: &str = "/api/v1/data/rankings";
 /// Seconds of a day without a change of its zone's offset.
 const DAY_SECONDS: u64 = 86_400;
-
-/// An error answer: status, code, type and the six members of every problem body.
-#[track_caller]
-fn assert_problem(answer: &Answer, status: u16, code: &str) {
-    assert_eq!(answer.status, status, "{answer:?}");
-    assert!(answer.complete, "{answer:?}");
-    assert_eq!(
-        answer.header("content-type"),
-        Some("application/problem+json")
-    );
-    let body = answer.json();
-    assert_eq!(body["code"], code, "{answer:?}");
-    assert_eq!(body["status"], status, "{answer:?}");
-    for member in ["type", "title", "detail"] {
-        let text = body[member].as_str().unwrap_or_default();
-        assert!(!text.is_empty(), "{member} in {body}");
-    }
-    assert_eq!(body["request_id"].as_str(), answer.header("x-request-id"));
-    assert!(answer.header("x-request-id").is_some());
-    let text = String::from_utf8_lossy(&answer.body).to_lowercase();
-    for word in ["127.0.0.1", "sqlite", "redis", "pingora", "/tmp", "fpd_"] {
-        assert!(!text.contains(word), "{word} in {text}");
-    }
-    assert_eq!(answer.header("server"), None);
-}
 
 /// The headers of every answer to an authenticated request.
 #[track_caller]

@@ -29,12 +29,6 @@ fn assert_rate(answer: &Answer, policy: &str, limit: u64, remaining: u64) {
     );
 }
 
-async fn metric(scene: &Scene, series: &str) -> f64 {
-    let (_, text) = scene.admin(0, "/metrics").await;
-    let line = text.lines().find_map(|line| line.strip_prefix(series));
-    line.map_or(0.0, |value| value.trim().parse().unwrap())
-}
-
 /// A key's calls that were refused because of `policy`.
 fn refused(entries: &[Entry], policy: &str) -> usize {
     let word = format!("[\"{policy}\"]");
@@ -73,7 +67,9 @@ async fn a_burst_is_let_in_at_once_and_the_rest_told_when_to_come_back() {
         })
         .await;
     }
-    let hits = metric(&scene, "touchline_limit_hits_total{limit=\"burst\"}").await;
+    let hits = scene
+        .metric("touchline_limit_hits_total{limit=\"burst\"}")
+        .await;
     let told = refused(&scene.client_ledger().entries(), "burst");
     assert_eq!(hits, told as f64);
     let line = scene.gateways[0].logged_where(|line| line["status"] == 429);
@@ -249,7 +245,9 @@ async fn more_requests_at_the_same_time_than_a_tier_allows_are_refused() {
         let after = scene.client(protocol).get(&key, MARKETS).await;
         assert_eq!(after.status, 200);
     }
-    let hits = metric(&scene, "touchline_limit_hits_total{limit=\"concurrent\"}").await;
+    let hits = scene
+        .metric("touchline_limit_hits_total{limit=\"concurrent\"}")
+        .await;
     assert_eq!(hits, 3.0);
     let line = scene.gateways[0].logged_where(|line| line["status"] == 429);
     assert_eq!(line.await["policy"], "concurrent");
@@ -448,7 +446,7 @@ async fn rates_of_a_shadow_tier_refuse_nothing_and_say_what_they_would_have_refu
     eventually("a burst would have been refused", async || {
         assert_eq!(client.get(&burst, MARKETS).await.status, 200);
         let series = "touchline_shadow_refusals_total{refusal=\"burst\",tier=\"starter\"}";
-        (metric(&scene, series).await > 0.0).then_some(())
+        (scene.metric(series).await > 0.0).then_some(())
     })
     .await;
     let before = scene.upstream.count();

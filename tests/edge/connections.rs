@@ -8,7 +8,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 use super::frames::{GOAWAY, Wire};
-use super::{MARKETS, TOUCHLINE, limit_hits, metric};
+use super::{MARKETS, TOUCHLINE, limit_hits};
 
 async fn limited(limits: &str) -> Scene {
     let yaml = format!("limits: {{ {limits} }}");
@@ -26,7 +26,7 @@ async fn one_connection_more_than_there_may_be_is_closed_at_once() {
         held.push(TcpStream::connect(scene.gateways[0].http).await.unwrap());
     }
     eventually("three are counted", async || {
-        (metric(&scene, "touchline_connections ").await > 2.5).then_some(())
+        (scene.metric("touchline_connections").await > 2.5).then_some(())
     })
     .await;
     let mut fourth = TcpStream::connect(scene.gateways[0].https).await.unwrap();

@@ -8,7 +8,7 @@ use harness::{Protocol, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits, metric};
+use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// Whole heads, `KEY` standing for a valid key.
 const UNREADABLE: &[&[u8]] = &[
@@ -76,7 +76,7 @@ async fn what_cannot_be_read_in_one_way_only_gets_the_contracts_400_and_the_conn
     }
     let series =
         "touchline_requests_total{endpoint=\"none\",outcome=\"BAD_REQUEST\",tier=\"none\"}";
-    assert!((metric(&scene, series).await - expected as f64).abs() < 0.5);
+    assert!((scene.metric(series).await - expected as f64).abs() < 0.5);
     assert_eq!(scene.upstream.count(), 0);
     assert_eq!(scene.used(&key).await, 0);
     scene.assert_ledgers_agree().await;

@@ -9,6 +9,9 @@ use super::{MARKETS, TOUCHLINE, assert_problem};
 /// What an attacker wants the upstream to see.
 const SMUGGLED: &str =
     "GET /api/v1/data/rankings HTTP/1.1\r\nHost: localhost\r\nX-Smuggled: yes\r\n\r\n";
+/// The last request of a connection.
+const LAST: &str =
+    "GET /none HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: last\r\nConnection: close\r\n\r\n";
 
 /// A scene whose markets take POST.
 async fn scene_with_post() -> Scene {
@@ -194,10 +197,14 @@ async fn a_body_that_is_a_request_is_never_taken_for_one() {
             400,
         ),
     ] {
-        let request = format!("{line}Host: {HOST}\r\n{length}\r\n{SMUGGLED}");
+        let request = format!("{line}Host: {HOST}\r\n{length}\r\n{SMUGGLED}{LAST}");
         let exchange = client.raw(request, Until::Closed).await;
-        assert_eq!(exchange.answers.len(), 1, "{line}: {exchange:?}");
+        assert!(exchange.closed, "{line}: {exchange:?}");
         assert_eq!(exchange.answers[0].status, status, "{line}");
+        // Where the connection was kept, what follows the body is the next request.
+        for answer in &exchange.answers[1..] {
+            assert_eq!(answer.header("x-request-id"), Some("last"), "{line}");
+        }
     }
     // A body that is read is forwarded as a body.
     let request = post(
@@ -213,10 +220,12 @@ async fn a_body_that_is_a_request_is_never_taken_for_one() {
     );
     // One that the upstream answers without having read it closes the connection, or is read to its end.
     scene.upstream.always(Behaviour::Status(404));
-    let exchange = client
-        .raw(post(&key.key, &length, SMUGGLED), Until::Closed)
-        .await;
-    assert_eq!(exchange.answers.len(), 1, "{exchange:?}");
+    let request = post(&key.key, &length, SMUGGLED) + LAST;
+    let exchange = client.raw(request, Until::Closed).await;
+    assert!(exchange.closed, "{exchange:?}");
+    for answer in &exchange.answers[1..] {
+        assert_eq!(answer.header("x-request-id"), Some("last"), "{exchange:?}");
+    }
     assert_nothing_smuggled(&scene);
     assert_eq!(scene.upstream.count(), 2);
 }

@@ -107,9 +107,11 @@ async fn the_end_of_the_certificate_is_shown_and_warned_of() {
             .spec(|spec| spec.certificate = Some(pair))
             .start()
             .await;
+        let files = scene.spec.certificate.as_ref().unwrap();
         let (_, metrics) = scene.admin(0, "/metrics").await;
-        let series = "touchline_certificate_end_seconds ";
-        let end = metrics.lines().find_map(|line| line.strip_prefix(series));
+        let file = files.0.display();
+        let series = format!("touchline_certificate_end_seconds{{certificate=\"{file}\"}} ");
+        let end = metrics.lines().find_map(|line| line.strip_prefix(&series));
         let left = end.unwrap().parse::<i64>().unwrap() - jiff::Timestamp::now().as_second();
         assert!((days - 1) * DAY <= left && left <= days * DAY, "{left}");
         let said = scene.gateways[0].output();

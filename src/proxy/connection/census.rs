@@ -67,11 +67,7 @@ impl Census {
             return Err(Full::All);
         }
         if let Some(address) = address {
-            let count = counts.of_address.entry(address).or_default();
-            if *count >= places.each_address {
-                return Err(Full::Address);
-            }
-            *count += 1;
+            counts.add(address, places)?;
         }
         counts.all += 1;
         self.gauge.inc();
@@ -79,6 +75,32 @@ impl Census {
             census: self.clone(),
             address,
         })
+    }
+}
+
+impl Seat {
+    /// Counts a connection that was counted in all only for this client too, if there is room.
+    ///
+    /// # Errors
+    /// If the client has as many connections as it may have.
+    pub fn assign(&mut self, address: Option<IpAddr>, places: Places) -> Result<(), Full> {
+        debug_assert!(self.address.is_none(), "a seat is one client's");
+        if let Some(address) = address {
+            self.census.counts.lock().add(address, places)?;
+            self.address = Some(address);
+        }
+        Ok(())
+    }
+}
+
+impl Counts {
+    fn add(&mut self, address: IpAddr, places: Places) -> Result<(), Full> {
+        let count = self.of_address.entry(address).or_default();
+        if *count >= places.each_address {
+            return Err(Full::Address);
+        }
+        *count += 1;
+        Ok(())
     }
 }
 
@@ -143,5 +165,18 @@ mod tests {
         let census = Census::new(IntGauge::new("g", "g").unwrap());
         let _seats: Vec<Seat> = (0..4).map(|_| census.seat(None, PLACES).unwrap()).collect();
         assert_eq!(census.seat(None, PLACES).unwrap_err(), Full::All);
+    }
+
+    #[test]
+    fn a_client_that_is_told_later_is_counted_then() {
+        let census = Census::new(IntGauge::new("g", "g").unwrap());
+        let mut seats: Vec<Seat> = (0..3).map(|_| census.seat(None, PLACES).unwrap()).collect();
+        let client = ip("192.0.2.1");
+        let assigned = seats.iter_mut().map(|seat| seat.assign(client, PLACES));
+        let assigned: Vec<_> = assigned.collect();
+        assert_eq!(assigned, [Ok(()), Ok(()), Err(Full::Address)]);
+        assert_eq!(census.seat(client, PLACES).unwrap_err(), Full::Address);
+        drop(seats);
+        assert!(census.counts.lock().of_address.is_empty());
     }
 }

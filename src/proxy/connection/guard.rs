@@ -32,15 +32,16 @@ mod bounds;
 mod digests;
 mod http2;
 
-use bounds::{bounds_of, deadlines_of, patience_of, rates_of};
+pub(super) use bounds::bounds_of;
+use bounds::{deadlines_of, patience_of, rates_of};
 use http2::Http2;
 
 /// What is read from the socket at a time.
-const READ_BYTES: usize = 8 * 1024;
+pub(super) const READ_BYTES: usize = 8 * 1024;
 /// After a refusal, what the client is still sending is read and thrown away, so that the answer reaches it: a connection
 /// that is closed with unread bytes is reset (RFC 9112 section 9.6). Up to so much, for so long.
-const LINGER_BYTES: usize = 256 * 1024;
-const LINGER: Duration = Duration::from_secs(1);
+pub(super) const LINGER_BYTES: usize = 256 * 1024;
+pub(super) const LINGER: Duration = Duration::from_secs(1);
 
 /// A client's connection as pingora sees it.
 pub struct Guard {

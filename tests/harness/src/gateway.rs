@@ -133,6 +133,8 @@ pub struct GatewaySpec {
     pub more_servers: Vec<SocketAddr>,
     /// Certificate and private key of the TLS listener; self-signed unless said.
     pub certificate: Option<(PathBuf, PathBuf)>,
+    /// A list of certificates and private keys in the place of that one, unless empty.
+    pub certificates: Vec<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
@@ -143,6 +145,10 @@ pub struct GatewaySpec {
     pub timezone: String,
     /// Worker threads.
     pub threads: u32,
+    /// More YAML of `listen` in a line of its own, such as `trusted_proxies: [10.0.0.0/8]`.
+    pub listen_extra: String,
+    /// More entries of `listen.http`, such as `proxy_protocol: true`.
+    pub http_extra: String,
     /// More entries of `listen.https`, such as `hsts: 365d`.
     pub https_extra: String,
     /// More entries of `listen.admin`, such as `token_file: F`.
@@ -184,6 +190,7 @@ impl GatewaySpec {
             upstream,
             more_servers: Vec::new(),
             certificate: None,
+            certificates: Vec::new(),
             access_log: AccessLogSpec::File,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
@@ -192,6 +199,8 @@ impl GatewaySpec {
             retries: 1,
             timezone: "UTC".into(),
             threads: 1,
+            listen_extra: String::new(),
+            http_extra: String::new(),
             https_extra: String::new(),
             admin_extra: String::new(),
             redis_extra: "timeout: 2s".into(),
@@ -247,13 +256,19 @@ impl GatewaySpec {
             .iter()
             .map(|(name, value)| format!("{name}: {value}"))
             .collect();
+        let pair = |(certificate, key): &(PathBuf, PathBuf)| {
+            let (certificate, key) = (certificate.display(), key.display());
+            format!("certificate: \"{certificate}\", private_key: \"{key}\"")
+        };
+        let listed: Vec<String> = self
+            .certificates
+            .iter()
+            .map(|one| format!("{{ {} }}", pair(one)))
+            .collect();
         let certificate = match &self.certificate {
+            _ if !listed.is_empty() => format!("certificates: [{}]", listed.join(", ")),
             None => "certificate: self-signed".to_owned(),
-            Some((certificate, key)) => format!(
-                "certificate: \"{}\", private_key: \"{}\"",
-                certificate.display(),
-                key.display()
-            ),
+            Some(one) => pair(one),
         };
         let servers: Vec<String> = std::iter::once(&self.upstream)
             .chain(&self.more_servers)
@@ -267,15 +282,18 @@ impl GatewaySpec {
             "" => String::new(),
             extra => format!(", {extra}"),
         };
+        let http = after_comma(&self.http_extra);
         let (https, admin) = (
             after_comma(&self.https_extra),
             after_comma(&self.admin_extra),
         );
+        let listen = &self.listen_extra;
         format!(
             "listen:
-  http: {{ address: \"127.0.0.1:0\" }}
+  http: {{ address: \"127.0.0.1:0\"{http} }}
   https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
+  {listen}
 store:
 {store}
 quota: {{ timezone: {} }}
@@ -316,6 +334,8 @@ pub struct Gateway {
     pub http: SocketAddr,
     /// The TLS listener.
     pub https: SocketAddr,
+    /// The listener that leads to HTTPS, if there is one.
+    pub redirect: Option<SocketAddr>,
     /// The admin listener.
     pub admin: SocketAddr,
 }
@@ -344,6 +364,7 @@ impl Gateway {
             },
             http: listening.http,
             https: listening.https,
+            redirect: listening.redirect,
             admin: listening.admin,
         }
     }
@@ -395,6 +416,7 @@ impl Gateway {
         self.process = process;
         self.http = listening.http;
         self.https = listening.https;
+        self.redirect = listening.redirect;
         self.admin = listening.admin;
     }
 
@@ -475,6 +497,7 @@ fn stdout_file(directory: &Path, name: &str) -> PathBuf {
 struct Listening {
     http: SocketAddr,
     https: SocketAddr,
+    redirect: Option<SocketAddr>,
     admin: SocketAddr,
 }
 
@@ -527,6 +550,7 @@ fn read_listening(line: &str) -> Option<Listening> {
     Some(Listening {
         http: address("http")?,
         https: address("https")?,
+        redirect: address("redirect"),
         admin: address("admin")?,
     })
 }

@@ -11,6 +11,8 @@ pub mod faketime;
 pub mod faults;
 pub mod gateway;
 pub mod ledger;
+pub mod paths;
+pub mod problem;
 pub mod process;
 pub mod redis;
 pub mod redis_nodes;

@@ -266,6 +266,7 @@ impl SentinelSet {
         };
         for _ in 0..3 {
             let started = set.start_sentinel(certificates).await;
+            ask_often(started.0).await.unwrap();
             set.sentinels.push(started);
         }
         settled("the sentinels know all", async || {
@@ -356,6 +357,13 @@ impl SentinelSet {
 async fn connect(port: u16) -> redis::RedisResult<MultiplexedConnection> {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}"))?;
     client.get_multiplexed_async_connection().await
+}
+
+/// Has a sentinel ask its servers for their roles every second, not every ten.
+async fn ask_often(port: u16) -> redis::RedisResult<()> {
+    let mut setting = redis::cmd("SENTINEL");
+    setting.arg("DEBUG").arg("INFO-PERIOD").arg(1_000);
+    setting.exec_async(&mut connect(port).await?).await
 }
 
 async fn sentinel_info(port: u16) -> redis::RedisResult<String> {

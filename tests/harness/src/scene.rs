@@ -344,6 +344,13 @@ impl Scene {
         )
     }
 
+    /// The value of a series of the first gateway, such as `touchline_connections`; 0 where it has none.
+    pub async fn metric(&self, series: &str) -> f64 {
+        let (_, text) = self.admin(0, "/metrics").await;
+        let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
+        text.lines().find_map(value).unwrap_or_default()
+    }
+
     /// The end of every integration test: all four ledgers agree, by the rules of the contract alone.
     ///
     /// # Panics

@@ -6,7 +6,7 @@ use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http2::ControlRates;
 
-pub(super) fn bounds_of(limits: &Limits) -> HeadBounds {
+pub(in super::super) fn bounds_of(limits: &Limits) -> HeadBounds {
     HeadBounds {
         target_bytes_max: limits.target_bytes,
         header_bytes_max: limits.header_bytes,

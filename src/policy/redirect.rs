@@ -1,0 +1,157 @@
+//! Where a request that came without TLS is sent instead: to the same host, path and query over HTTPS.
+//!
+//! The host goes into an answer, so it must be one that can be named in a URL, and one of the configured ones where there are
+//! any. The target is held to the same rules as everywhere; a request that breaks them gets its 400 here already. Of an API key
+//! only is seen that there is one.
+
+use super::http1;
+use super::rejection::{Malformed, Rejection};
+use super::target::Target;
+
+const HTTPS_PORT: u16 = 443;
+const HOST: &[u8] = b"host";
+const X_API_KEY: &[u8] = b"x-api-key";
+
+/// What is redirected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The port of HTTPS as clients see it.
+    pub port: u16,
+    /// The hosts, in lower case; any where there are none.
+    pub hosts: Vec<String>,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// The URL of `Location`.
+    pub location: String,
+    /// Whether an API key crossed the network in clear text.
+    pub shows_key: bool,
+}
+
+/// Where a request goes; `head` is a whole head that [`http1::scan`] has let through, without the empty lines before it.
+///
+/// # Errors
+/// With the refusal of one that is not redirected.
+pub fn redirect(head: &[u8], rule: &Rule) -> Result<Redirect, Rejection> {
+    let unreadable = || Rejection::BadRequest(Malformed::Head);
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let line = lines.next().unwrap_or_default();
+    let target = line.split(|byte| *byte == b' ').nth(1);
+    let target = target.ok_or_else(unreadable)?;
+    Target::parse(target).map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
+    let target = std::str::from_utf8(target).map_err(|_| unreadable())?;
+    let (mut host, mut shows_key) = (None, false);
+    for line in lines {
+        let mut parts = line.splitn(2, |byte| *byte == b':');
+        let name = parts.next().unwrap_or_default();
+        if name.eq_ignore_ascii_case(HOST) {
+            host = parts.next().map(<[u8]>::trim_ascii);
+        }
+        shows_key |= name.eq_ignore_ascii_case(X_API_KEY);
+    }
+    let host = host
+        .and_then(|host| name_of(host, rule))
+        .ok_or(Rejection::BadRequest(Malformed::Host))?;
+    let port = match rule.port {
+        HTTPS_PORT => String::new(),
+        port => format!(":{port}"),
+    };
+    Ok(Redirect {
+        location: format!("https://{host}{port}{target}"),
+        shows_key,
+    })
+}
+
+/// The host without its port, in lower case, if it may be redirected to.
+fn name_of(host: &[u8], rule: &Rule) -> Option<String> {
+    if !http1::is_host(host) {
+        return None;
+    }
+    let host = std::str::from_utf8(host).ok()?;
+    let name = match host.rsplit_once(':') {
+        Some((name, _)) if !host.ends_with(']') => name,
+        Some(_) | None => host,
+    };
+    let name = name.to_ascii_lowercase();
+    (rule.hosts.is_empty() || rule.hosts.contains(&name)).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn location(head: &str, rule: &Rule) -> Result<String, Rejection> {
+        redirect(head.as_bytes(), rule).map(|redirect| redirect.location)
+    }
+
+    fn rule(port: u16, hosts: &[&str]) -> Rule {
+        Rule {
+            port,
+            hosts: hosts.iter().map(|host| (*host).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn host_path_and_query_stay_and_only_the_port_is_ours() {
+        let any = rule(443, &[]);
+        for (target, host, expected) in [
+            ("/a/b?c=d&e", "api.example", "https://api.example/a/b?c=d&e"),
+            ("/", "API.example:80", "https://api.example/"),
+            ("/", "[2001:db8::1]:80", "https://[2001:db8::1]/"),
+            ("/", "[2001:db8::1]", "https://[2001:db8::1]/"),
+            ("/%C3%A9", " 192.0.2.1 ", "https://192.0.2.1/%C3%A9"),
+        ] {
+            let head = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            assert_eq!(location(&head, &any).as_deref(), Ok(expected));
+        }
+        let head = "GET /x HTTP/1.1\r\nhOST: a:80\r\n\r\n";
+        let other = location(head, &rule(8443, &[]));
+        assert_eq!(other.as_deref(), Ok("https://a:8443/x"));
+    }
+
+    #[test]
+    fn a_host_that_is_no_name_or_not_ours_and_an_ambiguous_target_are_refused() {
+        let ours = rule(443, &["api.example"]);
+        let refused = |target: &str, host: &str, rule: &Rule| {
+            let head = format!("GET {target} HTTP/1.1\r\nHost: {host}\r\n\r\n");
+            location(&head, rule).unwrap_err().code()
+        };
+        for host in [
+            "evil.example",
+            "api.example.evil.example",
+            "",
+            "xapi.example",
+        ] {
+            assert_eq!(refused("/", host, &ours), "BAD_REQUEST", "{host}");
+        }
+        let any = rule(443, &[]);
+        for host in ["a/b", "a@b", "a,b", "a b", "a?b", "a#b", "[::1", ""] {
+            assert_eq!(refused("/", host, &any), "BAD_REQUEST", "{host}");
+        }
+        for target in ["//evil.example", "/../x", "http://a/", "*", "/a;b", "/%2e"] {
+            assert_eq!(refused(target, "a", &any), "BAD_REQUEST", "{target}");
+        }
+        let hostless = location("GET / HTTP/1.0\r\n\r\n", &any);
+        assert!(hostless.is_err());
+        let ours = location("GET / HTTP/1.1\r\nHost: API.example:80\r\n\r\n", &ours);
+        assert_eq!(ours.as_deref(), Ok("https://api.example/"));
+    }
+
+    #[test]
+    fn that_a_key_was_sent_is_seen_and_nothing_else_of_it() {
+        let any = rule(443, &[]);
+        for (field, expected) in [
+            ("X-API-Key: fpd_secret", true),
+            ("x-api-KEY:", true),
+            ("X-API-Keys: a", false),
+            ("A: X-API-Key: a", false),
+        ] {
+            let head = format!("GET / HTTP/1.1\r\nHost: a\r\n{field}\r\n\r\n");
+            let redirect = redirect(head.as_bytes(), &any).unwrap();
+            assert_eq!(redirect.shows_key, expected, "{field}");
+            assert!(!redirect.location.contains("secret"));
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Reading what a proxy says before a connection's first byte, and not a byte more.
+
+use std::io;
+use std::net::SocketAddr;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+
+use crate::policy::proxy_header::{
+    self, ANNOUNCEMENT_BYTES, LINE_BYTES_MAX, NoHeader, START_BYTES, Version,
+};
+
+/// The client that a header of the PROXY protocol tells; `None` where the proxy speaks for itself.
+///
+/// # Errors
+/// If the connection begins with anything else, or ends.
+pub async fn client_told(socket: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
+    let invalid = |error: NoHeader| io::Error::new(io::ErrorKind::InvalidData, error);
+    let mut start = [0; START_BYTES];
+    socket.read_exact(&mut start).await?;
+    match proxy_header::version(&start).map_err(invalid)? {
+        Version::One => {
+            let mut line = start.to_vec();
+            read_line(socket, &mut line).await?;
+            proxy_header::of_line(&line).map_err(invalid)
+        }
+        Version::Two => {
+            let mut announcement = [0; ANNOUNCEMENT_BYTES];
+            socket.read_exact(&mut announcement).await?;
+            let (kind, bytes) = proxy_header::announced(announcement).map_err(invalid)?;
+            let mut rest = vec![0; bytes];
+            socket.read_exact(&mut rest).await?;
+            proxy_header::of_rest(kind, &rest).map_err(invalid)
+        }
+    }
+}
+
+/// Reads on to the end of a line: looks at what is there and takes what belongs to it.
+async fn read_line(socket: &mut TcpStream, line: &mut Vec<u8>) -> io::Result<()> {
+    let mut ahead = [0; LINE_BYTES_MAX];
+    while line.len() < LINE_BYTES_MAX {
+        let room = ahead.get_mut(line.len()..).unwrap_or_default();
+        let there = socket.peek(room).await?;
+        let there = room.get(..there).unwrap_or_default();
+        if there.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let end = there.iter().position(|byte| *byte == b'\n');
+        let taken = end.map_or(there.len(), |end| end + 1);
+        let before = line.len();
+        line.resize(before + taken, 0);
+        socket
+            .read_exact(line.get_mut(before..).unwrap_or_default())
+            .await?;
+        if end.is_some() {
+            return Ok(());
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::InvalidData, NoHeader))
+}

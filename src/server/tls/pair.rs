@@ -1,0 +1,183 @@
+//! A certificate with its key: from files, or self-signed for loopback.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use rustls::crypto::ring::sign::any_supported_type;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::sign::CertifiedKey;
+use x509_parser::extensions::GeneralName;
+
+use super::CertificateError;
+
+/// Reads a pair.
+///
+/// # Errors
+/// If a file cannot be used or the two do not belong together.
+pub fn from_files(
+    certificate: &Path,
+    private_key: &Path,
+) -> Result<CertifiedKey, CertificateError> {
+    let unusable = |file: &Path, setting, reason: String| CertificateError::File {
+        file: file.into(),
+        reason,
+        setting,
+    };
+    let chain =
+        chain_of(certificate).map_err(|reason| unusable(certificate, "certificate", reason))?;
+    let key = PrivateKeyDer::from_pem_file(private_key)
+        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
+    let signer = any_supported_type(&key)
+        .map_err(|error| unusable(private_key, "private_key", error.to_string()))?;
+    let certified = CertifiedKey::new(chain, signer);
+    match certified.keys_match() {
+        Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::KeyMismatch)) => {
+            Err(CertificateError::Mismatch {
+                certificate: certificate.into(),
+                key: private_key.into(),
+            })
+        }
+        Err(error) => Err(unusable(certificate, "certificate", error.to_string())),
+        Ok(()) => Ok(certified),
+    }
+}
+
+/// The certificates of a PEM file, at least one.
+///
+/// # Errors
+/// With what is wrong with the file.
+pub fn chain_of(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
+        .and_then(Iterator::collect)
+        .map_err(|error| error.to_string())?;
+    if chain.is_empty() {
+        return Err("it holds no certificate in PEM form".into());
+    }
+    Ok(chain)
+}
+
+/// When the first of these ends, in Unix seconds. TLS has read them all already; one that cannot be read here ends nothing.
+pub fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
+    let ends = chain.iter().filter_map(|certificate| {
+        let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
+        Some(certificate.validity().not_after.timestamp())
+    });
+    ends.min().unwrap_or(i64::MAX)
+}
+
+/// The DNS names of a server's certificate, those of its subjectAltName and no others (RFC 6125 section 6.4.4).
+pub fn names_of(chain: &[CertificateDer<'static>]) -> Vec<String> {
+    let Some(Ok((_, own))) = chain
+        .first()
+        .map(|own| x509_parser::parse_x509_certificate(own))
+    else {
+        return Vec::new();
+    };
+    let Ok(Some(names)) = own.subject_alternative_name() else {
+        return Vec::new();
+    };
+    let names = names.value.general_names.iter();
+    names
+        .filter_map(|name| match name {
+            GeneralName::DNSName(name) => Some((*name).to_owned()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// A certificate for `localhost`, the loopback addresses and the address that is listened on, new at each start.
+///
+/// # Errors
+/// If the system has no randomness.
+pub fn self_signed(listen: IpAddr) -> Result<CertifiedKey, CertificateError> {
+    let failed = |error: &dyn std::fmt::Display| CertificateError::SelfSigned(error.to_string());
+    let names = vec![
+        "localhost".to_owned(),
+        "127.0.0.1".to_owned(),
+        "::1".to_owned(),
+        listen.to_string(),
+    ];
+    let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
+    let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(made.signing_key.serialize_der()));
+    let signer = any_supported_type(&key).map_err(|error| failed(&error))?;
+    Ok(CertifiedKey::new(vec![made.cert.der().clone()], signer))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    fn write(directory: &Path, name: &str, text: &str) -> PathBuf {
+        let file = directory.join(name);
+        std::fs::write(&file, text).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_pair_from_files_is_used_and_a_bad_one_is_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let one = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+        let other = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+        let certificate = write(directory.path(), "c.pem", &one.cert.pem());
+        let key = write(directory.path(), "k.pem", &one.signing_key.serialize_pem());
+        let wrong_key = write(
+            directory.path(),
+            "w.pem",
+            &other.signing_key.serialize_pem(),
+        );
+        let rubbish = write(directory.path(), "r.pem", "rubbish");
+        assert!(from_files(&certificate, &key).is_ok());
+        assert!(matches!(
+            from_files(&certificate, &wrong_key),
+            Err(CertificateError::Mismatch { .. })
+        ));
+        assert!(
+            from_files(&rubbish, &key)
+                .unwrap_err()
+                .to_string()
+                .contains("certificate of listen.https")
+        );
+        assert!(
+            from_files(&certificate, &rubbish)
+                .unwrap_err()
+                .to_string()
+                .contains("private_key of listen.https")
+        );
+    }
+
+    #[test]
+    fn a_chain_ends_with_the_first_of_its_certificates() {
+        let ending_in = |year| {
+            let mut parameters = rcgen::CertificateParams::new(["a.example".to_owned()]).unwrap();
+            parameters.not_after = rcgen::date_time_ymd(year, 1, 1);
+            let key = rcgen::KeyPair::generate().unwrap();
+            parameters.self_signed(&key).unwrap().der().clone()
+        };
+        let second = |text: &str| text.parse::<jiff::Timestamp>().unwrap().as_second();
+        let end = second("2031-01-01T00:00:00Z");
+        assert_eq!(end_of(&[ending_in(2031)]), end);
+        assert_eq!(end_of(&[ending_in(2040), ending_in(2031)]), end);
+    }
+
+    #[test]
+    fn the_names_of_a_certificate_are_the_dns_names_of_its_own_subject() {
+        let made = rcgen::generate_simple_self_signed([
+            "a.example".to_owned(),
+            "*.b.example".to_owned(),
+            "192.0.2.1".to_owned(),
+        ]);
+        let own = made.unwrap().cert.der().clone();
+        let above = rcgen::generate_simple_self_signed(["above.example".to_owned()]).unwrap();
+        let chain = [own, above.cert.der().clone()];
+        assert_eq!(names_of(&chain), ["a.example", "*.b.example"]);
+        assert_eq!(names_of(&[]), [""; 0]);
+    }
+
+    #[test]
+    fn a_self_signed_certificate_can_be_made() {
+        assert!(self_signed("127.0.0.1".parse().unwrap()).is_ok());
+    }
+}

@@ -1,0 +1,248 @@
+//! Paths as attackers write them, and what upstreams of several kinds make of a path.
+//!
+//! Each normaliser decodes once. One that decodes twice is a hole of its own, which no gateway can close for it.
+
+/// What paths are made of: what endpoints have, and what servers disagree about.
+const PIECES: [&str; 48] = [
+    "api",
+    "v1",
+    "data",
+    "markets",
+    "predictions",
+    "insights",
+    "rankings",
+    "fx-1",
+    "usage",
+    "a",
+    "/",
+    "/",
+    "/",
+    "/",
+    "/",
+    "//",
+    "\\",
+    "%2f",
+    "%2F",
+    "%5c",
+    "%5C",
+    "%252f",
+    ".",
+    "..",
+    "%2e",
+    "%2E",
+    "%2e%2e",
+    "..;",
+    ";",
+    ";x=1",
+    "%3b",
+    "%00",
+    "%0a",
+    "%20",
+    " ",
+    "+",
+    "?",
+    "%3f",
+    "#",
+    "%23",
+    "%",
+    "%2",
+    "%zz",
+    "%41",
+    "%61",
+    "%C3%A9",
+    "%ff",
+    "\u{e9}",
+];
+/// Paths that endpoints have, to be disturbed.
+const STEMS: [&str; 6] = [
+    "/api/v1/data/markets",
+    "/api/v1/data/predictions",
+    "/api/v1/data/predictions/fx-1",
+    "/api/v1/data/insights",
+    "/api/v1/data/rankings",
+    "/api/v1/usage",
+];
+
+/// A path: a stem with pieces put into it, or pieces alone.
+pub fn generated(random: &mut fastrand::Rng) -> String {
+    let mut path = match random.u8(..4) {
+        0 => "/".to_owned(),
+        _ => STEMS[random.usize(..STEMS.len())].to_owned(),
+    };
+    for _ in 0..random.u8(..6) {
+        let piece = PIECES[random.usize(..PIECES.len())];
+        let places: Vec<usize> = path.char_indices().map(|(at, _)| at).collect();
+        match random.u8(..3) {
+            0 => path.push_str(piece),
+            1 => {
+                path.push('/');
+                path.push_str(piece);
+            }
+            _ => path.insert_str(places[random.usize(..places.len())], piece),
+        }
+    }
+    path
+}
+
+/// A kind of upstream and what it makes of a path.
+pub type Normaliser = (&'static str, fn(&str) -> String);
+
+/// Upstreams of several kinds.
+pub const NORMALISERS: [Normaliser; 6] = [
+    ("decodes", decoded),
+    ("RFC 3986 section 6", rfc3986),
+    ("decodes, merges slashes, resolves dots (nginx)", nginx),
+    ("cuts parameters off, then as nginx (servlets)", servlet),
+    (
+        "takes backslashes for slashes, then as nginx (IIS)",
+        backslashes,
+    ),
+    ("ends at a NUL, merges slashes (C strings)", c_string),
+];
+
+fn decoded(path: &str) -> String {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escaped = match (first, after) {
+            (b'%', [high, low, ..]) => std::str::from_utf8(&[*high, *low])
+                .ok()
+                .filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
+                .and_then(|digits| u8::from_str_radix(digits, 16).ok()),
+            _ => None,
+        };
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Escaped unreserved characters decoded, dot segments removed, nothing else.
+fn rfc3986(path: &str) -> String {
+    let mut normal = String::new();
+    let mut rest = path;
+    while let Some(at) = rest.find('%') {
+        normal.push_str(&rest[..at]);
+        let escape = rest.get(at..at + 3).unwrap_or(&rest[at..]);
+        let byte = decoded(escape);
+        let unreserved = |one: char| one.is_ascii_alphanumeric() || "-._~".contains(one);
+        if escape.len() == 3 && byte.len() == 1 && byte.chars().all(unreserved) {
+            normal.push_str(&byte);
+        } else {
+            normal.push_str(&escape.to_ascii_uppercase());
+        }
+        rest = &rest[at + escape.len()..];
+    }
+    normal.push_str(rest);
+    without_dots(&normal)
+}
+
+fn nginx(path: &str) -> String {
+    without_dots(&with_single_slashes(&decoded(path)))
+}
+
+fn servlet(path: &str) -> String {
+    let segments: Vec<&str> = path
+        .split('/')
+        .map(|segment| segment.split(';').next().unwrap_or_default())
+        .collect();
+    nginx(&segments.join("/"))
+}
+
+fn backslashes(path: &str) -> String {
+    let slashed = decoded(path).replace('\\', "/");
+    without_dots(&with_single_slashes(&slashed))
+}
+
+fn c_string(path: &str) -> String {
+    let decoded = decoded(path);
+    with_single_slashes(decoded.split('\0').next().unwrap_or_default())
+}
+
+fn with_single_slashes(path: &str) -> String {
+    let mut single = path.to_owned();
+    while single.contains("//") {
+        single = single.replace("//", "/");
+    }
+    single
+}
+
+fn without_dots(path: &str) -> String {
+    let mut kept: Vec<&str> = Vec::new();
+    let segments: Vec<&str> = path.split('/').skip(1).collect();
+    for (number, segment) in segments.iter().enumerate() {
+        let last = number + 1 == segments.len();
+        match *segment {
+            "." if last => kept.push(""),
+            "." => {}
+            ".." => {
+                kept.pop();
+                if last {
+                    kept.push("");
+                }
+            }
+            segment => kept.push(segment),
+        }
+    }
+    format!("/{}", kept.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normalisers_do_what_such_servers_do() {
+        for (path, expected) in [
+            ("/a/../b", ["/a/../b", "/b", "/b", "/b", "/b", "/a/../b"]),
+            (
+                "/a%2f..%2fb",
+                ["/a/../b", "/a%2F..%2Fb", "/b", "/b", "/b", "/a/../b"],
+            ),
+            (
+                "/a;x/../b",
+                ["/a;x/../b", "/b", "/b", "/b", "/b", "/a;x/../b"],
+            ),
+            (
+                "/x/..;/b",
+                [
+                    "/x/..;/b", "/x/..;/b", "/x/..;/b", "/b", "/x/..;/b", "/x/..;/b",
+                ],
+            ),
+            (
+                "/a\\..\\b",
+                [
+                    "/a\\..\\b",
+                    "/a\\..\\b",
+                    "/a\\..\\b",
+                    "/a\\..\\b",
+                    "/b",
+                    "/a\\..\\b",
+                ],
+            ),
+            (
+                "/%61//b%00c",
+                [
+                    "/a//b\0c",
+                    "/a//b%00c",
+                    "/a/b\0c",
+                    "/a/b\0c",
+                    "/a/b\0c",
+                    "/a/b",
+                ],
+            ),
+        ] {
+            for ((name, normalise), expected) in NORMALISERS.iter().zip(expected) {
+                assert_eq!(normalise(path), expected, "{path}: {name}");
+            }
+        }
+    }
+}
