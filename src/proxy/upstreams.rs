@@ -1,6 +1,6 @@
 //! Servers to forward to: who is asked next, and what is known of each.
 //!
-//! [`choice`](crate::policy::choice) chooses and [`server_health`](crate::policy::server_health) judges; here is the state they
+//! [`choice`] chooses and [`server_health`](crate::policy::server_health) judges; here is the state they
 //! judge by. Requests tell what became of them; checks and resolved names come from whoever keeps the upstreams
 //! (`server::upkeep`). A configuration that takes the place of another inherits the servers that both name, with all that is known
 //! of them and what they have under way.
