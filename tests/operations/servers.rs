@@ -48,10 +48,12 @@ async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
 }
 
 async fn metric(scene: &Scene, series: &str) -> u64 {
-    let (_, metrics) = scene.admin(0, "/metrics").await;
-    let line = metrics.lines().find_map(|line| line.strip_prefix(series));
-    let line = line.unwrap_or_else(|| panic!("no {series} in {metrics}"));
-    line.trim().parse().unwrap()
+    eventually(&format!("{series} is shown"), async || {
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        let line = metrics.lines().find_map(|line| line.strip_prefix(series));
+        line.map(|value| value.trim().parse().unwrap())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -177,12 +179,14 @@ async fn the_least_loaded_server_is_asked() {
 
 #[tokio::test]
 async fn failing_health_checks_take_a_server_out_and_passing_ones_bring_it_back() {
-    let health =
-        "health: { path: /healthz, interval: 100ms, unhealthy_after: 2, healthy_after: 2 }";
+    let health = "health: { path: /healthz, interval: 100ms, timeout: 30s, unhealthy_after: 2, healthy_after: 2 }";
     let mut scene = three(health).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
-    assert_eq!(is_up(&scene, &scene.upstream).await, Some(true));
+    eventually("it is shown as one that is asked", async || {
+        (is_up(&scene, &scene.upstream).await == Some(true)).then_some(())
+    })
+    .await;
     scene.more_upstreams[0].stop().await;
     eventually("it is out", async || {
         (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
@@ -391,6 +395,9 @@ async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
     );
     let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
     assert_eq!(metric(&scene, failures).await, 0);
-    assert_eq!(is_up(&scene, &scene.upstream).await, Some(true));
+    eventually("it is shown as one that is asked", async || {
+        (is_up(&scene, &scene.upstream).await == Some(true)).then_some(())
+    })
+    .await;
     scene.assert_ledgers_agree().await;
 }
