@@ -12,6 +12,8 @@ use redis::aio::MultiplexedConnection;
 use tempfile::TempDir;
 use tokio::time::sleep;
 
+use crate::eventually;
+
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const PORTS_TRIED_MAX: u32 = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -340,15 +342,15 @@ impl SentinelSet {
         (place, 1 - place)
     }
 
-    /// Has a sentinel start a failover although the master is well.
+    /// Has a sentinel start a failover although the master is well, as soon as it takes the replica for fit.
     pub async fn fail_over(&self) {
         let mut connection = connect(self.sentinels[0].0).await.unwrap();
-        redis::cmd("SENTINEL")
-            .arg("FAILOVER")
-            .arg("mymaster")
-            .exec_async(&mut connection)
-            .await
-            .unwrap();
+        eventually("a sentinel starts a failover", async || {
+            let mut begin = redis::cmd("SENTINEL");
+            begin.arg("FAILOVER").arg("mymaster");
+            begin.exec_async(&mut connection).await.ok()
+        })
+        .await;
     }
 }
 

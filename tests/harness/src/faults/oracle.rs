@@ -5,8 +5,8 @@
 //! - a key's served units never pass its limit by more than the bound of the schedule's [`Effect`]s, which is 0 where
 //!   the store lost nothing and nothing was served without it;
 //! - after settlement the store counts exactly those units. A gateway that was killed may leave it higher, by what the
-//!   gateway had in flight or had not yet given back, and never lower; lower only where the store was emptied then or
-//!   later, by what the gateway had not yet journaled;
+//!   gateway had in flight or had not yet given back, and never lower; lower only where the store lost what the gateway
+//!   had not yet journaled, before it had told it again or its successor had read it;
 //! - nobody is refused with a 401, and with a 429 only where as many calls as the limit had been made before;
 //! - nothing waited for the store longer than its timeout and a quantum for a busy machine.
 
@@ -25,6 +25,8 @@ const VIOLATIONS_MAX: usize = 25;
 const REFUNDS_LAST: Duration = Duration::from_secs(3);
 /// What was counted reaches the journal within a second; the rest is for a busy machine.
 const JOURNALED_WITHIN: Duration = Duration::from_secs(3);
+/// What the store lost it is told again within a second; the rest is for a busy machine.
+const TOLD_AGAIN_WITHIN: Duration = Duration::from_secs(3);
 /// Beside timeout and journal: what a busy machine may add to a wait.
 const QUANTUM: Duration = Duration::from_secs(3);
 /// Answers of one gateway and key that may have overtaken each other.
@@ -418,10 +420,24 @@ impl Facts {
 
     fn is_forgotten(&self, seen: &Seen) -> bool {
         self.kills.iter().any(|kill| {
-            kill.forgets
-                && kill.gateway == seen.gateway
+            kill.gateway == seen.gateway
                 && seen.began <= kill.at
                 && seen.ended + JOURNALED_WITHIN >= kill.at
+                && (kill.forgets || self.was_lost_with(seen, kill))
+        })
+    }
+
+    /// Whether the store lost a call's count while its gateway, which was killed then, had it not yet told again.
+    fn was_lost_with(&self, seen: &Seen, kill: &Kill) -> bool {
+        self.effects.iter().any(|effect| match &effect.cost {
+            Cost::Lost { from, until } => {
+                let keys = effect.keys.as_ref();
+                keys.is_none_or(|keys| keys.contains(&seen.key))
+                    && seen.began < *until
+                    && from.is_none_or(|from| seen.ended >= from && kill.at >= from)
+                    && kill.at < *until + TOLD_AGAIN_WITHIN
+            }
+            Cost::Away { .. } | Cost::Flapping { .. } | Cost::ColdStart => false,
         })
     }
 

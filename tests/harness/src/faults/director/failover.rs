@@ -62,6 +62,10 @@ impl Director<'_> {
         })
         .await;
         // What the old one went on to count, nobody knows any more.
+        settled("the gateways have left the old one", async || {
+            is_left(servers[0]).await
+        })
+        .await;
         self.whole().await;
         let from = began.checked_sub(REPLICATION_LAG);
         self.lost(from);
@@ -122,6 +126,14 @@ async fn is_master(node: &Node) -> bool {
     // A server drops its connections when its role changes.
     let info: Result<String, _> = node.try_ask("INFO replication").await;
     info.is_ok_and(|info| info.contains("role:master"))
+}
+
+/// Whether nobody but sentinels, replicas and whoever asks is connected.
+async fn is_left(node: &Node) -> bool {
+    let clients: Result<String, _> = node.try_ask("CLIENT LIST TYPE normal").await;
+    let is_gateways =
+        |client: &str| !client.contains(" name=sentinel-") && !client.contains(" cmd=client|list ");
+    clients.is_ok_and(|clients| !clients.lines().any(is_gateways))
 }
 
 async fn follows(replica: &Node, master: &Node) {

@@ -95,7 +95,7 @@ pub struct Kill {
     /// Since when the store may hold units for it that it had not given back: before the last second, where it was
     /// without the store.
     pub owing_since: Instant,
-    /// Whether the store lost all its counts then or later, and with them what the gateway had not journaled.
+    /// Whether the store lost all its counts before the successor could read what the gateway had not journaled.
     pub forgets: bool,
 }
 

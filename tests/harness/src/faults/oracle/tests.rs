@@ -237,6 +237,28 @@ fn only_an_emptied_store_excuses_a_count_below_and_only_by_the_killed_gateways_l
 }
 
 #[test]
+fn what_a_failover_lost_is_excused_where_its_gateway_was_killed_before_it_could_tell_it_again() {
+    let lost = |from: u32, until: u32, killed: u32| {
+        let mut cooked = Cooked::new();
+        cooked.kill(0, killed);
+        let (from, until) = (Some(cooked.at(from)), cooked.at(until));
+        cooked.costs(Cost::Lost { from, until });
+        cooked.counted(0);
+        cooked.facts
+    };
+    assert!(lost(0, 50, 60).is_settled());
+    assert!(!lost(59, 70, 60).is_settled(), "its calls were before");
+    assert!(
+        !lost(61, 70, 60).is_settled(),
+        "its successor had read them"
+    );
+    assert!(!lost(0, 50, 3_051).is_settled(), "it had told them again");
+    let mut facts = lost(0, 50, 60);
+    facts.effects[0].keys = Some(BTreeSet::from([1]));
+    assert!(!facts.is_settled(), "another key's");
+}
+
+#[test]
 fn a_gateway_that_was_away_may_have_served_its_share_of_what_it_last_told_and_no_more() {
     let mut cooked = Cooked::new();
     cooked.facts.keys[0].limit = 12;
