@@ -21,9 +21,9 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
 
-soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS (tests/soak/main.rs)
+soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS, RELOADS, UPGRADES (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
-		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" cargo bench --locked --bench soak
+		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" RELOADS="$(RELOADS)" UPGRADES="$(UPGRADES)" cargo bench --locked --bench soak
 
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths

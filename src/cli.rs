@@ -65,8 +65,10 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the gateway.
-    #[command(after_help = "Example:\n  touchline serve --config gateway.yaml")]
-    Serve,
+    #[command(
+        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # in the place of the one that runs"
+    )]
+    Serve(serve::ServeArguments),
     /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
     #[command(
         after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running"
@@ -150,7 +152,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let out = &mut io::stdout();
     let config = || Config::load(&arguments.config);
     match &arguments.command {
-        Command::Serve => serve::run(&arguments.config, config()?, out),
+        Command::Serve(order) => serve::run(order, &arguments.config, config()?, out),
         Command::Check(order) => check::run(order, &arguments.config, config()?, out),
         Command::Keys(command) => keys::run(command, config()?, out),
         Command::Usage(arguments) => usage::run(arguments, config()?, out),

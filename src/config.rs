@@ -36,12 +36,16 @@ mod secret;
 mod sections;
 mod succession;
 mod text;
+mod upstreams;
 
 pub use effective::{About, Difference, Effective};
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
 pub use succession::Running;
+pub use upstreams::{
+    HealthCheck, Identity, PrivateKey, SecretHeader, Server, Timeouts, Upstream, UpstreamTls,
+};
 
 /// The largest file that is read: some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -98,6 +102,8 @@ pub struct Listen {
     pub admin: SocketAddr,
     /// What opens `/metrics`; never absent where `admin` is no loopback address.
     pub admin_token: Option<Secret>,
+    /// The Unix socket on which a successor is given the listeners; `None`: it is not.
+    pub upgrade: Option<PathBuf>,
 }
 
 /// The cleartext listener.
@@ -357,43 +363,6 @@ pub struct Ledger {
     pub settle_window: Duration,
     /// How long after its end a day is kept; always longer than `settle_window`.
     pub retention: Duration,
-}
-
-/// A service behind the gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upstream {
-    /// The name that endpoints use.
-    pub name: Arc<str>,
-    /// Its servers, resolved; at least one, none twice.
-    pub servers: Vec<Server>,
-    /// How long it may take.
-    pub timeouts: Timeouts,
-    /// How often a request that reached no server is tried again, 0 to 3.
-    pub retries: u8,
-}
-
-/// One server of an upstream.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
-    /// `host:port` as it was written: what requests to it name in `Host`.
-    pub name: String,
-    /// What the name was resolved to at start.
-    pub address: SocketAddr,
-}
-
-/// How long an upstream may take.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Timeouts {
-    /// To accept a connection.
-    pub connect: Duration,
-    /// Silence: before the answer's header, and between two parts of the answer.
-    pub read: Duration,
-    /// For the whole answer.
-    pub total: Duration,
-    /// Without a header for longer than this, a client that hangs up is refunded.
-    pub slow: Duration,
-    /// How long an unused connection is kept.
-    pub idle: Duration,
 }
 
 /// What is passed on to upstreams.

@@ -23,12 +23,15 @@
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`choice`] | which server of an upstream a request goes to |
+//! | [`server_health`] | whether a server of an upstream is asked |
 //! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are told that an endpoint is going away |
+//! | [`maintenance`] | what clients are told of an endpoint that is being worked on |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
 
@@ -37,6 +40,7 @@ pub mod api_key;
 pub mod audit;
 pub mod caching;
 pub mod calendar;
+pub mod choice;
 pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
@@ -46,6 +50,7 @@ pub mod http1;
 pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
+pub mod maintenance;
 pub mod openapi;
 pub mod own_path;
 pub mod proxy_header;
@@ -55,6 +60,7 @@ pub mod redirect;
 pub mod rejection;
 pub mod request_id;
 pub mod retirement;
+pub mod server_health;
 pub mod server_name;
 pub mod target;
 pub mod token_bucket;

@@ -13,7 +13,8 @@ use arc_swap::ArcSwap;
 use pingora::server::configuration::ServerConf;
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
 
 use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
@@ -28,25 +29,31 @@ mod accept;
 mod application;
 mod descriptors;
 mod events;
+mod handover;
 mod listeners;
 mod notify;
 mod proxied;
 mod reload;
 mod stores;
 mod tls;
+mod upkeep;
 mod watched;
 
 use events::Teller;
 use events::courier::Courier;
+use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
 pub use stores::open_store;
 pub use tls::CertificateError;
 use tls::Front;
+use upkeep::Upkeep;
 
 /// How often a stopping gateway looks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
+/// How long a client may take to learn that its connection ends, and requests that it had sent by then to come.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// What a stopping gateway keeps of its grace for writing what is still to be written.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
@@ -76,6 +83,24 @@ pub enum ServeError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// There is no gateway whose listeners could be taken over.
+    #[error(
+        "no gateway hands its listeners over at {path}: {error}; start without --upgrade, or mend listen.upgrade"
+    )]
+    Predecessor {
+        /// The Unix socket.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The listeners cannot be offered to a successor.
+    #[error("the listeners cannot be offered at {path}: {error}; mend listen.upgrade")]
+    Offer {
+        /// The Unix socket.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// Threads, signals or metric families: the system is out of something.
     #[error("the gateway cannot start: {0}")]
     System(String),
@@ -94,14 +119,24 @@ pub struct Addresses {
     admin: SocketAddr,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT with the configuration that was read from `file`, and with what `file` holds later.
-/// `announce` is called once, when all listeners are bound.
+/// Where a gateway gets its listening sockets from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Begin {
+    /// It binds them.
+    Anew,
+    /// From the gateway that runs, which ends when this one is ready (`listen.upgrade`).
+    FromPredecessor,
+}
+
+/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration that was read from `file`,
+/// and with what `file` holds later. `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
 /// [`ServeError`] where it cannot start; nothing listens then.
 pub fn serve(
     file: &Path,
     config: Config,
+    begin: Begin,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
     // Fails only where a provider is installed already.
@@ -111,16 +146,34 @@ pub fn serve(
         format_of(config.logging.format),
     );
     descriptors::raise(config.limits.connections);
-    let listener = Listener::bind(&config.listen)?;
+    let (predecessor, handed) = predecessor(&config, begin)?;
+    let listener = Listener::bind(&config.listen, handed)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(worker_threads(config.runtime.threads))
         .thread_name("worker")
         .enable_all()
         .build()
         .map_err(|error| ServeError::System(error.to_string()))?;
-    let served = runtime.block_on(run(file, config, listener, announce));
+    let served = runtime.block_on(run(file, config, listener, predecessor, announce));
     runtime.shutdown_timeout(CLOSE_TIMEOUT);
     served
+}
+
+/// The gateway whose place is to be taken, with its listeners.
+fn predecessor(
+    config: &Config,
+    begin: Begin,
+) -> Result<(Option<Predecessor>, Vec<Handed>), ServeError> {
+    if begin == Begin::Anew {
+        return Ok((None, Vec::new()));
+    }
+    let place = config.listen.upgrade.clone().unwrap_or_default();
+    let (predecessor, handed) =
+        Predecessor::ask(&place).map_err(|error| ServeError::Predecessor {
+            path: place.display().to_string(),
+            error,
+        })?;
+    Ok((Some(predecessor), handed))
 }
 
 /// `threads`, or one per core for 0.
@@ -135,6 +188,7 @@ async fn run(
     file: &Path,
     config: Config,
     listener: Listener,
+    predecessor: Option<Predecessor>,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
@@ -146,6 +200,7 @@ async fn run(
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
     let configuration = config.hash.clone();
+    let upgrade = config.listen.upgrade.clone();
     let gate = Arc::new(Gate::new(
         Snapshot::new(config),
         store.clone(),
@@ -164,20 +219,40 @@ async fn run(
         now,
     )));
     metrics.config_runs(&configuration, now);
+    // Before anything is accepted, which would be lost if the offer could not be made.
+    let succeeded = Arc::new(Notify::new());
+    let offering = match &upgrade {
+        Some(place) => Some(offer(place, &listener, &succeeded)?),
+        None => None,
+    };
+    // Without a successor to come, nobody else needs them open.
+    drop(listener.spares());
     let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
+    let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
     let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
+    if let Some(Err(error)) = predecessor.map(Predecessor::take_over) {
+        tracing::warn!(%error, "the predecessor has ended before it was told to");
+    }
     notify::ready(&configuration);
 
-    stop.wait().await;
-    tracing::info!("stopping: finishing the requests in flight");
+    tokio::select! {
+        () = stop.wait() => tracing::info!("stopping: finishing the requests in flight"),
+        () = succeeded.notified() => {
+            tracing::info!("a successor has taken over: finishing the requests in flight");
+            bound.leave_admin();
+        }
+    }
     notify::stopping();
     reloading.abort();
+    if let Some(offering) = offering {
+        offering.abort();
+    }
     let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
     gate.start_draining();
     // Nobody is listening only if all services are gone already.
@@ -194,7 +269,7 @@ async fn run(
         );
     }
     events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
-    for task in [teller, courier] {
+    for task in [teller, courier, upkeep] {
         task.abort();
         // It has let go of the store, so that nothing of it comes after what is said now.
         let _ = task.await;
@@ -203,6 +278,9 @@ async fn run(
         tracing::warn!(%error, "another gateway delivers events only when the right of this one has expired");
     }
     store.close(CLOSE_TIMEOUT).await;
+    // Waits until the last lines are written, whoever else still holds the gate.
+    let last_lines = gate.access_log.redirect(None);
+    let _ = tokio::task::spawn_blocking(move || drop(last_lines)).await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -222,6 +300,19 @@ fn note_certificates(front: &Front, gate: &Gate) {
             );
         }
     }
+}
+
+/// Offers the listeners to a successor.
+fn offer(
+    place: &Path,
+    listener: &Listener,
+    succeeded: &Arc<Notify>,
+) -> Result<JoinHandle<()>, ServeError> {
+    let offer = Offer::make(place, listener.spares()).map_err(|error| ServeError::Offer {
+        path: place.display().to_string(),
+        error,
+    })?;
+    Ok(tokio::spawn(offer.serve(succeeded.clone())))
 }
 
 /// Starts the services behind the bound addresses.
@@ -249,11 +340,20 @@ fn start(
     listener.start(&settings, gate, admin, watch)
 }
 
-/// Waits until no request is in flight and all listeners for clients are closed, or the deadline.
+/// Waits until no request is in flight and no client connected, or the deadline. Clients that were told to go and do not are not
+/// waited for once they have had [`FAREWELL`] without a request.
 async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
-    let closed = tokio::time::timeout(left, bound.closed()).await.is_ok();
-    while closed && metrics.in_flight.get() > 0 && Instant::now() < deadline {
+    if tokio::time::timeout(left, bound.closed()).await.is_err() {
+        return;
+    }
+    let mut quiet_since = Instant::now();
+    while Instant::now() < deadline {
+        if metrics.in_flight.get() > 0 {
+            quiet_since = Instant::now();
+        } else if metrics.connections.get() == 0 || quiet_since.elapsed() > FAREWELL {
+            return;
+        }
         tokio::time::sleep(DRAIN_POLL).await;
     }
 }

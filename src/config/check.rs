@@ -280,8 +280,13 @@ impl<'a> Check<'a> {
     }
 
     /// Notes what a list holds.
-    pub(super) fn note_items(&mut self, at: &Path, items: &[(Path, Value)]) {
-        let texts: Vec<&str> = items.iter().filter_map(|(_, item)| item.as_str()).collect();
+    fn note_items(&mut self, at: &Path, items: &[(Path, Value)]) {
+        let texts = items.iter().filter_map(|(_, item)| item.as_str());
+        self.note_texts(at, texts.map(str::to_owned).collect());
+    }
+
+    /// Notes what a list holds, whose items are no plain texts.
+    pub(super) fn note_texts(&mut self, at: &Path, texts: Vec<String>) {
         self.reading(at).value = Some(texts.join(", "));
     }
 

@@ -15,11 +15,12 @@ use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
 /// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 8] = [
+const FIXED: [&str; 9] = [
     "listen.http.address",
     "listen.https.address",
     "listen.redirect.address",
     "listen.admin.address",
+    "listen.upgrade",
     "quota.timezone",
     "quota.settle_window",
     "quota.retention",
@@ -31,6 +32,8 @@ const SECRETS: [&str; 3] = [
     "events.webhook.url",
     "events.webhook.secret",
 ];
+/// The same of every upstream.
+const UPSTREAM_SECRET: &str = ".header.value";
 /// What the facts of a tier say of each endpoint that it includes.
 const INCLUDED: &str = "included";
 
@@ -108,10 +111,10 @@ impl Effective {
         let patterns: Vec<&str> = endpoints.iter().map(|one| &*one.pattern).collect();
         for (path, reading) in readings {
             // Items are told by their list.
-            if path.ends_with(']') || path.starts_with(unused) {
+            if path.ends_with(']') || path.contains(".servers[") || path.starts_with(unused) {
                 continue;
             }
-            if SECRETS.contains(&path.as_str()) {
+            if is_secret(path) {
                 let told = reading.value.as_ref().map(|_| "…".to_owned());
                 told.into_iter()
                     .for_each(|told| effective.place(path, &patterns, told));
@@ -191,6 +194,10 @@ impl Effective {
         }
         flat
     }
+}
+
+fn is_secret(path: &str) -> bool {
+    SECRETS.contains(&path) || (path.starts_with("upstreams.") && path.ends_with(UPSTREAM_SECRET))
 }
 
 fn value_of(reading: &Reading) -> Option<String> {
@@ -327,5 +334,11 @@ limits: {connections: \"${N}\"}
         let told = serde_json::to_string(&*config.effective).unwrap();
         assert!(!told.contains("hunter2"), "{told}");
         assert!(told.contains("listen.admin.token"), "{told}");
+        let header = "servers: [127.0.0.1:9000], header: {name: X-S, value: hunter2}";
+        let header = FILE.replace("servers: [127.0.0.1:9000]", header);
+        let config = Config::parse("g.yaml", &header, &|_| None).unwrap();
+        let told = serde_json::to_string(&*config.effective).unwrap();
+        assert!(!told.contains("hunter2"), "{told}");
+        assert!(told.contains("header.value"), "{told}");
     }
 }

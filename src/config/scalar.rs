@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
 };
+use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
@@ -378,6 +379,30 @@ impl Scalar for Price {
 }
 
 impl Quantity for Price {}
+
+impl Scalar for Choice {
+    const WHAT: &'static str = "a way to choose a server";
+    const HINT: &'static str = "write round_robin, least_loaded or by_key";
+    const CHOICES: &'static [&'static str] = &["round_robin", "least_loaded", "by_key"];
+
+    fn parse(text: &str) -> Option<Choice> {
+        match text {
+            "round_robin" => Some(Choice::RoundRobin),
+            "least_loaded" => Some(Choice::LeastLoaded),
+            "by_key" => Some(Choice::ByKey),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            Choice::RoundRobin => "round_robin",
+            Choice::LeastLoaded => "least_loaded",
+            Choice::ByKey => "by_key",
+        };
+        word.to_owned()
+    }
+}
 
 impl Scalar for Level {
     const WHAT: &'static str = "a log level";

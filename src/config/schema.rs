@@ -127,6 +127,12 @@ pub(super) fn section<const N: usize>(at: &Path, learnt: &Learnt, fields: [Field
     section
 }
 
+/// The schema of a section in which a key must stand.
+pub(super) fn requiring(key: &str, mut section: Json) -> Json {
+    merge(&mut section, json!({ "required": [key] }));
+    section
+}
+
 /// Puts a description in front of what the shape says of itself.
 fn describe(shape: &mut Json, description: &str) {
     let own = shape.get("description").and_then(Json::as_str);

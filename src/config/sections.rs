@@ -32,6 +32,8 @@ mod proxies;
 mod redis;
 mod retirement;
 mod traffic;
+mod upstream_tls;
+mod upstreams;
 
 const HTTP_ADDRESS: SocketAddr = loopback(8080);
 const ADMIN_ADDRESS: SocketAddr = loopback(9090);
@@ -79,7 +81,7 @@ pub(super) fn config(
     let (calendar, ledger) = quota(check, &at.key("quota"), text.quota);
     let keys = keys(check, &at.key("keys"), text.keys);
     let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
-    let upstreams = traffic::upstreams(check, &at.key("upstreams"), text.upstreams);
+    let upstreams = upstreams::upstreams(check, &at.key("upstreams"), text.upstreams);
     let endpoints = traffic::endpoints(
         check,
         &at.key("endpoints"),
@@ -179,6 +181,7 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
             );
         }
     }
+    let upgrade = check.leaf(&at.key("upgrade"), &text.upgrade);
     Listen {
         http,
         https,
@@ -186,6 +189,7 @@ fn listen(check: &mut Check<'_>, at: &Path, section: Section<ListenText>) -> Lis
         trusted_proxies,
         admin,
         admin_token,
+        upgrade,
     }
 }
 

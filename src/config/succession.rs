@@ -91,6 +91,7 @@ fn fixed(running: &Config, next: &Config) -> Vec<Path> {
         };
         compare(one == other, at);
     }
+    compare(one.upgrade == other.upgrade, listen.key("upgrade"));
     let store = at.key("store");
     match (&running.store, &next.store) {
         (StoreConfig::Embedded(one), StoreConfig::Embedded(other)) => {
@@ -255,6 +256,11 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 "runtime: {threads: 1}",
                 "runtime:\n  threads: 2",
                 "2 runtime.threads",
+            ),
+            (
+                "",
+                "listen: {http: {}, https: {}, upgrade: u.sock}",
+                "1 listen.upgrade",
             ),
             (
                 "quota: {timezone: UTC}",

@@ -128,7 +128,8 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
         config.upstream("prediction-data").unwrap().servers,
         [Server {
             name: "127.0.0.1:9000".into(),
-            address: "127.0.0.1:9000".parse().unwrap(),
+            weight: NonZeroU32::MIN,
+            addresses: vec!["127.0.0.1:9000".parse().unwrap()],
         }]
     );
     assert_eq!(config.hash.len(), 12);
@@ -160,7 +161,9 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
             .as_mapping_mut()
             .unwrap();
         upstream.remove("timeouts").unwrap();
-        upstream.remove("retries").unwrap();
+        for key in ["retries", "choice", "resolve", "ejection"] {
+            upstream.remove(key).unwrap();
+        }
         for endpoint in bare["endpoints"].as_sequence_mut().unwrap() {
             let endpoint = endpoint.as_mapping_mut().unwrap();
             endpoint.remove("methods").unwrap();
@@ -610,6 +613,16 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
         ),
         (
             tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, maintenance: {until: soon, message: ' ', from: now}}]",
+            upstreams,
+            vec![
+                "2:72 endpoints[0].maintenance.until: \"soon\" is not an instant",
+                "2:87 endpoints[0].maintenance.message: it cannot be told to clients",
+                "2:92 endpoints[0].maintenance.from: there is no such key",
+            ],
+        ),
+        (
+            tiers,
             "endpoints: [{path: '/{x}', tiers: [pro], upstream: u}]",
             upstreams,
             vec!["2:20 endpoints[0].path: the gateway answers this path itself"],
@@ -934,7 +947,8 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
         parse(&text).unwrap().upstreams[0].servers,
         [Server {
             name: "good.example:9000".into(),
-            address: "192.0.2.1:9000".parse().unwrap(),
+            weight: NonZeroU32::MIN,
+            addresses: vec!["192.0.2.1:9000".parse().unwrap()],
         }]
     );
 }

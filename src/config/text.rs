@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use serde::de::{DeserializeOwned, Deserializer, Error as _, Visitor, value};
 use serde::{Deserialize, forward_to_deserialize_any};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use serde_yaml::{Mapping, Value};
 
 use super::outline::Path;
@@ -22,6 +22,7 @@ use super::schema::{self, Learnt, Shape};
 use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
 };
+use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
 macro_rules! unread {
@@ -106,6 +107,20 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Section<T> {
 impl<T> Section<T> {
     pub(super) fn is_given(&self) -> bool {
         !matches!(self, Section::Absent)
+    }
+}
+
+/// A server as it is written: a text, or a section of its own.
+pub(super) struct ServerItem;
+
+impl Shape for ServerItem {
+    fn probe() -> Option<Value> {
+        None
+    }
+
+    fn shape(at: &Path, learnt: &Learnt) -> Json {
+        let section = schema::requiring("address", ServerText::shape(at, learnt));
+        json!({ "anyOf": [Text::shape(at, learnt), section] })
     }
 }
 
@@ -232,6 +247,9 @@ sections! {
         trusted_proxies: List<Text>,
         /// Metrics and health for operators; outside loopback addresses only with a token.
         admin: Section<AdminText>,
+        /// A Unix socket, this gateway's own, on which `touchline serve --upgrade` is given the listeners, so that no connection is
+        /// lost; without it there is no such upgrade. A change needs a restart.
+        upgrade: Leaf<PathBuf>,
     }
     HttpText {
         /// IP address and port; port 0 is whatever port is free. Another than a loopback address needs `cleartext: allowed`. A
@@ -432,6 +450,15 @@ sections! {
         sunset: Leaf<Text>,
         /// Where clients read more of its end.
         links: Section<LinksText>,
+        /// That it is being worked on: 500 with Retry-After, never charged, and nothing is forwarded.
+        maintenance: Section<MaintenanceText>,
+    }
+    MaintenanceText {
+        /// When it is over by itself: a date, which is its first instant in quota.timezone, or an instant such as
+        /// 2026-11-22T06:00:00Z; without it, when this section is taken out.
+        until: Leaf<Text>,
+        /// The sentence that clients are told.
+        message: Leaf<Text>,
     }
     LinksText {
         /// What the deprecation means: an http or https address, or a path of this API.
@@ -442,12 +469,71 @@ sections! {
         successor_version: Leaf<Text>,
     }
     UpstreamText {
-        /// Its servers, each host:port; they take turns. Names are resolved whenever the file is read.
-        servers: List<Text>,
+        /// Its servers, each host:port, or address and weight. All addresses of a name are servers, those of IPv4 if it has any.
+        servers: List<ServerItem>,
+        /// Which server a request goes to: `round_robin`, one after another; `least_loaded`, the one with the fewest requests
+        /// under way; `by_key`, the same one for the same API key. Weights count with each.
+        choice: Leaf<Choice>,
+        /// How often names are resolved anew; nothing waits for it, and a failure changes nothing.
+        resolve: Leaf<Duration>,
+        /// Health checks of every server; without them only failing requests tell.
+        health: Section<HealthText>,
+        /// When failing requests take a server out.
+        ejection: Section<EjectionText>,
+        /// TLS to every server, whose certificate is always verified; {} trusts what the operating system trusts.
+        tls: Section<UpstreamTlsText>,
+        /// A secret header, so that the servers can refuse whoever is not the gateway.
+        header: Section<SecretHeaderText>,
         /// How long it may take.
         timeouts: Section<TimeoutsText>,
-        /// How often a request that reached no server is tried again. Never charged.
+        /// How often a request is tried again where no server was reached; and on another server, if there is one, where one broke
+        /// off or answered 502, 503 or 504 to GET, HEAD or OPTIONS and nothing of its answer was passed on. Never charged.
         retries: Leaf<u64>,
+    }
+    ServerText {
+        /// host:port.
+        address: Leaf<Text>,
+        /// Its share of the requests, beside those of the others.
+        weight: Leaf<NonZeroU32>,
+    }
+    HealthText {
+        /// What is asked for with GET; any 2xx will do.
+        path: Leaf<Text>,
+        /// Between two checks of a server.
+        interval: Leaf<Duration>,
+        /// For one check.
+        timeout: Leaf<Duration>,
+        /// So many failed ones in a row, and the server is not asked.
+        unhealthy_after: Leaf<NonZeroU32>,
+        /// So many passed ones in a row, and it is asked again.
+        healthy_after: Leaf<NonZeroU32>,
+    }
+    EjectionText {
+        /// So many failed requests in a row (not reached, broken off, too late, answered 502, 503 or 504), and the server is not
+        /// asked for a pause; 0: never.
+        failures: Leaf<u64>,
+        /// The first pause. Each is twice as long as the one before, until a request is served.
+        pause: Leaf<Duration>,
+        /// The longest pause.
+        pause_max: Leaf<Duration>,
+    }
+    UpstreamTlsText {
+        /// What certificates must name, where that is not the host of the server.
+        name: Leaf<Text>,
+        /// PEM file of the authorities that sign the servers.
+        ca_file: Leaf<PathBuf>,
+        /// PEM file of the gateway's own certificate, where the servers ask for one.
+        certificate: Leaf<PathBuf>,
+        /// PEM file of that certificate's key.
+        private_key: Leaf<PathBuf>,
+    }
+    SecretHeaderText {
+        /// Its name; a client's own header of that name goes.
+        name: Leaf<Text>,
+        /// Its value, from a ${VARIABLE}.
+        value: Leaf<Text>,
+        /// A file with the value.
+        value_file: Leaf<PathBuf>,
     }
     TimeoutsText {
         /// To accept a connection.

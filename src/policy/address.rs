@@ -4,7 +4,7 @@
 //! (`::ffff:192.0.2.1`) is the IPv4 address.
 
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 /// The networks of this machine: whatever connects from there (a proxy beside the gateway) speaks for many clients.
@@ -18,6 +18,16 @@ pub const LOOPBACK: [Network; 2] = [
         prefix: 128,
     },
 ];
+
+/// The addresses of a name that are used: those of IPv4, else those of IPv6, none twice, in one order whatever the resolver's.
+pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    if addresses.iter().any(SocketAddr::is_ipv4) {
+        addresses.retain(SocketAddr::is_ipv4);
+    }
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
 
 /// A block of addresses in CIDR notation (RFC 4632, RFC 4291 section 2.3). Invariant: no bit after the prefix is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,6 +124,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_name_is_used_by_one_family_in_one_order() {
+        let used = |texts: &[&str]| {
+            let addresses = texts.iter().map(|text| text.parse().unwrap()).collect();
+            let used = of_one_family(addresses).into_iter();
+            used.map(|address| address.to_string()).collect::<Vec<_>>()
+        };
+        let mixed = ["[::1]:1", "10.0.0.2:1", "10.0.0.1:1", "10.0.0.2:1"];
+        assert_eq!(used(&mixed), ["10.0.0.1:1", "10.0.0.2:1"]);
+        assert_eq!(used(&["[::2]:1", "[::1]:1"]), ["[::1]:1", "[::2]:1"]);
+        assert_eq!(used(&[]), [""; 0]);
+    }
 
     fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()

@@ -7,8 +7,10 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use http::Method;
+use jiff::Timestamp;
 
 use super::key_record::TierName;
+use super::maintenance::Maintenance;
 use super::rejection::Rejection;
 use super::retirement::Retirement;
 
@@ -27,6 +29,8 @@ pub struct Endpoint {
     pub upstream: Arc<str>,
     /// That it is going away, if it is.
     pub retirement: Retirement,
+    /// That it is being worked on, if it is.
+    pub maintenance: Option<Maintenance>,
 }
 
 impl Endpoint {
@@ -60,6 +64,16 @@ impl Endpoint {
                 tier: tier.clone(),
                 required: self.tiers.clone(),
             })
+        }
+    }
+
+    /// Before step 8: it is not under maintenance at `now`, or the 500 that costs nothing.
+    pub fn admit_at(&self, now: Timestamp) -> Result<(), Rejection> {
+        match &self.maintenance {
+            Some(maintenance) if maintenance.holds(now) => {
+                Err(Rejection::Maintenance(maintenance.clone()))
+            }
+            Some(_) | None => Ok(()),
         }
     }
 
@@ -270,6 +284,7 @@ mod tests {
             cost: NonZeroU32::MIN,
             upstream: "u".into(),
             retirement: Default::default(),
+            maintenance: None,
         }
     }
 

@@ -438,6 +438,12 @@ impl<'a> Walk<'a> {
     ) -> Outcome {
         let (used, cost) = (self.question.used, u64::from(endpoint.cost.get()));
         let at = setting_of(self.question.endpoints, &endpoint);
+        if let Err(rejection) = endpoint.admit_at(self.question.now) {
+            let reason = "under maintenance: answered before it would be charged";
+            let settings = [format!("{at}.maintenance")];
+            self.note(Check::Upstream, Verdict::Refuses, reason, settings);
+            return refused(rejection, Some(standing), Some(endpoint));
+        }
         let reason = self.room(record, terms, standing.limit, cost);
         let daily = format!("tiers.{}.daily", record.tier);
         if !terms.enforcement.has_room(used, cost, standing.limit) {

@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::key_record::TierName;
+use super::maintenance::Maintenance;
 use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, Standing, USAGE_POLICY};
 use super::target::TargetError;
 use super::token_bucket::Rate;
@@ -115,6 +116,8 @@ pub enum Rejection {
         /// What the tier allows.
         allowed: NonZeroU32,
     },
+    /// 500 `INTERNAL_ERROR`: the endpoint is under maintenance, as operators have announced.
+    Maintenance(Maintenance),
     /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
     Internal,
 }
@@ -189,7 +192,7 @@ impl Rejection {
             | Rejection::UsageReadTooOften { .. }
             | Rejection::BurstExceeded { .. }
             | Rejection::TooManyConcurrent { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Rejection::Maintenance(_) | Rejection::Internal => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -209,7 +212,7 @@ impl Rejection {
             | Rejection::UsageReadTooOften { .. }
             | Rejection::BurstExceeded { .. }
             | Rejection::TooManyConcurrent { .. } => "RATE_LIMIT_EXCEEDED",
-            Rejection::Internal => "INTERNAL_ERROR",
+            Rejection::Maintenance(_) | Rejection::Internal => "INTERNAL_ERROR",
         }
     }
 
@@ -229,6 +232,7 @@ impl Rejection {
             | Rejection::NotFound
             | Rejection::MethodNotAllowed { .. }
             | Rejection::TierInsufficient { .. }
+            | Rejection::Maintenance(_)
             | Rejection::Internal => None,
         }
     }
@@ -261,6 +265,7 @@ impl Rejection {
             | Rejection::NotFound
             | Rejection::MethodNotAllowed { .. }
             | Rejection::TierInsufficient { .. }
+            | Rejection::Maintenance(_)
             | Rejection::Internal => self,
         }
     }
@@ -281,6 +286,7 @@ impl Rejection {
             | Rejection::MethodNotAllowed { .. }
             | Rejection::TierInsufficient { .. }
             | Rejection::DailyQuotaExceeded { .. }
+            | Rejection::Maintenance(_)
             | Rejection::Internal => None,
         }
     }
@@ -320,6 +326,7 @@ impl Rejection {
             Rejection::TooManyConcurrent { allowed, .. } => format!(
                 "Too many requests at the same time: your tier takes {allowed}. The daily quota is not touched."
             ),
+            Rejection::Maintenance(maintenance) => maintenance.detail().into(),
             Rejection::Internal => "The request could not be served. It was not charged; please try again.".into(),
         }
     }
@@ -376,6 +383,10 @@ impl Rejection {
             Rejection::TooManyConcurrent { standing, .. } => {
                 body.exceed(standing, CONCURRENT_POLICY, now);
                 let seconds = HeaderValue::from(CONCURRENT_RETRY_AFTER_SECONDS);
+                headers.push((RETRY_AFTER, seconds));
+            }
+            Rejection::Maintenance(maintenance) => {
+                let seconds = HeaderValue::from(maintenance.retry_after_seconds(now));
                 headers.push((RETRY_AFTER, seconds));
             }
             Rejection::Internal => {

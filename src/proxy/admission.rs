@@ -207,6 +207,10 @@ impl Admission<'_> {
         });
         match entered {
             Ok((endpoint, slot)) => {
+                if let Err(rejection) = endpoint.admit_at(now) {
+                    let place = Some(Place::Endpoint(endpoint));
+                    return Err(self.refuse(caller, rejection, place).await);
+                }
                 let permit = self.charge(caller, endpoint, slot, waived).await?; // 8
                 Ok(Admitted::Forward(permit))
             }
@@ -483,6 +487,7 @@ fn in_ledger(rejection: &Rejection) -> Option<LedgerRefusal> {
         | Rejection::MissingApiKey
         | Rejection::InvalidApiKey
         | Rejection::UsageReadTooOften { .. }
+        | Rejection::Maintenance(_)
         | Rejection::Internal => None,
     }
 }

@@ -5,13 +5,15 @@ use std::time::{Duration, Instant};
 
 use http::HeaderValue;
 use jiff::Timestamp;
+use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
 use super::admission::{Permit, Refusal};
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
-use super::upstreams::Upstream;
+use super::upstreams::{Assignment, Server, Upstream};
+use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
 use crate::policy::own_path::OwnPath;
@@ -58,7 +60,7 @@ pub enum Stage {
     /// Served by the gateway itself.
     Served(Served),
     /// On its way to the upstream and back.
-    Forwarding(Forwarding),
+    Forwarding(Box<Forwarding>),
 }
 
 /// A request for one of the gateway's own paths.
@@ -87,10 +89,12 @@ pub struct Forwarding {
     pub units: u32,
     /// The upstream it goes to.
     pub upstream: Arc<Upstream>,
-    /// The server of the present attempt.
-    pub server: usize,
     /// Attempts so far.
     pub attempts: u32,
+    /// Its place at the server of the present attempt.
+    assignment: Option<Assignment>,
+    /// The servers of the attempts before.
+    tried: Vec<Arc<Server>>,
     /// When it was forwarded first.
     pub since: Instant,
     /// How long after that the upstream's header came.
@@ -253,8 +257,9 @@ impl Forwarding {
             waived,
             units: receipt.units,
             upstream,
-            server: 0,
             attempts: 0,
+            assignment: None,
+            tried: Vec::new(),
             since: Instant::now(),
             header_after: None,
             request_body_bytes: 0,
@@ -262,6 +267,55 @@ impl Forwarding {
             ending: None,
             receipt: Some(receipt),
             slot,
+        }
+    }
+
+    /// Begins an attempt, at another server than those before where there is one.
+    pub fn attempt(&mut self) -> Option<HttpPeer> {
+        self.attempts += 1;
+        self.header_after = None;
+        if let Some(before) = self.assignment.take() {
+            self.tried.push(before.server().clone());
+        }
+        let key = identity(self.key.record.id.as_str());
+        let assignment = self.upstream.assign(key, &self.tried)?;
+        let left = self
+            .upstream
+            .timeouts
+            .total
+            .saturating_sub(self.since.elapsed());
+        let peer = self.upstream.peer(assignment.server(), left);
+        self.assignment = Some(assignment);
+        Some(peer)
+    }
+
+    /// The server of the present attempt.
+    pub fn server(&self) -> Option<&Arc<Server>> {
+        self.assignment.as_ref().map(Assignment::server)
+    }
+
+    /// Whether another attempt is allowed: there is one left, and time for it.
+    pub fn may_retry(&self) -> bool {
+        self.attempts <= self.upstream.retries && !self.is_over_time()
+    }
+
+    /// The same, at a server that has not had the request.
+    pub fn may_try_another(&self) -> bool {
+        let another = |server| self.upstream.has_another(server, &self.tried);
+        self.may_retry() && self.server().is_some_and(another)
+    }
+
+    /// Notes that the present server did its part.
+    pub fn note_served(&self) {
+        if let Some(server) = self.server() {
+            self.upstream.note_served(server);
+        }
+    }
+
+    /// Notes that it did not.
+    pub fn note_failed(&self, gate: &Gate) {
+        if let Some(server) = self.server() {
+            self.upstream.note_failed(server, &gate.metrics);
         }
     }
 

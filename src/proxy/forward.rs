@@ -201,6 +201,14 @@ pub fn is_our_failure(status: StatusCode) -> bool {
         || status == StatusCode::SWITCHING_PROTOCOLS
 }
 
+/// Whether an upstream's status says that this server cannot serve now, and another one may.
+pub fn is_away(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+    )
+}
+
 /// Lets nobody keep the caller's answer for others, and no browser guess what it is.
 ///
 /// # Errors

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::crossings::Crossings;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
-use super::upstreams::{Timeouts, Upstream};
+use super::upstreams::Upstream;
 use super::well_formed::HeadLimits;
 use crate::config::{self, Config, Limits};
 use crate::policy::address;
@@ -75,27 +75,19 @@ impl Snapshot {
                 if let Some(kept) = previous.and_then(|previous| previous.unchanged(upstream)) {
                     return (upstream.name.clone(), kept);
                 }
-                let timeouts = Timeouts {
-                    connect: upstream.timeouts.connect,
-                    read: upstream.timeouts.read,
-                    total: upstream.timeouts.total,
-                    slow: upstream.timeouts.slow,
-                    idle: upstream.timeouts.idle,
-                };
-                let servers = upstream
-                    .servers
-                    .iter()
-                    .map(|server| (server.address, server.name.clone()));
-                let upstream = Upstream::new(
-                    upstream.name.clone(),
-                    servers,
-                    timeouts,
-                    u32::from(upstream.retries),
-                );
+                let before = previous.and_then(|previous| previous.upstream(&upstream.name));
+                let upstream = Upstream::new(upstream, before.map(Arc::as_ref));
                 (upstream.name.clone(), Arc::new(upstream))
             })
             .collect();
-        let denied = DeniedHeaders::new(config.forward.headers_denied.iter().cloned());
+        // A client's own must not pass for the gateway's, in any spelling.
+        let secrets = config
+            .upstreams
+            .iter()
+            .filter_map(|upstream| upstream.header.as_ref());
+        let secrets = secrets.map(|header| &header.name);
+        let denied = config.forward.headers_denied.iter().chain(secrets);
+        let denied = DeniedHeaders::new(denied.cloned());
         Snapshot {
             document: document(&config),
             config,
@@ -109,6 +101,11 @@ impl Snapshot {
     fn unchanged(&self, wanted: &config::Upstream) -> Option<Arc<Upstream>> {
         let same = self.config.upstream(&wanted.name) == Some(wanted);
         self.upstreams.get(&wanted.name).filter(|_| same).cloned()
+    }
+
+    /// All upstreams.
+    pub fn upstreams(&self) -> impl Iterator<Item = &Arc<Upstream>> {
+        self.upstreams.values()
     }
 
     /// The upstream with this name.

@@ -11,6 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
@@ -31,6 +32,8 @@ use crate::policy::token_bucket::Empty;
 
 /// The answer's status said that the upstream failed us.
 const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
+/// The same, and that another server may do better.
+const UPSTREAM_AWAY: ErrorType = ErrorType::new("UpstreamAway");
 /// The exchange took longer than the upstream's `total`.
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
@@ -143,11 +146,17 @@ impl Edge {
         written
     }
 
+    fn note_retry(&self, exchange: &mut Exchange, reason: &str) {
+        if let Some(forwarding) = exchange.forwarding() {
+            let labels = [&*forwarding.upstream.name, reason];
+            let retries = &self.gate.metrics.upstream_retries;
+            retries.with_label_values(&labels).inc();
+        }
+    }
+
     /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
     async fn settle(&self, session: &mut Session, error: &Error, forwarding: &mut Forwarding) {
-        let header_passed = session
-            .response_written()
-            .is_some_and(|header| !header.status.is_informational());
+        let header_passed = header_passed(session);
         let clients = *error.esource() == ErrorSource::Downstream;
         let too_large = *error.etype() == BODY_TOO_LARGE;
         if clients && *error.etype() == ErrorType::WriteTimedout {
@@ -169,6 +178,9 @@ impl Edge {
             let now = Instant::now();
             forwarding.client_waits.note(client_blocked(session), now);
             let waited_for_client = waited_for_client(error, forwarding, now);
+            if !waited_for_client && is_upstreams(error, session) {
+                forwarding.note_failed(&self.gate);
+            }
             (
                 Ending::Cut,
                 (!waited_for_client).then_some(RefundReason::Cut),
@@ -264,8 +276,8 @@ impl ProxyHttp for Edge {
                     .quota_units
                     .with_label_values(&[tier, "charged"])
                     .inc_by(charged);
-                exchange.stage =
-                    Stage::Forwarding(Forwarding::begin(permit, client_blocked(session)));
+                let forwarding = Forwarding::begin(permit, client_blocked(session));
+                exchange.stage = Stage::Forwarding(Box::new(forwarding));
                 if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
                     // Should the client be gone, reading its body will tell.
                     let _ = session.as_downstream_mut().write_continue_response().await;
@@ -286,12 +298,7 @@ impl ProxyHttp for Edge {
                 "nothing is forwarded without a permit",
             ));
         };
-        forwarding.attempts += 1;
-        let server = forwarding.upstream.next_server();
-        let peer = server.and_then(|server| {
-            forwarding.server = server;
-            forwarding.upstream.peer(server)
-        });
+        let peer = forwarding.attempt();
         peer.map(Box::new)
             .ok_or_else(|| Error::explain(ErrorType::InternalError, "the upstream has no server"))
     }
@@ -304,10 +311,14 @@ impl ProxyHttp for Edge {
         mut error: Box<Error>,
     ) -> Box<Error> {
         // Nothing was sent, so any method may try another server.
-        let may_retry = exchange
-            .forwarding()
-            .is_some_and(|forwarding| forwarding.attempts <= forwarding.upstream.retries);
-        error.set_retry(may_retry);
+        let again = exchange.forwarding().is_some_and(|forwarding| {
+            forwarding.note_failed(&self.gate);
+            forwarding.may_retry()
+        });
+        if again {
+            self.note_retry(exchange, "connect");
+        }
+        error.set_retry(again);
         error
     }
 
@@ -320,17 +331,55 @@ impl ProxyHttp for Edge {
         client_reused: bool,
     ) -> Box<Error> {
         let mut error = error.more_context(format!("Peer: {peer}"));
-        let may_retry = exchange
-            .forwarding()
-            .is_some_and(|forwarding| forwarding.attempts <= forwarding.upstream.retries);
-        let repeatable = session.req_header().method.is_idempotent()
-            && !session.as_ref().retry_buffer_truncated();
-        if may_retry && repeatable {
-            error.retry.decide_reuse(client_reused);
-        } else {
-            error.set_retry(false);
+        // A connection that had ended before it was used says nothing of the server.
+        error.retry.decide_reuse(client_reused);
+        let stale = error.retry();
+        let blamed = !stale && is_upstreams(&error, session);
+        let passed_on = header_passed(session);
+        let again = exchange.forwarding().is_some_and(|forwarding| {
+            // What broke an answer off is judged when the exchange is settled.
+            if blamed && !passed_on {
+                forwarding.note_failed(&self.gate);
+            }
+            let whole = !session.as_ref().retry_buffer_truncated();
+            let method = &session.req_header().method;
+            let again = if stale {
+                method.is_idempotent() && forwarding.may_retry()
+            } else {
+                let harmless = method.is_safe() && !passed_on;
+                blamed && harmless && is_worth_another(&error) && forwarding.may_try_another()
+            };
+            again && whole
+        });
+        if again {
+            let reason = match *error.etype() {
+                UPSTREAM_AWAY => "status",
+                _ if stale => "stale",
+                _ => "broken",
+            };
+            self.note_retry(exchange, reason);
         }
+        error.set_retry(again);
         error
+    }
+
+    async fn connected_to_upstream(
+        &self,
+        _: &mut Session,
+        reused: bool,
+        _: &HttpPeer,
+        _: std::os::fd::RawFd,
+        _: Option<&Digest>,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<()> {
+        if let Some(forwarding) = exchange.forwarding() {
+            let kind = if reused { "reused" } else { "new" };
+            let connections = &self.gate.metrics.upstream_connections;
+            connections
+                .with_label_values(&[&*forwarding.upstream.name, kind])
+                .inc();
+        }
+        Ok(())
     }
 
     async fn upstream_request_filter(
@@ -356,10 +405,14 @@ impl ProxyHttp for Edge {
             host: origin.and_then(|origin| origin.host),
             key_id: record.id.as_str(),
             tier: record.tier.as_str(),
-            upstream_host: forwarding.upstream.host_of(forwarding.server),
+            upstream_host: forwarding.server().map_or("", |server| &server.name),
             trace: (fastrand::u128(..), fastrand::u64(..)),
         };
-        forward::rebuild_request(request, &identity, &snapshot.denied)
+        forward::rebuild_request(request, &identity, &snapshot.denied)?;
+        if let Some((name, value)) = &forwarding.upstream.header {
+            request.insert_header(name.clone(), value.clone())?;
+        }
+        Ok(())
     }
 
     async fn request_body_filter(
@@ -398,10 +451,14 @@ impl ProxyHttp for Edge {
         if let Some(forwarding) = exchange.forwarding() {
             forwarding.header_after = Some(forwarding.since.elapsed());
         }
+        let away = forward::is_away(response.status);
+        if let (Some(forwarding), false) = (exchange.forwarding(), away) {
+            forwarding.note_served();
+        }
         if forward::is_our_failure(response.status) {
             let context = format!("the upstream answered {}", response.status.as_u16());
             return Err(Error::create(
-                UPSTREAM_STATUS,
+                if away { UPSTREAM_AWAY } else { UPSTREAM_STATUS },
                 ErrorSource::Upstream,
                 Some(context.into()),
                 None,
@@ -547,6 +604,33 @@ fn is_encrypted(session: &Session) -> bool {
 /// Whether the connection takes no further request.
 fn is_retired(session: &Session) -> bool {
     Connection::of(session).is_some_and(|connection| connection.is_retired())
+}
+
+/// Whether the header of an answer has gone to the client.
+fn header_passed(session: &Session) -> bool {
+    let written = session.response_written();
+    written.is_some_and(|header| !header.status.is_informational())
+}
+
+/// Whether the server is to blame for a failed attempt: it was not reached, broke off, came too late or said that it is away.
+/// One that answered did its part, whatever it said, and one that waits for a request's body waits for the client.
+fn is_upstreams(error: &Error, session: &mut Session) -> bool {
+    let waits_for_body = *error.etype() == ErrorType::ReadTimedout && !session.is_body_done();
+    *error.esource() == ErrorSource::Upstream
+        && ![UPSTREAM_STATUS, TOTAL_TIMEOUT].contains(error.etype())
+        && !waits_for_body
+}
+
+/// Whether another server may do better with a request that nothing depends on but its answer. One that takes too long would
+/// take as long again.
+fn is_worth_another(error: &Error) -> bool {
+    let kinds = [
+        ErrorType::ConnectionClosed,
+        ErrorType::ReadError,
+        ErrorType::WriteError,
+        UPSTREAM_AWAY,
+    ];
+    kinds.contains(error.etype())
 }
 
 /// What was wrong with the request's body, if that is why it failed. An upstream that says nothing while it has not got

@@ -1,27 +1,32 @@
-//! Servers to forward to: chosen in turn, another one at a retry.
+//! Servers to forward to: who is asked next, and what is known of each.
+//!
+//! [`choice`] chooses and [`server_health`](crate::policy::server_health) judges; here is the state they
+//! judge by. Requests tell what became of them; checks and resolved names come from whoever keeps the upstreams
+//! (`server::upkeep`). A configuration that takes the place of another inherits the servers that both name, with all that is known
+//! of them and what they have under way.
+//!
+//! Invariant: a server's requests under way are counted from the assignment until it is dropped, however they end.
 
 use std::net::SocketAddr;
+use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use pingora::protocols::ALPN;
-use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
+use arc_swap::ArcSwap;
+use http::{HeaderName, HeaderValue};
+use pingora::upstreams::peer::HttpPeer;
 
-/// How long an upstream may take.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Timeouts {
-    /// To accept a connection.
-    pub connect: Duration,
-    /// Silence: before its header, and between parts of its body.
-    pub read: Duration,
-    /// The whole exchange, from forwarding to the last byte.
-    pub total: Duration,
-    /// Without a header, after which a client that hangs up is not charged.
-    pub slow: Duration,
-    /// A pooled connection without use.
-    pub idle: Duration,
-}
+use crate::config::{self, HealthCheck, Timeouts};
+use crate::policy::choice::{self, Candidate, Choice, Occasion};
+use crate::policy::server_health::{Change, Checked, Ejection};
+use crate::telemetry::metrics::Metrics;
+
+mod server;
+mod wire;
+
+pub use server::{Assignment, Server};
+use wire::Wire;
 
 /// One configured upstream.
 #[derive(Debug)]
@@ -32,86 +37,226 @@ pub struct Upstream {
     pub timeouts: Timeouts,
     /// How often a request may be sent again where nothing of it can have been acted on.
     pub retries: u32,
-    servers: Vec<Server>,
-    turn: AtomicUsize,
+    /// What shows it that a request is the gateway's; marked as sensitive.
+    pub header: Option<(HeaderName, HeaderValue)>,
+    /// How its servers are checked, if they are.
+    pub health: Option<HealthCheck>,
+    /// How often its names are resolved.
+    pub resolve: Duration,
+    choice: Choice,
+    ejection: Ejection,
+    wire: Wire,
+    configured: Vec<config::Server>,
+    places: ArcSwap<Vec<Place>>,
+    turn: AtomicU64,
 }
 
-#[derive(Debug)]
-struct Server {
-    address: SocketAddr,
-    host: String,
+/// A server with its weight in one upstream.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The server.
+    pub server: Arc<Server>,
+    weight: NonZeroU32,
 }
 
 impl Upstream {
-    /// An upstream of these servers, each with the name it is called by.
-    pub fn new(
-        name: Arc<str>,
-        servers: impl IntoIterator<Item = (SocketAddr, String)>,
-        timeouts: Timeouts,
-        retries: u32,
-    ) -> Upstream {
-        let servers = servers
-            .into_iter()
-            .map(|(address, host)| Server { address, host })
-            .collect();
+    /// The upstream of this configuration; what is known of its servers is taken from the one before it.
+    pub fn new(config: &config::Upstream, previous: Option<&Upstream>) -> Upstream {
+        let before = previous.map(|previous| previous.places.load_full());
+        let before = before.as_deref().map_or(&[][..], Vec::as_slice);
+        let places = config.servers.iter().flat_map(|server| {
+            let addresses = server.addresses.iter();
+            addresses.map(|address| place(before, server, *address))
+        });
+        let places: Vec<Place> = places.collect();
+        if config.health.is_none() {
+            places.iter().for_each(|place| place.server.unchecked());
+        }
         Upstream {
-            name,
-            timeouts,
-            retries,
-            servers,
-            turn: AtomicUsize::new(0),
+            name: config.name.clone(),
+            timeouts: config.timeouts,
+            retries: u32::from(config.retries),
+            header: config.header.as_ref().and_then(sensitive),
+            health: config.health.clone(),
+            resolve: config.resolve,
+            choice: config.choice,
+            ejection: config.ejection,
+            wire: Wire::new(config.tls.as_ref()),
+            configured: config.servers.clone(),
+            places: ArcSwap::from_pointee(places),
+            turn: AtomicU64::new(0),
         }
     }
 
-    /// The next server in turn. `None` only without servers, which configurations exclude.
-    pub fn next_server(&self) -> Option<usize> {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        turn.checked_rem(self.servers.len())
+    /// The servers of the moment.
+    pub fn places(&self) -> Arc<Vec<Place>> {
+        self.places.load_full()
     }
 
-    /// What the server is called in `Host`.
-    pub fn host_of(&self, server: usize) -> &str {
-        self.servers.get(server).map_or("", |server| &server.host)
+    /// Takes a server for a request of the key with this identity that has `tried` some already: one that is up and not tried,
+    /// else one that is not tried, else any. `None` only without servers, which configurations exclude.
+    pub fn assign(&self, key: u64, tried: &[Arc<Server>]) -> Option<Assignment> {
+        let places = self.places.load();
+        if let [only] = places.as_slice() {
+            return Some(Assignment::to(&only.server));
+        }
+        let now = Instant::now();
+        let candidates: Vec<Candidate> = places
+            .iter()
+            .map(|Place { server, weight }| Candidate {
+                up: server.is_usable(now),
+                tried: server.is_among(tried),
+                weight: *weight,
+                in_flight: server.in_flight(),
+                identity: server.identity,
+            })
+            .collect();
+        // A retry takes nobody's turn.
+        let turn = match tried {
+            [] => self.turn.fetch_add(1, Ordering::Relaxed),
+            [..] => self.turn.load(Ordering::Relaxed),
+        };
+        let chosen = choice::choose(self.choice, Occasion { turn, key }, &candidates)?;
+        let place = places.get(chosen)?;
+        Some(Assignment::to(&place.server))
     }
 
-    /// pingora's description of a server. Never resolves names.
-    pub fn peer(&self, server: usize) -> Option<HttpPeer> {
-        let server = self.servers.get(server)?;
-        let mut peer = HttpPeer::new(server.address, false, String::new());
-        let options = &mut peer.options;
-        options.connection_timeout = Some(self.timeouts.connect);
-        options.total_connection_timeout = Some(self.timeouts.connect);
-        options.read_timeout = Some(self.timeouts.read.min(self.timeouts.total));
-        options.write_timeout = Some(self.timeouts.read);
-        options.idle_timeout = Some(self.timeouts.idle);
-        options.alpn = ALPN::H1;
-        // An upgraded connection would carry requests that nobody counts.
-        options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
-        Some(peer)
+    /// Whether there is a server that is neither `present` nor among those `tried` before.
+    pub fn has_another(&self, present: &Arc<Server>, tried: &[Arc<Server>]) -> bool {
+        let places = self.places.load();
+        let mut servers = places.iter().map(|place| &place.server);
+        servers.any(|server| !Arc::ptr_eq(server, present) && !server.is_among(tried))
     }
+
+    /// pingora's description of a server for an exchange that has so much time left. Never resolves names.
+    pub fn peer(&self, server: &Server, left: Duration) -> HttpPeer {
+        self.wire.peer(server, &self.timeouts, left)
+    }
+
+    /// Notes that a server answered a request.
+    pub fn note_served(&self, server: &Server) {
+        if let Some(change) = server.served() {
+            self.tell(server, change);
+        }
+    }
+
+    /// Notes that a server failed a request.
+    pub fn note_failed(&self, server: &Server, metrics: &Metrics) {
+        if let Some(change) = server.failed(self.ejection) {
+            self.tell(server, change);
+            let ejections = &metrics.upstream_ejections;
+            ejections.with_label_values(&[&*self.name]).inc();
+        }
+    }
+
+    /// Notes a check of a server.
+    pub fn note_checked(&self, server: &Server, checked: Checked, metrics: &Metrics) {
+        let Some(health) = &self.health else { return };
+        let word = match checked {
+            Checked::Passed => "passed",
+            Checked::Failed => "failed",
+        };
+        let checks = &metrics.upstream_checks;
+        checks.with_label_values(&[&*self.name, word]).inc();
+        if let Some(change) = server.checked(checked, health.thresholds) {
+            self.tell(server, change);
+        }
+    }
+
+    fn tell(&self, server: &Server, change: Change) {
+        let (upstream, server) = (&*self.name, server.label());
+        match change {
+            Change::Unhealthy => {
+                tracing::warn!(
+                    upstream,
+                    server,
+                    "health checks fail: the server is not asked"
+                );
+            }
+            Change::Healthy => {
+                tracing::info!(
+                    upstream,
+                    server,
+                    "health checks pass: the server is asked again"
+                );
+            }
+            Change::Ejected(pause) => {
+                let seconds = pause.as_secs_f64();
+                tracing::warn!(
+                    upstream,
+                    server,
+                    seconds,
+                    "requests fail: the server is not asked for a while"
+                );
+            }
+            Change::Returned => {
+                tracing::info!(
+                    upstream,
+                    server,
+                    "a request was served: the server is asked again"
+                );
+            }
+        }
+    }
+
+    /// The names among its servers, each `host:port`: what an address may change behind.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        let names = self.configured.iter().map(|server| server.name.as_str());
+        names.filter(|name| name.parse::<SocketAddr>().is_err())
+    }
+
+    /// Puts the addresses that a name was resolved to into the place of those it had; says whether that changed anything. No
+    /// address at all changes nothing: it says more of the resolver than of the service.
+    pub fn note_resolved(&self, name: &str, addresses: &[SocketAddr]) -> bool {
+        let before = self.places.load();
+        let of_name = |place: &&Place| place.server.name == name;
+        let present: Vec<SocketAddr> = before
+            .iter()
+            .filter(of_name)
+            .map(|place| place.server.address)
+            .collect();
+        if addresses.is_empty() || present == addresses {
+            return false;
+        }
+        let mut places: Vec<Place> = Vec::new();
+        for server in &self.configured {
+            if server.name == name {
+                let resolved = addresses.iter();
+                places.extend(resolved.map(|address| place(&before, server, *address)));
+            } else {
+                let others = before.iter();
+                places.extend(
+                    others
+                        .filter(|place| place.server.name == server.name)
+                        .cloned(),
+                );
+            }
+        }
+        self.places.store(Arc::new(places));
+        true
+    }
+}
+
+/// The server at an address, with what is known of it from before.
+fn place(before: &[Place], server: &config::Server, address: SocketAddr) -> Place {
+    let known = before.iter().map(|place| &place.server);
+    let mut known = known.filter(|known| known.name == server.name && known.address == address);
+    Place {
+        server: match known.next() {
+            Some(known) => known.clone(),
+            None => Arc::new(Server::new(&server.name, address)),
+        },
+        weight: server.weight,
+    }
+}
+
+/// The header that shows an upstream who asks, never to be printed.
+fn sensitive(header: &config::SecretHeader) -> Option<(HeaderName, HeaderValue)> {
+    // Checked configurations hold no other.
+    let mut value = HeaderValue::try_from(header.value.reveal()).ok()?;
+    value.set_sensitive(true);
+    Some((header.name.clone(), value))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn servers_take_turns() {
-        let second = Duration::from_secs(1);
-        let timeouts = Timeouts {
-            connect: second,
-            read: second,
-            total: second,
-            slow: second,
-            idle: second,
-        };
-        let servers =
-            ["127.0.0.1:1", "127.0.0.1:2"].map(|text| (text.parse().unwrap(), text.to_owned()));
-        let upstream = Upstream::new("u".into(), servers, timeouts, 1);
-        let turns: Vec<usize> = (0..4).filter_map(|_| upstream.next_server()).collect();
-        assert_eq!(turns, [0, 1, 0, 1]);
-        assert_eq!(upstream.host_of(1), "127.0.0.1:2");
-        let empty = Upstream::new("u".into(), [], timeouts, 1);
-        assert_eq!(empty.next_server(), None);
-    }
-}
+mod tests;

@@ -115,6 +115,7 @@ mod tests {
             cost: cost.try_into().unwrap(),
             upstream: "u".into(),
             retirement: crate::policy::retirement::Retirement::default(),
+            maintenance: None,
         };
         EndpointTable::new(vec![endpoint("/a", "pro", 2), endpoint("/b", "other", 1)]).unwrap()
     }

@@ -28,6 +28,9 @@ use crate::proxy::{Edge, Gate, Snapshot};
 /// Pause after a failed accept: the process is out of file descriptors or memory, and only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// When the gateway stops, an idle connection is closed only after this time: a request that its client was about to send is
+/// then answered, with `Connection: close`, instead of reset.
+const IDLE_LINGER: Duration = Duration::from_millis(500);
 /// What clients find behind a listener.
 #[derive(Clone)]
 pub enum Behind {
@@ -99,6 +102,8 @@ impl Door {
             }
         }
         drop(listener);
+        // Idle connections are told after the last requests on their way have had time to come.
+        tokio::time::sleep(IDLE_LINGER).await;
         room.proxy.http_cleanup().await;
     }
 }
@@ -255,14 +260,22 @@ impl Room {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
         let mut serving = std::pin::pin!(application.process_new(Box::new(guard), &ending));
-        tokio::select! {
+        let stopping = tokio::select! {
             _ = &mut serving => return,
-            () = connection.retired() => {}
+            () = connection.retired() => false,
             () = tokio::time::sleep(times.age) => {
                 self.note_limit("connection_age");
                 connection.retire();
+                false
             }
-            _ = shutdown.wait_for(|stopping| *stopping) => connection.retire(),
+            _ = shutdown.wait_for(|stopping| *stopping) => true,
+        };
+        if stopping {
+            let lingering = tokio::time::timeout(IDLE_LINGER, &mut serving);
+            if lingering.await.is_ok() {
+                return;
+            }
+            connection.retire();
         }
         // Fails only if nobody serves any more.
         let _ = end.send(true);

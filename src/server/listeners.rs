@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
+use super::handover::{Handed, Label};
 use super::tls::Front;
 use super::{Addresses, ServeError, application};
 use crate::admin::Admin;
@@ -44,42 +45,62 @@ pub struct Listener {
 }
 
 struct Socket {
+    label: Label,
     address: SocketAddr,
+    /// For a successor; taken when one may ask.
+    spare: Mutex<Option<TcpListener>>,
     /// Taken when the service starts.
     listener: Mutex<Option<TcpListener>>,
 }
 
 impl Socket {
-    fn bind(path: &'static str, address: SocketAddr) -> Result<Socket, ListenError> {
-        let bound = TcpListener::bind(address).and_then(|listener| {
+    /// The socket that was handed over for this address, or a new one.
+    fn bind(
+        path: &'static str,
+        configured: SocketAddr,
+        handed: &mut Vec<Handed>,
+    ) -> Result<Socket, ListenError> {
+        let label = Label {
+            path: path.to_owned(),
+            configured,
+        };
+        let own = handed.iter().position(|one| one.label == label);
+        let listener = match own {
+            Some(own) => Ok(handed.swap_remove(own).listener),
+            None => TcpListener::bind(configured),
+        };
+        let bound = listener.and_then(|listener| {
             listener.set_nonblocking(true)?;
-            Ok((listener.local_addr()?, listener))
+            Ok((listener.local_addr()?, listener.try_clone()?, listener))
         });
-        let (address, listener) = bound.map_err(|error| ListenError {
+        let (address, spare, listener) = bound.map_err(|error| ListenError {
             path,
-            address,
+            address: configured,
             error,
         })?;
         Ok(Socket {
+            label,
             address,
+            spare: Mutex::new(Some(spare)),
             listener: Mutex::new(Some(listener)),
         })
     }
 }
 
 impl Listener {
-    /// Binds every configured address and reads the certificate.
-    pub fn bind(listen: &Listen) -> Result<Listener, ServeError> {
+    /// Binds every configured address that is not among those `handed` over, and reads the certificate.
+    pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listener, ServeError> {
+        let handed = &mut handed;
         let http = listen
             .http
             .as_ref()
-            .map(|http| Socket::bind("listen.http.address", http.address))
+            .map(|http| Socket::bind("listen.http.address", http.address, handed))
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
                 let front = Front::new(https)?;
                 Some((
-                    Socket::bind("listen.https.address", https.address)?,
+                    Socket::bind("listen.https.address", https.address, handed)?,
                     Arc::new(front),
                 ))
             }
@@ -88,15 +109,30 @@ impl Listener {
         let redirect = listen
             .redirect
             .as_ref()
-            .map(|one| Socket::bind("listen.redirect.address", one.address))
+            .map(|one| Socket::bind("listen.redirect.address", one.address, handed))
             .transpose()?;
-        let admin = Socket::bind("listen.admin.address", listen.admin)?;
+        let admin = Socket::bind("listen.admin.address", listen.admin, handed)?;
         Ok(Listener {
             http,
             https,
             redirect,
             admin,
         })
+    }
+
+    /// Copies of all sockets for a successor; the second time none. As long as they are kept, the addresses stay open.
+    pub fn spares(&self) -> Vec<Handed> {
+        let https = self.https.as_ref().map(|(socket, _)| socket);
+        let clear = self.http.iter().chain(&self.redirect);
+        let sockets = clear.chain(https).chain([&self.admin]);
+        sockets
+            .filter_map(|socket| {
+                Some(Handed {
+                    label: socket.label.clone(),
+                    listener: socket.spare.lock().take()?,
+                })
+            })
+            .collect()
     }
 
     /// What speaks TLS with clients, if anything does.
@@ -131,7 +167,7 @@ impl Listener {
         let mut bound = Bound {
             services: JoinSet::new(),
             admin: JoinSet::new(),
-            _admin_stop: admin_stop,
+            admin_stop,
         };
         let proxy = application::proxy(settings, gate);
         let census = Census::new(gate.metrics.connections.clone());
@@ -190,11 +226,17 @@ fn start_admin(
 pub struct Bound {
     services: JoinSet<()>,
     admin: JoinSet<()>,
-    /// Never told anything; without it the admin service would end.
-    _admin_stop: watch::Sender<bool>,
+    /// Without it the admin service would end.
+    admin_stop: watch::Sender<bool>,
 }
 
 impl Bound {
+    /// Leaves the admin listener to a successor.
+    pub fn leave_admin(&self) {
+        // Nobody listens only if the service is gone already.
+        let _ = self.admin_stop.send(true);
+    }
+
     /// Waits until every listener for clients is closed and idle connections have been told to go.
     pub async fn closed(&mut self) {
         while self.services.join_next().await.is_some() {}

@@ -5,6 +5,8 @@ use sd_notify::NotifyState;
 /// The gateway serves with the configuration of this hash.
 pub fn ready(hash: &str) {
     tell(&[
+        // Another than before after an upgrade.
+        NotifyState::MainPid(std::process::id()),
         NotifyState::Ready,
         NotifyState::Status(&format!("serving with configuration {hash}")),
     ]);

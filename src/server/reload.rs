@@ -94,11 +94,14 @@ struct Prepared {
 }
 
 impl Prepared {
-    /// Whether it is what runs, the configuration with this hash.
-    fn changes_nothing(&self, hash: &str) -> bool {
+    /// Whether it is what runs.
+    fn changes_nothing(&self, running: &Snapshot) -> bool {
+        let (config, running) = (&self.snapshot.config, &running.config);
+        // Their certificates are in files of their own.
+        let same_upstreams = config.upstreams == running.upstreams;
         let successor = self.successor.as_ref();
         let same_speaker = successor.is_none_or(|successor| successor.speaker.is_none());
-        self.snapshot.config.hash == hash && same_speaker
+        config.hash == running.hash && same_upstreams && same_speaker
     }
 
     /// Why some certificates stay what they were.
@@ -178,7 +181,10 @@ impl Reloader {
         };
         match prepared {
             Ok(prepared) => {
-                let (kept, nothing) = (prepared.kept(), prepared.changes_nothing(&view.hash));
+                let (kept, nothing) = (
+                    prepared.kept(),
+                    prepared.changes_nothing(&self.gate.snapshot()),
+                );
                 match kept {
                     // Said once, not at each attempt.
                     Some(reason) if nothing && again(&reason) => {}
@@ -301,24 +307,26 @@ async fn look(mut watched: Watched) -> (Watched, Contents) {
     looking.await.unwrap_or_default()
 }
 
-/// The files that a configuration is made of, the file itself first.
+/// The files that a configuration is made of, the file itself first, beside those of secrets.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
-    let mut files = vec![file.to_owned()];
-    let Some(https) = &config.listen.https else {
-        return files;
-    };
-    for certificate in &https.certificates {
-        match certificate {
-            Certificate::Files {
-                certificate,
-                private_key,
-            } => files.extend([certificate.clone(), private_key.clone()]),
-            Certificate::SelfSigned => {}
-        }
-    }
-    let clients = https.client_certificates.as_ref();
-    files.extend(clients.map(|clients| clients.authorities.clone()));
-    files
+    let https = config.listen.https.iter();
+    let own = https.clone().flat_map(|https| &https.certificates);
+    let own = own.flat_map(|certificate| match certificate {
+        Certificate::Files {
+            certificate,
+            private_key,
+        } => vec![certificate, private_key],
+        Certificate::SelfSigned => Vec::new(),
+    });
+    let clients = https.filter_map(|https| https.client_certificates.as_ref());
+    let clients = clients.map(|clients| &clients.authorities);
+    let upstreams = config
+        .upstreams
+        .iter()
+        .filter_map(|upstream| upstream.tls.as_ref());
+    let upstreams = upstreams.flat_map(|tls| &tls.files);
+    let others = own.chain(clients).chain(upstreams).cloned();
+    std::iter::once(file.to_owned()).chain(others).collect()
 }
 
 fn prepare(

@@ -38,6 +38,20 @@ pub struct Metrics {
     pub request_duration: HistogramVec,
     /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
     pub upstream_duration: HistogramVec,
+    /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
+    pub upstream_server_up: IntGaugeVec,
+    /// `touchline_upstream_in_flight_requests{upstream,server}`: requests under way.
+    pub upstream_in_flight: IntGaugeVec,
+    /// `touchline_upstream_connections_total{upstream,kind}`: what requests were sent on, `new` and `reused` connections.
+    pub upstream_connections: IntCounterVec,
+    /// `touchline_upstream_retries_total{upstream,reason}`: requests sent again, by why.
+    pub upstream_retries: IntCounterVec,
+    /// `touchline_upstream_ejections_total{upstream}`: servers taken out by failing requests.
+    pub upstream_ejections: IntCounterVec,
+    /// `touchline_upstream_checks_total{upstream,outcome}`: health checks, `passed` and `failed`.
+    pub upstream_checks: IntCounterVec,
+    /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved anew.
+    pub upstream_resolve_failures: IntCounterVec,
     /// `touchline_store_duration_seconds{operation}`: what a request waited for the store.
     pub store_duration: HistogramVec,
     /// `touchline_store_errors_total{operation}`: calls of the store that failed.
@@ -111,6 +125,11 @@ impl Metrics {
         };
         let gauge = |name: &str, help: &str| {
             let family = IntGauge::new(name, help)?;
+            registry.register(Box::new(family.clone()))?;
+            Ok::<_, prometheus::Error>(family)
+        };
+        let gauges = |name: &str, help: &str| {
+            let family = IntGaugeVec::new(Opts::new(name, help), &["upstream", "server"])?;
             registry.register(Box::new(family.clone()))?;
             Ok::<_, prometheus::Error>(family)
         };
@@ -188,6 +207,39 @@ impl Metrics {
                 "Seconds from forwarding a request to the upstream's header",
                 "upstream",
                 &REQUEST_BUCKETS,
+            )?,
+            upstream_server_up: gauges(
+                "touchline_upstream_server_up",
+                "1 while the server of an upstream is asked",
+            )?,
+            upstream_in_flight: gauges(
+                "touchline_upstream_in_flight_requests",
+                "Requests that a server of an upstream has under way",
+            )?,
+            upstream_connections: counter(
+                "touchline_upstream_connections_total",
+                "Connections that requests were sent on, new and reused",
+                &["upstream", "kind"],
+            )?,
+            upstream_retries: counter(
+                "touchline_upstream_retries_total",
+                "Requests that were sent again, by why",
+                &["upstream", "reason"],
+            )?,
+            upstream_ejections: counter(
+                "touchline_upstream_ejections_total",
+                "Servers that failing requests took out for a while",
+                &["upstream"],
+            )?,
+            upstream_checks: counter(
+                "touchline_upstream_checks_total",
+                "Health checks of servers",
+                &["upstream", "outcome"],
+            )?,
+            upstream_resolve_failures: counter(
+                "touchline_upstream_resolve_failures_total",
+                "Names of servers that could not be resolved anew",
+                &["upstream"],
             )?,
             store_duration: histogram(
                 "touchline_store_duration_seconds",

@@ -5,6 +5,7 @@ mod answers;
 mod head;
 mod keys;
 mod leaks;
+mod maintenance;
 mod malformed;
 mod order;
 mod own_paths;

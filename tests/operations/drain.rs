@@ -139,3 +139,39 @@ async fn a_second_signal_ends_the_gateway_at_once() {
     };
     scene.assert_ledgers_agree_with(&cut_off).await;
 }
+
+#[tokio::test]
+async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.extra_yaml = "limits: { shutdown_grace: 1s }".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.upstream.always(Behaviour::Stall);
+    let call = Call::get(MARKETS).key(&key);
+    let in_flight = tokio::spawn(async move { client.try_call(call).await });
+    arrived(&scene, 2).await;
+    let began = Instant::now();
+    scene.gateways[0].process().ask_to_end();
+    let status = scene.gateways[0].process().wait_for_end(PATIENCE);
+    assert_eq!(status.unwrap().code(), Some(0));
+    let took = began.elapsed();
+    assert!(
+        Duration::from_secs(1) <= took,
+        "{took:?}: not before its time"
+    );
+    assert!(in_flight.await.unwrap().is_err());
+    let said = scene.gateways[0].output();
+    assert!(
+        said.contains("were cut off by the end of limits.shutdown_grace"),
+        "{said}"
+    );
+    assert_eq!(
+        scene.gateways[0].access_lines().len(),
+        1,
+        "written to the end"
+    );
+    scene.expect_used(&key, 2).await;
+}

@@ -7,6 +7,7 @@ mod admin;
 mod against_running;
 mod audit;
 mod certificates;
+mod changes_under_load;
 mod check;
 mod descriptors;
 mod drain;
@@ -24,6 +25,8 @@ mod servers;
 mod service_manager;
 mod slow_client;
 mod start;
+mod upgrade;
+mod upstream_tls;
 mod usage;
 mod zone;
 

@@ -1,28 +1,68 @@
-//! An upstream with several servers.
+//! An upstream with several servers: chosen, checked, left out, asked again.
 
-use harness::{Allowances, Protocol, RecordingUpstream, Scene};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use harness::{
+    Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
+    SceneBuilder, Store, eventually,
+};
+use tokio::task::JoinSet;
 
 use super::{MARKETS, STORES, TOUCHLINE};
+
+/// A request may be sent again: where a connection kept from before died under it, and where a server broke it off or was away.
+fn retries() -> Allowances {
+    Allowances {
+        retries: true,
+        other_servers: true,
+        ..Allowances::default()
+    }
+}
+
+/// Three servers, with more entries of the upstream, such as `choice: by_key`.
+fn three(more: &'static str) -> SceneBuilder {
+    Scene::builder(TOUCHLINE)
+        .more_servers(2)
+        .spec(move |spec| spec.upstream_extra = more.into())
+}
+
+/// What each server has got so far.
+fn counts(scene: &Scene) -> Vec<usize> {
+    let more = scene.more_upstreams.iter().map(RecordingUpstream::count);
+    std::iter::once(scene.upstream.count())
+        .chain(more)
+        .collect()
+}
+
+/// Whether the gateway shows the server as one that is asked; `None`: not at all.
+async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
+    let (_, metrics) = scene.admin(0, "/metrics").await;
+    let address = format!("server=\"{}\"", server.address());
+    let line = metrics
+        .lines()
+        .find(|line| line.starts_with("touchline_upstream_server_up") && line.contains(&address))?;
+    Some(line.ends_with(" 1"))
+}
+
+async fn metric(scene: &Scene, series: &str) -> u64 {
+    let (_, metrics) = scene.admin(0, "/metrics").await;
+    let line = metrics.lines().find_map(|line| line.strip_prefix(series));
+    let line = line.unwrap_or_else(|| panic!("no {series} in {metrics}"));
+    line.trim().parse().unwrap()
+}
 
 #[tokio::test]
 async fn servers_are_taken_in_turn_and_one_that_is_down_costs_nobody_anything() {
     for store in STORES {
-        let mut scene = Scene::builder(TOUCHLINE)
-            .store(store)
-            .more_servers(2)
-            .start()
-            .await;
+        let mut scene = three("").store(store).start().await;
         let key = scene.issue("starter").await;
         let client = scene.client(Protocol::Http1);
         for _ in 0..6 {
             assert_eq!(client.get(&key, MARKETS).await.status, 200);
         }
-        let counts = |scene: &Scene| {
-            let more = scene.more_upstreams.iter().map(RecordingUpstream::count);
-            let mut counts = vec![scene.upstream.count()];
-            counts.extend(more);
-            counts
-        };
         assert_eq!(counts(&scene), [2, 2, 2]);
         scene.more_upstreams[0].stop().await;
         for _ in 0..9 {
@@ -39,11 +79,318 @@ async fn servers_are_taken_in_turn_and_one_that_is_down_costs_nobody_anything() 
         }
         assert!(scene.more_upstreams[0].count() > 2, "taken again");
         scene.expect_used(&key, 18).await;
-        // A connection kept from before may die under a request, which is then sent again.
-        let retries = Allowances {
-            retries: true,
-            ..Allowances::default()
-        };
-        scene.assert_ledgers_agree_with(&retries).await;
+        scene.assert_ledgers_agree_with(&retries()).await;
     }
+}
+
+#[tokio::test]
+async fn a_server_gets_requests_by_its_weight() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(2)
+        .spec(|spec| spec.weights = vec![3, 1, 1])
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(counts(&scene), [12, 4, 4]);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn requests_of_a_key_go_to_one_server_and_elsewhere_only_while_that_is_out() {
+    let mut scene = three("choice: by_key, ejection: { failures: 1, pause: 1h, pause_max: 1h }")
+        .start()
+        .await;
+    let client = scene.client(Protocol::Http1);
+    let mut used = BTreeSet::new();
+    // So many keys are never all of one server.
+    for _ in 0..20 {
+        let key = scene.issue("starter").await;
+        let before = counts(&scene);
+        for _ in 0..3 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        }
+        let after = counts(&scene);
+        let more: Vec<usize> = after
+            .iter()
+            .zip(&before)
+            .map(|(one, other)| one - other)
+            .collect();
+        used.insert(more.iter().position(|more| *more == 3).unwrap());
+    }
+    assert!(used.len() > 1, "{used:?}");
+    scene.more_upstreams[0].stop().await;
+    let before = counts(&scene);
+    for _ in 0..20 {
+        let key = scene.issue("starter").await;
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    let after = counts(&scene);
+    assert_eq!(after[1], before[1]);
+    assert_eq!(
+        after.iter().sum::<usize>(),
+        before.iter().sum::<usize>() + 20
+    );
+    scene.assert_ledgers_agree_with(&retries()).await;
+}
+
+#[tokio::test]
+async fn the_least_loaded_server_is_asked() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .spec(|spec| spec.upstream_extra = "choice: least_loaded".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.upstream.always(Behaviour::Stall);
+    let busy = scene.client(Protocol::Http1);
+    let mut stuck = JoinSet::new();
+    // Whichever is first asked, the first that stalls keeps its request.
+    let call = Call::get(MARKETS).key(&key);
+    let client = scene.client(Protocol::Http1);
+    stuck.spawn(async move { client.call(call).await });
+    eventually("a request is under way", async || {
+        (counts(&scene).iter().sum::<usize>() == 1).then_some(())
+    })
+    .await;
+    if scene.upstream.count() == 0 {
+        let call = Call::get(MARKETS).key(&key);
+        let client = scene.client(Protocol::Http1);
+        stuck.spawn(async move { client.call(call).await });
+        eventually("the first server has one", async || {
+            (scene.upstream.count() == 1).then_some(())
+        })
+        .await;
+    }
+    for _ in 0..5 {
+        assert_eq!(busy.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(scene.upstream.count(), 1);
+    for answer in stuck.join_all().await {
+        assert!([200, 500].contains(&answer.status), "{answer:?}");
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn failing_health_checks_take_a_server_out_and_passing_ones_bring_it_back() {
+    let health =
+        "health: { path: /healthz, interval: 100ms, unhealthy_after: 2, healthy_after: 2 }";
+    let mut scene = three(health).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(is_up(&scene, &scene.upstream).await, Some(true));
+    scene.more_upstreams[0].stop().await;
+    eventually("it is out", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
+    })
+    .await;
+    let before = counts(&scene);
+    for _ in 0..6 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    let after = counts(&scene);
+    assert_eq!((after[0] - before[0], after[2] - before[2]), (3, 3));
+    let connect =
+        "touchline_upstream_retries_total{reason=\"connect\",upstream=\"prediction-data\"}";
+    assert_eq!(metric(&scene, connect).await, 0, "nobody has tried it");
+    scene.more_upstreams[0].restart().await;
+    eventually("it is back", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(true)).then_some(())
+    })
+    .await;
+    for _ in 0..3 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(scene.more_upstreams[0].count(), before[1] + 1);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_server_that_fails_requests_is_left_out_and_brought_back_by_a_served_one() {
+    let mut scene = three("ejection: { failures: 2, pause: 500ms, pause_max: 500ms }")
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.always(Behaviour::Status(503));
+    for _ in 0..9 {
+        assert_eq!(
+            client.get(&key, MARKETS).await.status,
+            200,
+            "sent again elsewhere"
+        );
+    }
+    let ejected = "touchline_upstream_ejections_total{upstream=\"prediction-data\"}";
+    assert!(metric(&scene, ejected).await >= 1);
+    let status = "touchline_upstream_retries_total{reason=\"status\",upstream=\"prediction-data\"}";
+    assert!(metric(&scene, status).await >= 2);
+    scene.upstream.always(Behaviour::Echo);
+    eventually("it is asked again", async || {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        (is_up(&scene, &scene.upstream).await == Some(true)).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree_with(&retries()).await;
+}
+
+#[tokio::test]
+async fn a_get_that_one_server_breaks_off_is_answered_by_another_and_a_post_is_not() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .spec(|spec| {
+            spec.endpoints[0].methods.push("POST".into());
+            spec.upstream_extra = "ejection: { failures: 0 }".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.always(Behaviour::ResetBeforeHeader);
+    for _ in 0..4 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    assert_eq!(counts(&scene), [2, 4]);
+    let (mut served, mut failed) = (0, 0);
+    for _ in 0..4 {
+        let call = Call::new("POST", MARKETS).key(&key).body("{}");
+        match client.call(call).await.status {
+            200 => served += 1,
+            500 => failed += 1,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!((served, failed), (2, 2));
+    assert_eq!(counts(&scene), [4, 6], "none of them twice");
+    // Charged once each, and what failed is given back.
+    scene.expect_used(&key, 6).await;
+    scene.assert_ledgers_agree_with(&retries()).await;
+}
+
+/// Calls until told to stop; how many were served, and how many failed.
+async fn call_on(
+    client: Client,
+    key: IssuedKey,
+    stop: Arc<AtomicBool>,
+    served: Arc<AtomicU64>,
+) -> u64 {
+    let mut failed = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let answer = client.get(&key, MARKETS).await;
+        match (answer.status, answer.complete) {
+            (200, true) => {
+                served.fetch_add(1, Ordering::Relaxed);
+            }
+            (200, false) | (500, true) => failed += 1,
+            other => panic!("{other:?}: {answer:?}"),
+        }
+    }
+    failed
+}
+
+#[tokio::test]
+async fn servers_that_die_and_return_under_load_fail_no_more_than_was_in_the_middle_of_an_answer() {
+    const ROUNDS: u32 = 3;
+    for store in STORES {
+        let health = "health: { path: /healthz, interval: 200ms }";
+        let mut scene = three(health)
+            .store(store)
+            .daily("enterprise", 100_000_000)
+            .start()
+            .await;
+        let (stop, served) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let mut callers = JoinSet::new();
+        for protocol in Protocol::ALL {
+            let key = scene.issue("enterprise").await;
+            for _ in 0..2 {
+                let client = scene.client(protocol);
+                callers.spawn(call_on(client, key.clone(), stop.clone(), served.clone()));
+            }
+        }
+        let under_way = callers.len() as u64;
+        for _ in 0..ROUNDS {
+            for number in 0..2 {
+                let more = |by: u64| {
+                    let (served, before) = (served.clone(), served.load(Ordering::Relaxed));
+                    async move {
+                        eventually("requests are served", async || {
+                            (served.load(Ordering::Relaxed) >= before + by).then_some(())
+                        })
+                        .await;
+                    }
+                };
+                more(20).await;
+                scene.more_upstreams[number].stop().await;
+                more(40).await;
+                scene.more_upstreams[number].restart().await;
+                let before = scene.more_upstreams[number].count();
+                eventually("it is asked again", async || {
+                    (scene.more_upstreams[number].count() > before).then_some(())
+                })
+                .await;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        let failed: u64 = callers.join_all().await.into_iter().sum();
+        let budget = under_way * u64::from(2 * ROUNDS);
+        assert!(failed <= budget, "{failed} failed, {budget} could");
+        scene.assert_ledgers_agree_with(&retries()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_no_server_answers_is_charged_nothing() {
+    let mut scene = three("").start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene.upstream.stop().await;
+    for number in 0..2 {
+        scene.more_upstreams[number].stop().await;
+    }
+    for _ in 0..8 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    }
+    scene.expect_used(&key, 0).await;
+    scene.upstream.restart().await;
+    eventually("the one that returned is asked", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Embedded)
+        .spec(|spec| {
+            let port = spec.upstream.port();
+            spec.upstream_name = Some(format!("localhost:{port}"));
+            spec.upstream_extra = "resolve: 1s".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let began = std::time::Instant::now();
+    // The name is resolved at least once meanwhile.
+    while began.elapsed() < Duration::from_millis(1_500) {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let host = scene.upstream.recorded()[0].values("host");
+    assert_eq!(
+        host,
+        [format!("localhost:{}", scene.upstream.address().port())]
+    );
+    let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
+    assert_eq!(metric(&scene, failures).await, 0);
+    assert_eq!(is_up(&scene, &scene.upstream).await, Some(true));
+    scene.assert_ledgers_agree().await;
 }

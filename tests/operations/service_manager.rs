@@ -35,7 +35,9 @@ fn a_service_manager_is_told_of_start_reload_refusal_and_stop() {
     command.env("NOTIFY_SOCKET", at.join("notify"));
     let mut gateway = Process::spawn(&mut command, at, "gateway").unwrap();
     let ready = heard(&socket);
-    assert!(ready.starts_with("READY=1\nSTATUS=serving"), "{ready}");
+    let pid = gateway.pid();
+    let expected = format!("MAINPID={pid}\nREADY=1\nSTATUS=serving");
+    assert!(ready.starts_with(&expected), "{ready}");
 
     gateway.hang_up();
     let reloading = heard(&socket);

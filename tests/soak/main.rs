@@ -5,12 +5,14 @@
 //! |---|---|---|
 //! | `SEED` | 1 | the first schedule's seed; the next one's is one more |
 //! | `MINUTES` | 60 | no round of schedules begins after so long; what was done until then is what is told |
-//! | `PARTS` | all | which of `model requests topologies kills midnights`, with spaces between |
+//! | `PARTS` | all | which of `model requests topologies kills midnights reloads upgrades`, with spaces between |
 //! | `DECISIONS` | 10,000,000 | decisions of the model |
 //! | `REQUESTS` | 1,000,000 | requests end to end on one Redis with mixed faults |
 //! | `ROUNDS` | 12 | schedules on Sentinel and Cluster |
 //! | `KILLS` | 1,000 | gateways killed under load, one each half second |
 //! | `MIDNIGHTS` | 200 | midnights of two-second days, on Redis and on the embedded store at the same time |
+//! | `RELOADS` | 600 | changes of `gateway.yaml` under load, one each 100 ms |
+//! | `UPGRADES` | 100 | upgrades under load, each after ten reloads and with a renewed certificate |
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -27,6 +29,8 @@ use harness::faults::stage::{Clocks, Stage, StageSpec};
 
 mod midnights;
 mod model;
+mod reloads;
+mod upgrades;
 
 /// The binary under test.
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
@@ -57,7 +61,7 @@ fn main() -> ExitCode {
         parts: std::env::var("PARTS")
             .ok()
             .filter(|parts| !parts.trim().is_empty())
-            .unwrap_or_else(|| "model requests topologies kills midnights".into())
+            .unwrap_or_else(|| "model requests topologies kills midnights reloads upgrades".into())
             .split_whitespace()
             .map(str::to_owned)
             .collect(),
@@ -80,6 +84,14 @@ fn main() -> ExitCode {
             "topologies" => runtime.block_on(topologies(&setting)),
             "kills" => runtime.block_on(kills(&setting)),
             "midnights" => Ok(runtime.block_on(midnights::run(number("MIDNIGHTS", 200)))),
+            "reloads" => {
+                let changes = u32::try_from(number("RELOADS", 600)).unwrap_or(u32::MAX);
+                Ok(runtime.block_on(reloads::run(TOUCHLINE, changes)))
+            }
+            "upgrades" => {
+                let upgrades = u32::try_from(number("UPGRADES", 100)).unwrap_or(u32::MAX);
+                Ok(runtime.block_on(upgrades::run(TOUCHLINE, upgrades)))
+            }
             other => Err(format!("there is no part {other}")),
         };
         match outcome {

@@ -37,7 +37,8 @@ pub(super) fn retirement(
     })
 }
 
-fn instant(
+/// An instant, or a date, which is its first instant in `calendar`.
+pub(super) fn instant(
     check: &mut Check<'_>,
     at: &Path,
     leaf: &Leaf<Text>,

@@ -1,27 +1,25 @@
-//! Tiers, endpoints and upstreams: who may call what, and where it goes.
+//! Tiers and endpoints: who may call what, and where it goes.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::Method;
 use serde_yaml::Value;
 
-use super::retirement::retirement;
-use super::{HOUR, MINUTE, MS, SECOND, seconds};
+use super::retirement::{instant, retirement};
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
-use crate::config::scalar::{Price, Text};
+use crate::config::scalar::Price;
 use crate::config::text::{
-    BurstText, EndpointText, Leaf, List, Named, Section, TierText, TimeoutsText, UpstreamText,
+    BurstText, EndpointText, Leaf, List, MaintenanceText, Named, Section, TierText,
 };
-use crate::config::{Server, Tier, Timeouts, Upstream};
+use crate::config::{Tier, Upstream};
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
+use crate::policy::maintenance::Maintenance;
 use crate::policy::own_path::OwnPath;
 use crate::policy::token_bucket::Rate;
 
@@ -34,7 +32,8 @@ const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
 const BURST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 const CONCURRENT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
-const RETRIES_MAX: u64 = 3;
+/// A sentence or two.
+const MESSAGE_CHARS_MAX: usize = 500;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
 const METHODS: [Method; 7] = [
     Method::GET,
@@ -107,124 +106,6 @@ fn burst(check: &mut Check<'_>, at: &Path, section: Section<BurstText>) -> Optio
     let rate = number("rate", &text.rate, RATE_MAX);
     let burst = number("burst", &text.burst, BURST_MAX);
     Some(Rate::per_second(rate, burst))
-}
-
-/// The upstreams; `None` where there are none.
-pub(super) fn upstreams(
-    check: &mut Check<'_>,
-    at: &Path,
-    named: Named<UpstreamText>,
-) -> Option<Vec<Upstream>> {
-    let mut upstreams = Vec::new();
-    for (at, name, value) in check.named(
-        at,
-        named,
-        "write one such as prediction-data: { servers: [127.0.0.1:9000] }",
-    )? {
-        let fits = (1..=64).contains(&name.len())
-            && name.bytes().all(|byte| {
-                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
-            });
-        if !fits {
-            check.wrong_key(
-                &at,
-                "this is not the name of an upstream",
-                "1 to 64 characters of a-z, 0-9, - and _",
-            );
-        }
-        let text: UpstreamText = check.section_of(&at, value).unwrap_or_default();
-        let servers = servers(check, &at.key("servers"), text.servers);
-        let timeouts = timeouts(check, &at.key("timeouts"), text.timeouts);
-        let retries = check.bounded(&at.key("retries"), &text.retries, 1, 0..=RETRIES_MAX);
-        let retries = u8::try_from(retries).unwrap_or_default();
-        upstreams.push(Upstream {
-            name: name.into(),
-            servers,
-            timeouts,
-            retries,
-        });
-    }
-    Some(upstreams)
-}
-
-fn servers(check: &mut Check<'_>, at: &Path, list: List<Text>) -> Vec<Server> {
-    const HINT: &str = "write host:port, such as 127.0.0.1:9000";
-    let given = list.is_given();
-    let mut written = Vec::new();
-    let items = check.items(at, list).unwrap_or_default();
-    if given {
-        check.note_items(at, &items);
-    }
-    for (at, item) in items {
-        let server = check.parsed(&at, &Leaf::of(&item), |text| match text.rsplit_once(':') {
-            Some((host, port))
-                if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
-            {
-                Ok(text.to_owned())
-            }
-            Some(_) | None => Err(Wrong::new(format!("{text:?} is not a server"), HINT)),
-        });
-        written.push((at, server));
-    }
-    if written.is_empty() {
-        let message = if given {
-            "at least one server is needed"
-        } else {
-            "the key is missing"
-        };
-        check.wrong(at, message, "write servers: [127.0.0.1:9000]");
-    }
-    let mut servers: Vec<Server> = Vec::new();
-    for (at, server) in written {
-        let Some(server) = server else { continue };
-        match address_of(check, &server) {
-            Ok(address) if servers.iter().any(|server| server.address == address) => check.wrong(
-                &at,
-                format!("{address} is in the list already"),
-                "remove one of them",
-            ),
-            Ok(address) => servers.push(Server {
-                name: server,
-                address,
-            }),
-            Err(reason) => check.wrong(
-                &at,
-                format!("{server:?} cannot be resolved: {reason}"),
-                HINT,
-            ),
-        }
-    }
-    servers
-}
-
-/// The address of a `host:port`: of a name the first of IPv4, else the first.
-fn address_of(check: &Check<'_>, server: &str) -> Result<SocketAddr, String> {
-    if let Ok(address) = server.parse() {
-        return Ok(address);
-    }
-    let found = check.resolve(server).map_err(|error| error.to_string())?;
-    found
-        .iter()
-        .find(|address| address.is_ipv4())
-        .or(found.first())
-        .copied()
-        .ok_or_else(|| "it has no address".to_owned())
-}
-
-fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) -> Timeouts {
-    let text = check.section(at, section).unwrap_or_default();
-    Timeouts {
-        connect: check.bounded(&at.key("connect"), &text.connect, SECOND, MS..=MINUTE),
-        read: check.bounded(&at.key("read"), &text.read, seconds(10), MS..=HOUR),
-        total: check.bounded(&at.key("total"), &text.total, MINUTE, MS..=HOUR),
-        slow: check.bounded(
-            &at.key("slow"),
-            &text.slow,
-            seconds(5),
-            Duration::ZERO..=HOUR,
-        ),
-        idle: check.bounded(&at.key("idle"), &text.idle, seconds(30), MS..=HOUR),
-    }
 }
 
 /// What endpoints refer to, as far as it could be read; what could not is not held against them.
@@ -349,6 +230,12 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
     });
     let dates = (&text.deprecation, &text.sunset);
     let retirement = retirement(check, at, dates, text.links, known.calendar);
+    let maintenance = maintenance(
+        check,
+        &at.key("maintenance"),
+        text.maintenance,
+        known.calendar,
+    );
     Some(Endpoint {
         pattern: pattern?.0.into(),
         methods: methods.unwrap_or_else(|| vec![Method::GET]),
@@ -356,7 +243,29 @@ fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) ->
         cost,
         upstream: upstream.unwrap_or_default(),
         retirement,
+        maintenance,
     })
+}
+
+/// That an endpoint is being worked on; `None` where nothing is said.
+fn maintenance(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<MaintenanceText>,
+    calendar: Option<&Calendar>,
+) -> Option<Maintenance> {
+    let text = check.section(at, section)?;
+    let until = instant(check, &at.key("until"), &text.until, calendar);
+    let message = check.parsed(&at.key("message"), &text.message, |text| {
+        let printable = !text.chars().any(char::is_control) && !text.trim().is_empty();
+        if printable && text.chars().count() <= MESSAGE_CHARS_MAX {
+            Ok(Arc::from(text))
+        } else {
+            let hint = format!("one line of 1 to {MESSAGE_CHARS_MAX} characters");
+            Err(Wrong::new("it cannot be told to clients", hint))
+        }
+    });
+    Some(Maintenance { until, message })
 }
 
 impl Known<'_> {

@@ -15,6 +15,7 @@ fn table() -> EndpointTable {
         cost: NonZeroU32::new(cost).unwrap(),
         upstream: "data".into(),
         retirement: Default::default(),
+        maintenance: None,
     };
     EndpointTable::new(vec![
         endpoint(MARKETS, &["starter", "pro"], 2),

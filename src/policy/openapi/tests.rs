@@ -10,6 +10,7 @@ fn endpoint(pattern: &str, methods: &[http::Method], tier: &str) -> Endpoint {
         cost: 3.try_into().unwrap(),
         upstream: "secret-upstream".into(),
         retirement: Default::default(),
+        maintenance: None,
     }
 }
 
@@ -189,6 +190,7 @@ fn an_endpoint_that_is_going_away_says_so_and_the_others_do_not() {
     );
     let old = Endpoint {
         retirement: ending.unwrap(),
+        maintenance: None,
         ..endpoint("/old", &[http::Method::GET], "pro")
     };
     let other = endpoint("/other", &[http::Method::GET], "pro");

@@ -131,12 +131,20 @@ pub struct GatewaySpec {
     pub upstream: SocketAddr,
     /// More servers of the same service.
     pub more_servers: Vec<SocketAddr>,
+    /// What the first server is called where that is not its address, `host:port`.
+    pub upstream_name: Option<String>,
+    /// The weights of all servers, the first one's first; 1 each unless given.
+    pub weights: Vec<u32>,
+    /// More entries of the upstream, such as `choice: by_key`.
+    pub upstream_extra: String,
     /// Certificate and private key of the TLS listener; self-signed unless said.
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// A list of certificates and private keys in the place of that one, unless empty.
     pub certificates: Vec<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
+    /// `listen.upgrade`.
+    pub upgrade: Option<String>,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
     pub timeouts: BTreeMap<String, String>,
     /// `retries` of the upstream.
@@ -189,9 +197,13 @@ impl GatewaySpec {
             endpoint_extra: BTreeMap::new(),
             upstream,
             more_servers: Vec::new(),
+            upstream_name: None,
+            weights: Vec::new(),
+            upstream_extra: String::new(),
             certificate: None,
             certificates: Vec::new(),
             access_log: AccessLogSpec::File,
+            upgrade: None,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
                 ("read".into(), "10s".into()),
@@ -272,8 +284,19 @@ impl GatewaySpec {
         };
         let servers: Vec<String> = std::iter::once(&self.upstream)
             .chain(&self.more_servers)
-            .map(|server| format!("\"{server}\""))
+            .map(SocketAddr::to_string)
             .collect();
+        let first = self.upstream_name.iter().chain(&servers).take(1);
+        let servers: Vec<String> = first
+            .chain(servers.iter().skip(1))
+            .zip(self.weights.iter().chain(std::iter::repeat(&1)))
+            .map(|(server, weight)| match weight {
+                1 => format!("\"{server}\""),
+                weight => format!("{{ address: \"{server}\", weight: {weight} }}"),
+            })
+            .collect();
+        let upgrade = self.upgrade.as_ref();
+        let upgrade = upgrade.map_or(String::new(), |path| format!("  upgrade: {path}\n"));
         let access_log = match self.access_log {
             AccessLogSpec::File => format!("\"{}\"", access_log.display()),
             AccessLogSpec::Stdout => "stdout".to_owned(),
@@ -294,16 +317,13 @@ impl GatewaySpec {
   https: {{ address: \"127.0.0.1:0\", {certificate}{https} }}
   admin: {{ address: \"127.0.0.1:0\"{admin} }}
   {listen}
-store:
+{upgrade}store:
 {store}
 quota: {{ timezone: {} }}
 tiers:
 {tiers}endpoints:
 {endpoints}upstreams:
-  prediction-data:
-    servers: [{}]
-    timeouts: {{ {} }}
-    retries: {}
+  prediction-data: {{ servers: [{}], timeouts: {{ {} }}, retries: {}{} }}
 runtime: {{ threads: {} }}
 logging: {{ level: info, format: json, access_log: {access_log} }}
 {}
@@ -312,6 +332,7 @@ logging: {{ level: info, format: json, access_log: {access_log} }}
             servers.join(", "),
             timeouts.join(", "),
             self.retries,
+            after_comma(&self.upstream_extra),
             self.threads,
             self.extra_yaml,
         )
@@ -350,7 +371,7 @@ impl Gateway {
         let log_file = directory.join(format!("{name}.access.log"));
         std::fs::write(&config, spec.yaml(&log_file)).expect("gateway.yaml");
         let (process, listening) =
-            spawn(binary, directory, name, &config, spec.clock.as_ref()).await;
+            spawn(binary, directory, name, &config, spec.clock.as_ref(), &[]).await;
         Gateway {
             binary: binary.to_owned(),
             name: name.to_owned(),
@@ -411,6 +432,7 @@ impl Gateway {
             &self.name,
             &self.config,
             self.clock.as_ref(),
+            &[],
         )
         .await;
         self.process = process;
@@ -418,6 +440,50 @@ impl Gateway {
         self.https = listening.https;
         self.redirect = listening.redirect;
         self.admin = listening.admin;
+    }
+
+    /// Lets another process take its place (`serve --upgrade`) and waits until the old one has ended well.
+    ///
+    /// # Panics
+    /// If it does not.
+    pub async fn upgrade(&mut self) {
+        let (process, listening) = spawn(
+            &self.binary,
+            &self.directory,
+            &self.name,
+            &self.config,
+            self.clock.as_ref(),
+            &["--upgrade"],
+        )
+        .await;
+        let mut old = std::mem::replace(&mut self.process, process);
+        let status = eventually("the old process ends", async || old.ended()).await;
+        assert!(status.success(), "{status}\n{}", old.output());
+        self.http = listening.http;
+        self.https = listening.https;
+        self.admin = listening.admin;
+    }
+
+    /// Lets another process with this configuration try to take its place; what it said when it failed.
+    ///
+    /// # Panics
+    /// If it ends well.
+    pub async fn fail_to_upgrade(&self, text: &str) -> String {
+        let config = self.directory.join(format!("{}.bad.yaml", self.name));
+        std::fs::write(&config, text).expect("a file");
+        let mut command = Command::new(&self.binary);
+        command.args(["serve", "--upgrade", "--config"]).arg(config);
+        command.current_dir(&self.directory);
+        let running = tokio::process::Command::from(command)
+            .kill_on_drop(true)
+            .output();
+        let output = match tokio::time::timeout(COMMAND_DEADLINE, running).await {
+            Ok(output) => output.expect("the binary runs"),
+            Err(_) => panic!("it still runs after {COMMAND_DEADLINE:?}"),
+        };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        said
     }
 
     /// Runs a command of the binary on the same configuration.
@@ -507,11 +573,13 @@ async fn spawn(
     name: &str,
     config: &Path,
     clock: Option<&Faketime>,
+    more_arguments: &[&str],
 ) -> (Process, Listening) {
     // A file size limit, which a test may set for a full disk, is to be an error and not the process's end.
     let mut command = Command::new("env");
     command.arg("--ignore-signal=XFSZ").arg(binary);
     command.args(["serve", "--config"]).arg(config);
+    command.args(more_arguments);
     command.current_dir(directory);
     if let Some(clock) = clock {
         clock.wrap(&mut command);

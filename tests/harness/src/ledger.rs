@@ -168,6 +168,9 @@ pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
 pub struct Allowances {
     /// An idempotent request may have reached the upstream before, on a connection that died under it.
     pub retries: bool,
+    /// A request that nothing depends on but its answer may have reached other servers before, which broke it off or said that
+    /// they are away.
+    pub other_servers: bool,
     /// A gateway was killed: what it had in flight, and what it had not written yet, is unknown.
     pub gateway_killed: bool,
     /// Calls that ended without an answer while nobody was killed.
@@ -314,7 +317,8 @@ impl Ledgers {
             by_id.entry(&request.id).or_default().push(request);
             self.judge_upstream_request(request, allowed, found);
         }
-        for (id, requests) in by_id {
+        for (id, mut requests) in by_id {
+            requests.sort_by_key(|request| request.at);
             let Some((_, earlier)) = requests.split_last() else {
                 continue;
             };
@@ -322,7 +326,13 @@ impl Ledgers {
                 let idempotent =
                     matches!(request.method.as_str(), "GET" | "HEAD" | "PUT" | "DELETE");
                 let dead = request.outcome == Outcome::Reset && request.place > 1;
-                if !(allowed.retries && idempotent && dead) {
+                let safe = matches!(request.method.as_str(), "GET" | "HEAD" | "OPTIONS");
+                let broken = matches!(
+                    request.outcome,
+                    Outcome::Reset | Outcome::Unanswered | Outcome::Away
+                );
+                let elsewhere = allowed.other_servers && safe && broken;
+                if !(allowed.retries && idempotent && dead || elsewhere) {
                     found.push(format!(
                         "upstream: {} {} ({id}) arrived {} times",
                         request.method,

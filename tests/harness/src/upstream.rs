@@ -30,6 +30,8 @@ pub enum Outcome {
     Unanswered,
     /// Written to the last byte.
     Answered,
+    /// The same, and it said that this server is away: 502, 503 or 504.
+    Away,
     /// A header and a part of the body, then broken off.
     Cut,
     /// Broken off before the header.
@@ -407,7 +409,10 @@ async fn perform(
             }
         };
         answer(socket, &script, headless).await?;
-        record(Outcome::Answered);
+        record(match script.status {
+            502..=504 => Outcome::Away,
+            _ => Outcome::Answered,
+        });
         return Ok(!close);
     }
 }

@@ -1,6 +1,6 @@
 //! Shows that the judgement passes where it should and fails for each kind of disagreement.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 
@@ -189,6 +189,7 @@ fn a_request_that_arrives_twice_is_found_unless_it_was_a_retry_on_a_dead_connect
     let mut ledgers = agreeing();
     let mut dead = forwarded("a", Outcome::Reset);
     dead.place = 2;
+    dead.at -= Duration::from_secs(1);
     ledgers.upstream.insert(0, dead);
     let retries = Allowances {
         retries: true,
@@ -202,6 +203,31 @@ fn a_request_that_arrives_twice_is_found_unless_it_was_a_retry_on_a_dead_connect
     let mut fresh = ledgers.clone();
     fresh.upstream[0].place = 1;
     assert_found(&fresh, &retries, "arrived 2 times");
+}
+
+#[test]
+fn a_request_that_was_sent_to_another_server_is_found_unless_the_first_had_failed_it() {
+    let elsewhere = Allowances {
+        other_servers: true,
+        ..Allowances::default()
+    };
+    for (outcome, may) in [
+        (Outcome::Reset, true),
+        (Outcome::Unanswered, true),
+        (Outcome::Away, true),
+        (Outcome::Cut, false),
+    ] {
+        let mut ledgers = agreeing();
+        let mut first = forwarded("a", outcome);
+        first.at -= Duration::from_secs(1);
+        ledgers.upstream.push(first);
+        assert_found(&ledgers, &Allowances::default(), "arrived 2 times");
+        if may {
+            passes(&ledgers, &elsewhere);
+            ledgers.upstream.last_mut().unwrap().method = "POST".into();
+        }
+        assert_found(&ledgers, &elsewhere, "arrived 2 times");
+    }
 }
 
 #[test]

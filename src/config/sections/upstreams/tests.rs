@@ -1,0 +1,224 @@
+//! What the file may say of upstreams, and how mistakes are told.
+
+use std::path::Path as FilePath;
+
+use crate::config::{Config, Upstream};
+
+fn parse(upstream: &str) -> Result<Upstream, String> {
+    let text = format!(
+        "tiers: {{pro: {{daily: 5}}}}
+endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
+upstreams: {{u: {upstream}}}
+"
+    );
+    let env = |name: &str| (name == "SECRET").then(|| "hunter2".to_owned());
+    let config = Config::parse("g.yaml", &text, &env).map_err(|errors| errors.to_string())?;
+    Ok(config.upstream("u").unwrap().clone())
+}
+
+#[track_caller]
+fn is_refused(upstream: &str, path: &str, message: &str) {
+    let told = parse(upstream).map(|_| ()).unwrap_err();
+    let wanted = format!("upstreams.u.{path}: ");
+    let line = told.lines().find(|line| line.contains(&wanted));
+    let line = line.unwrap_or_else(|| panic!("nothing of {path} in {told}"));
+    assert!(line.contains(message), "{line}");
+    assert!(line.starts_with("g.yaml:3:"), "{line}");
+}
+
+/// A self-signed certificate and its key in `directory`, as PEM files.
+fn pair(directory: &FilePath, name: &str) -> (String, String) {
+    let made = rcgen::generate_simple_self_signed(["data.internal".to_owned()]).unwrap();
+    let file = |end: &str, text: String| {
+        let file = directory.join(format!("{name}.{end}"));
+        std::fs::write(&file, text).unwrap();
+        file.to_str().unwrap().to_owned()
+    };
+    (
+        file("pem", made.cert.pem()),
+        file("key", made.signing_key.serialize_pem()),
+    )
+}
+
+#[test]
+fn servers_have_weights_where_they_are_written() {
+    let upstream = parse("{servers: [127.0.0.1:1, {address: '[::1]:2', weight: 3}]}").unwrap();
+    let servers: Vec<_> = upstream
+        .servers
+        .iter()
+        .map(|server| (server.name.as_str(), server.weight.get()))
+        .collect();
+    assert_eq!(servers, [("127.0.0.1:1", 1), ("[::1]:2", 3)]);
+    for (servers, path, message) in [
+        (
+            "{address: a:1, weigth: 2}",
+            "servers[0].weigth",
+            "no such key",
+        ),
+        ("{weight: 2}", "servers[0].address", "the key is missing"),
+        (
+            "{address: a}",
+            "servers[0].address",
+            "\"a\" is not a server",
+        ),
+        (
+            "{address: '127.0.0.1:1', weight: 0}",
+            "servers[0].weight",
+            "",
+        ),
+        (
+            "{address: '127.0.0.1:1', weight: 1001}",
+            "servers[0].weight",
+            "too large",
+        ),
+    ] {
+        is_refused(&format!("{{servers: [{servers}]}}"), path, message);
+    }
+}
+
+#[test]
+fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
+    for (more, path, message) in [
+        ("choice: random", "choice", "not a way to choose a server"),
+        ("resolve: 1ms", "resolve", "too small"),
+        ("health: {}", "health.path", "the key is missing"),
+        ("health: {path: healthz}", "health.path", "is not a path"),
+        (
+            "health: {path: /h, interval: 1ms}",
+            "health.interval",
+            "too small",
+        ),
+        (
+            "health: {path: /h, unhealthy_after: 0}",
+            "health.unhealthy_after",
+            "",
+        ),
+        (
+            "health: {path: /h, thresholds: 1}",
+            "health.thresholds",
+            "no such key",
+        ),
+        (
+            "ejection: {failures: 1001}",
+            "ejection.failures",
+            "too large",
+        ),
+        (
+            "ejection: {pause: 2s, pause_max: 1s}",
+            "ejection.pause_max",
+            "shorter than the first",
+        ),
+    ] {
+        is_refused(
+            &format!("{{servers: [127.0.0.1:1], {more}}}"),
+            path,
+            message,
+        );
+    }
+    let never = parse("{servers: [127.0.0.1:1], ejection: {failures: 0}}").unwrap();
+    assert_eq!(never.ejection.failures, None);
+}
+
+#[test]
+fn tls_files_are_read_with_the_configuration() {
+    let directory = tempfile::tempdir().unwrap();
+    let (certificate, key) = pair(directory.path(), "ours");
+    let (_, other_key) = pair(directory.path(), "other");
+    let rubbish = directory.path().join("rubbish.pem");
+    std::fs::write(&rubbish, "rubbish").unwrap();
+    let rubbish = rubbish.to_str().unwrap();
+    let with = |tls: &str| format!("{{servers: [127.0.0.1:1], tls: {{{tls}}}}}");
+    let whole = format!(
+        "ca_file: {certificate}, name: data.internal, certificate: {certificate}, private_key: {key}"
+    );
+    let tls = parse(&with(&whole)).unwrap().tls.unwrap();
+    assert_eq!(tls.authorities.as_ref().map(Vec::len), Some(1));
+    assert_eq!(tls.files.len(), 3);
+    assert!(tls.identity.is_some());
+    assert!(!format!("{tls:?}").contains(&format!("{:?}", tls.identity.as_ref().unwrap().key.0)));
+    assert_eq!(parse(&with("")).unwrap().tls.unwrap().authorities, None);
+    for (tls, path, message) in [
+        (
+            format!("ca_file: {rubbish}"),
+            "tls.ca_file",
+            "no certificate",
+        ),
+        (
+            "ca_file: /nowhere.pem".to_owned(),
+            "tls.ca_file",
+            "/nowhere.pem",
+        ),
+        (
+            "name: 'a b'".to_owned(),
+            "tls.name",
+            "not the name of a server",
+        ),
+        (
+            format!("certificate: {certificate}"),
+            "tls.private_key",
+            "missing",
+        ),
+        (format!("private_key: {key}"), "tls.certificate", "missing"),
+        (
+            format!("certificate: {certificate}, private_key: {other_key}"),
+            "tls.private_key",
+            "does not belong",
+        ),
+        (
+            format!("certificate: {certificate}, private_key: {rubbish}"),
+            "tls.private_key",
+            "rubbish.pem",
+        ),
+    ] {
+        is_refused(&with(&tls), path, message);
+    }
+}
+
+#[test]
+fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("secret");
+    std::fs::write(&file, "hunter2\n").unwrap();
+    let with = |header: &str| format!("{{servers: [127.0.0.1:1], header: {{{header}}}}}");
+    for header in [
+        "name: X-Gateway-Secret, value: '${SECRET}'".to_owned(),
+        format!("name: X-Gateway-Secret, value_file: {}", file.display()),
+    ] {
+        let upstream = parse(&with(&header)).unwrap();
+        let header = upstream.header.as_ref().unwrap();
+        assert_eq!(header.name, "x-gateway-secret");
+        assert_eq!(header.value.reveal(), "hunter2");
+        assert!(!format!("{upstream:?}").contains("hunter2"));
+    }
+    for (header, path, message) in [
+        ("value: a", "header.name", "missing"),
+        ("name: X-S", "header.value", "missing"),
+        (
+            "name: X-API-Key, value: a",
+            "header.name",
+            "sets or removes",
+        ),
+        (
+            "name: X-Consumer-Id, value: a",
+            "header.name",
+            "sets or removes",
+        ),
+        (
+            "name: 'a b', value: a",
+            "header.name",
+            "not the name of a header",
+        ),
+        (
+            "name: X-S, value: \"a\\nb\"",
+            "header.value",
+            "cannot stand in a header",
+        ),
+        (
+            "name: X-S, value: a, value_file: b",
+            "header.value_file",
+            "told twice",
+        ),
+    ] {
+        is_refused(&with(header), path, message);
+    }
+}

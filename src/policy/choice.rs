@@ -1,0 +1,269 @@
+//! Which server of an upstream a request goes to, as a pure choice among those that may be asked.
+//!
+//! Laws, each with a property below: in turn, a server is asked exactly as often as its weight says in any round of as many
+//! requests as all weights together; the least loaded one has no fewer requests under way for its weight than any other would
+//! have; by key, a server that comes or goes moves no key between two others (rendezvous hashing with weights).
+
+use std::cmp::Ordering;
+use std::num::NonZeroU32;
+
+/// How servers are chosen (`upstreams.*.choice`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Choice {
+    /// One after another, as often as their weights say.
+    RoundRobin,
+    /// The one with the fewest requests under way for its weight; among equals in turn.
+    LeastLoaded,
+    /// The same one for the same API key, as long as it is there.
+    ByKey,
+}
+
+/// A server that may be asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Candidate {
+    /// Whether nothing is known against it.
+    pub up: bool,
+    /// Whether the same request was sent to it before.
+    pub tried: bool,
+    /// Its share, beside those of the others.
+    pub weight: NonZeroU32,
+    /// Its requests under way.
+    pub in_flight: u64,
+    /// What tells it from others, the same on every gateway: [`identity`] of its name.
+    pub identity: u64,
+}
+
+/// What the choice among the same candidates depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occasion {
+    /// How many requests were sent before.
+    pub turn: u64,
+    /// [`identity`] of the key that pays.
+    pub key: u64,
+}
+
+/// The place of the server to ask; `None` without candidates. Among those that were not tried, if there are any, and of these
+/// among those that are up: where none is, one that is out is asked rather than nobody.
+pub fn choose(choice: Choice, occasion: Occasion, candidates: &[Candidate]) -> Option<usize> {
+    let reserve = |candidate: &Candidate| (candidate.tried, !candidate.up);
+    let best = candidates.iter().map(reserve).min()?;
+    let (places, candidates): (Vec<usize>, Vec<Candidate>) = candidates
+        .iter()
+        .copied()
+        .enumerate()
+        .filter(|(_, candidate)| reserve(candidate) == best)
+        .unzip();
+    let chosen = match choice {
+        Choice::RoundRobin => in_turn(occasion.turn, &candidates),
+        Choice::LeastLoaded => least_loaded(occasion.turn, &candidates),
+        Choice::ByKey => by_key(occasion.key, &candidates),
+    };
+    places.get(chosen?).copied()
+}
+
+/// 64 bits of a name, by FNV-1a: the same in every process, and for nothing that an attacker gains by.
+pub fn identity(name: impl AsRef<[u8]>) -> u64 {
+    let bytes = name.as_ref().iter();
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn in_turn(turn: u64, candidates: &[Candidate]) -> Option<usize> {
+    let total: u64 = candidates.iter().map(weight).sum();
+    // A step without a common divisor visits every position of a round once, and a server's positions far from each other.
+    let mut position = u128::from(turn) * u128::from(step(total)) % u128::from(total.max(1));
+    candidates.iter().position(|candidate| {
+        let weight = u128::from(weight(candidate));
+        let here = position < weight;
+        position = position.saturating_sub(weight);
+        here
+    })
+}
+
+/// A number near the golden section of `total` that has no divisor in common with it.
+fn step(total: u64) -> u64 {
+    let golden = total.saturating_mul(618) / 1_000;
+    (golden.max(1)..=total.max(1))
+        .find(|step| divisor(*step, total) == 1)
+        .unwrap_or(1)
+}
+
+/// The greatest common one.
+fn divisor(one: u64, other: u64) -> u64 {
+    match other {
+        0 => one,
+        other => divisor(other, one % other),
+    }
+}
+
+fn least_loaded(turn: u64, candidates: &[Candidate]) -> Option<usize> {
+    let first = turn.checked_rem(candidates.len() as u64)?;
+    let first = usize::try_from(first).ok()?;
+    let in_turn = (first..candidates.len()).chain(0..first);
+    in_turn
+        .filter_map(|place| Some((place, candidates.get(place)?)))
+        // The first of those that compare equal.
+        .min_by(|(_, one), (_, other)| load(one, other))
+        .map(|(place, _)| place)
+}
+
+/// Compares what two would have under way for their weights with one more.
+fn load(one: &Candidate, other: &Candidate) -> Ordering {
+    let with_one_more = |candidate: &Candidate| u128::from(candidate.in_flight) + 1;
+    let left = with_one_more(one) * u128::from(weight(other));
+    let right = with_one_more(other) * u128::from(weight(one));
+    left.cmp(&right)
+}
+
+fn by_key(key: u64, candidates: &[Candidate]) -> Option<usize> {
+    let distance = |candidate: &Candidate| {
+        -uniform(mixed(key ^ candidate.identity)).ln() / weight(candidate) as f64
+    };
+    let distances = candidates.iter().map(distance).enumerate();
+    distances
+        .min_by(|(_, one), (_, other)| one.total_cmp(other))
+        .map(|(place, _)| place)
+}
+
+/// Strictly between 0 and 1.
+fn uniform(bits: u64) -> f64 {
+    ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+}
+
+/// The finalizer of SplitMix64: every bit of the input changes half of the output's.
+fn mixed(bits: u64) -> u64 {
+    let bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    bits ^ (bits >> 31)
+}
+
+fn weight(candidate: &Candidate) -> u64 {
+    u64::from(candidate.weight.get())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn candidates() -> impl Strategy<Value = Vec<Candidate>> {
+        vec((1_u32..=50, 0_u64..200), 1..8).prop_map(|servers| {
+            let numbered = servers.into_iter().enumerate();
+            numbered
+                .map(|(number, (weight, in_flight))| Candidate {
+                    up: true,
+                    tried: false,
+                    weight: NonZeroU32::new(weight).unwrap(),
+                    in_flight,
+                    identity: identity(format!("10.0.0.{number}:9000")),
+                })
+                .collect()
+        })
+    }
+
+    fn equal(number: usize) -> Vec<Candidate> {
+        let one = |number| Candidate {
+            up: true,
+            tried: false,
+            weight: NonZeroU32::MIN,
+            in_flight: 0,
+            identity: identity(format!("10.0.0.{number}:9000")),
+        };
+        (0..number).map(one).collect()
+    }
+
+    #[test]
+    fn without_candidates_there_is_no_choice() {
+        let occasion = Occasion { turn: 7, key: 7 };
+        for choice in [Choice::RoundRobin, Choice::LeastLoaded, Choice::ByKey] {
+            assert_eq!(choose(choice, occasion, &[]), None);
+            assert_eq!(choose(choice, occasion, &equal(1)), Some(0));
+        }
+    }
+
+    #[test]
+    fn keys_are_spread_by_weight() {
+        let mut candidates = equal(3);
+        candidates[2].weight = NonZeroU32::new(2).unwrap();
+        let mut asked = [0_u32; 3];
+        for key in 0..40_000 {
+            let key = identity(format!("key {key}"));
+            asked[by_key(key, &candidates).unwrap()] += 1;
+        }
+        for (asked, share) in asked.into_iter().zip([10_000, 10_000, 20_000]) {
+            assert!(asked.abs_diff(share) < share / 20, "{asked} of {share}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_up_is_preferred_and_one_that_was_tried_is_the_last_resort() {
+        let occasion = Occasion { turn: 5, key: 5 };
+        for choice in [Choice::RoundRobin, Choice::LeastLoaded, Choice::ByKey] {
+            let mut candidates = equal(4);
+            for (candidate, (up, tried)) in candidates.iter_mut().zip([
+                (true, true),
+                (false, true),
+                (false, false),
+                (true, false),
+            ]) {
+                (candidate.up, candidate.tried) = (up, tried);
+            }
+            // As each is gone, the next best is asked.
+            for expected in [3, 2, 0] {
+                assert_eq!(choose(choice, occasion, &candidates), Some(expected));
+                (candidates[expected].up, candidates[expected].tried) = (false, true);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn in_turn_each_is_asked_as_often_as_its_weight_says(
+            candidates in candidates(), start in 0_u64..1_000_000_000,
+        ) {
+            let total: u64 = candidates.iter().map(weight).sum();
+            let mut asked = vec![0_u64; candidates.len()];
+            for turn in start..start + total {
+                asked[in_turn(turn, &candidates).unwrap()] += 1;
+            }
+            let weights: Vec<u64> = candidates.iter().map(weight).collect();
+            prop_assert_eq!(asked, weights);
+        }
+
+        #[test]
+        fn the_least_loaded_is_no_more_loaded_than_any_other(
+            candidates in candidates(), turn in any::<u64>(),
+        ) {
+            let chosen = candidates[least_loaded(turn, &candidates).unwrap()];
+            for other in &candidates {
+                prop_assert!(load(&chosen, other) != Ordering::Greater);
+            }
+        }
+
+        #[test]
+        fn equally_loaded_ones_are_asked_in_turn(number in 1_usize..8, start in any::<u32>()) {
+            let servers = equal(number);
+            let asked: std::collections::BTreeSet<usize> = (0..number as u64)
+                .filter_map(|turn| least_loaded(u64::from(start) + turn, &servers))
+                .collect();
+            prop_assert_eq!(asked.len(), number);
+        }
+
+        #[test]
+        fn a_server_that_goes_moves_only_its_own_keys(
+            candidates in candidates(), key in any::<u64>(), gone in any::<prop::sample::Index>(),
+        ) {
+            let gone = gone.index(candidates.len());
+            let before = by_key(key, &candidates).unwrap();
+            let mut left = candidates.clone();
+            left.remove(gone);
+            let after = by_key(key, &left).map(|place| left[place].identity);
+            if before != gone {
+                prop_assert_eq!(after, Some(candidates[before].identity));
+            }
+        }
+    }
+}

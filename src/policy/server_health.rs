@@ -1,0 +1,282 @@
+//! Whether a server of an upstream is asked: what checks and requests have shown of it, as a pure state.
+//!
+//! Two judges, either of which takes a server out. **Checks** (active) are made whether or not there are requests: so many failed
+//! ones in a row, and it is out until so many have passed. **Requests** (passive): so many failed ones in a row, and it is ejected
+//! for a pause that doubles with each ejection; after the pause it is tried with one request at a time, the first that is served
+//! brings it back and the first that fails ejects it again.
+//!
+//! A server starts as one that is asked. That no server is left is not decided here: whoever chooses asks those that are out
+//! rather than nobody.
+
+use std::num::NonZeroU32;
+use std::time::{Duration, Instant};
+
+/// How many checks in a row change the mind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Thresholds {
+    /// Failed ones, and the server is not asked.
+    pub unhealthy_after: NonZeroU32,
+    /// Passed ones, and it is asked again.
+    pub healthy_after: NonZeroU32,
+}
+
+/// When failing requests take a server out, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ejection {
+    /// So many failed ones in a row; `None`: never.
+    pub failures: Option<NonZeroU32>,
+    /// The first pause.
+    pub pause: Duration,
+    /// The longest.
+    pub pause_max: Duration,
+}
+
+/// What a check found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Checked {
+    /// It answered as it should.
+    Passed,
+    /// It did not, or not in time.
+    Failed,
+}
+
+/// What an observation changed, to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Checks fail: it is not asked.
+    Unhealthy,
+    /// Checks pass again.
+    Healthy,
+    /// Requests failed: it is not asked for so long.
+    Ejected(Duration),
+    /// A request was served after a pause.
+    Returned,
+}
+
+/// What is known of one server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ServerHealth {
+    /// Checks have taken it out.
+    unhealthy: bool,
+    /// Checks in a row that said the contrary.
+    contrary: u32,
+    /// Failed requests in a row.
+    failures: u32,
+    /// Ejections without a served request between them.
+    ejections: u32,
+    /// The end of the last of these.
+    ejected_until: Option<Instant>,
+}
+
+impl ServerHealth {
+    /// Whether nothing bad is known of it: no request need look further.
+    pub fn is_unblemished(&self) -> bool {
+        *self == ServerHealth::default()
+    }
+
+    /// Whether a request may be sent to it while it has so many under way.
+    pub fn is_usable(&self, in_flight: u64, now: Instant) -> bool {
+        let tried = match self.ejected_until {
+            Some(until) => now >= until && in_flight == 0,
+            None => true,
+        };
+        tried && !self.unhealthy
+    }
+
+    /// Whether checks have taken it out.
+    pub fn is_unhealthy(&self) -> bool {
+        self.unhealthy
+    }
+
+    /// Whether failing requests have, or it has not served one since.
+    pub fn is_ejected(&self) -> bool {
+        self.ejected_until.is_some()
+    }
+
+    /// Notes a check.
+    pub fn checked(&mut self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
+        let (contrary, needed, change) = match self.unhealthy {
+            false => (
+                Checked::Failed,
+                thresholds.unhealthy_after,
+                Change::Unhealthy,
+            ),
+            true => (Checked::Passed, thresholds.healthy_after, Change::Healthy),
+        };
+        if checked != contrary {
+            self.contrary = 0;
+            return None;
+        }
+        self.contrary += 1;
+        if self.contrary < needed.get() {
+            return None;
+        }
+        self.contrary = 0;
+        self.unhealthy = !self.unhealthy;
+        Some(change)
+    }
+
+    /// Notes that nobody checks any more: only requests judge.
+    pub fn unchecked(&mut self) {
+        self.unhealthy = false;
+        self.contrary = 0;
+    }
+
+    /// Notes a request that was answered.
+    pub fn served(&mut self) -> Option<Change> {
+        self.failures = 0;
+        self.ejections = 0;
+        self.ejected_until.take().map(|_| Change::Returned)
+    }
+
+    /// Notes a request that it failed.
+    pub fn failed(&mut self, ejection: Ejection, now: Instant) -> Option<Change> {
+        let needed = ejection.failures?;
+        self.failures = self.failures.saturating_add(1);
+        let again = match self.ejected_until {
+            // Sent before it was ejected.
+            Some(until) if now < until => return None,
+            Some(_) => true,
+            None => false,
+        };
+        if !again && self.failures < needed.get() {
+            return None;
+        }
+        let doubled = 2_u32.saturating_pow(self.ejections);
+        let pause = ejection
+            .pause
+            .saturating_mul(doubled)
+            .min(ejection.pause_max);
+        self.ejections = self.ejections.saturating_add(1);
+        self.failures = 0;
+        self.ejected_until = Some(now + pause);
+        Some(Change::Ejected(pause))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const NONE_UNDER_WAY: u64 = 0;
+
+    fn thresholds(unhealthy_after: u32, healthy_after: u32) -> Thresholds {
+        Thresholds {
+            unhealthy_after: NonZeroU32::new(unhealthy_after).unwrap(),
+            healthy_after: NonZeroU32::new(healthy_after).unwrap(),
+        }
+    }
+
+    fn ejection(failures: u32) -> Ejection {
+        Ejection {
+            failures: NonZeroU32::new(failures),
+            pause: SECOND,
+            pause_max: 10 * SECOND,
+        }
+    }
+
+    #[test]
+    fn checks_take_a_server_out_and_bring_it_back_only_in_a_row() {
+        use Checked::{Failed, Passed};
+        let now = Instant::now();
+        let mut health = ServerHealth::default();
+        for (checked, change, usable) in [
+            (Failed, None, true),
+            (Failed, None, true),
+            (Passed, None, true),
+            (Failed, None, true),
+            (Failed, None, true),
+            (Failed, Some(Change::Unhealthy), false),
+            (Failed, None, false),
+            (Passed, None, false),
+            (Failed, None, false),
+            (Passed, None, false),
+            (Passed, Some(Change::Healthy), true),
+        ] {
+            assert_eq!(health.checked(checked, thresholds(3, 2)), change);
+            assert_eq!(health.is_usable(NONE_UNDER_WAY, now), usable);
+        }
+        assert!(health.is_unblemished());
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_begin_anew_after_a_served_request() {
+        let mut now = Instant::now();
+        let mut health = ServerHealth::default();
+        assert_eq!(health.failed(ejection(2), now), None);
+        for pause in [1, 2, 4, 8, 10, 10] {
+            let pause = pause * SECOND;
+            assert_eq!(
+                health.failed(ejection(2), now),
+                Some(Change::Ejected(pause))
+            );
+            let before_its_end = now + pause - Duration::from_millis(1);
+            assert!(!health.is_usable(NONE_UNDER_WAY, before_its_end));
+            assert_eq!(
+                health.failed(ejection(2), before_its_end),
+                None,
+                "sent before"
+            );
+            now += pause;
+            assert!(health.is_usable(NONE_UNDER_WAY, now));
+            assert!(!health.is_usable(1, now), "one at a time");
+        }
+        assert_eq!(health.served(), Some(Change::Returned));
+        assert!(health.is_unblemished() && health.is_usable(9, now));
+        assert_eq!(health.failed(ejection(2), now), None);
+        let first = Some(Change::Ejected(SECOND));
+        assert_eq!(health.failed(ejection(2), now), first);
+    }
+
+    #[test]
+    fn without_ejection_failing_requests_change_nothing() {
+        let mut health = ServerHealth::default();
+        for _ in 0..100 {
+            assert_eq!(health.failed(ejection(0), Instant::now()), None);
+        }
+        assert!(health.is_unblemished());
+    }
+
+    #[derive(Debug, Clone, Copy)]
+    enum Event {
+        Check(bool),
+        Request(bool),
+        Wait(u64),
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Event>> {
+        let event = prop_oneof![
+            any::<bool>().prop_map(Event::Check),
+            any::<bool>().prop_map(Event::Request),
+            (0_u64..20_000).prop_map(Event::Wait),
+        ];
+        proptest::collection::vec(event, 0..60)
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_has_happened_enough_good_brings_it_back(events in events()) {
+            let mut now = Instant::now();
+            let mut health = ServerHealth::default();
+            for event in events {
+                match event {
+                    Event::Check(true) => { health.checked(Checked::Passed, thresholds(3, 2)); }
+                    Event::Check(false) => { health.checked(Checked::Failed, thresholds(3, 2)); }
+                    Event::Request(true) => { health.served(); }
+                    Event::Request(false) => { health.failed(ejection(5), now); }
+                    Event::Wait(milliseconds) => now += Duration::from_millis(milliseconds),
+                }
+            }
+            for _ in 0..2 {
+                health.checked(Checked::Passed, thresholds(3, 2));
+            }
+            now += ejection(5).pause_max;
+            prop_assert!(health.is_usable(NONE_UNDER_WAY, now));
+            health.served();
+            prop_assert!(health.is_unblemished());
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! One server of an upstream: its address, its requests under way, what is known of it.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+
+use crate::policy::choice::identity;
+use crate::policy::server_health::{Change, Checked, Ejection, ServerHealth, Thresholds};
+
+/// A server by its name and one of the name's addresses.
+#[derive(Debug)]
+pub struct Server {
+    /// `host:port` as it is configured: what requests to it name in `Host`.
+    pub name: String,
+    /// Where it is.
+    pub address: SocketAddr,
+    /// What the choice by key knows it by.
+    pub(super) identity: u64,
+    in_flight: AtomicU64,
+    /// Whether `health` has anything to say: most of the time it has not, and requests need no lock.
+    blemished: AtomicBool,
+    health: Mutex<ServerHealth>,
+}
+
+impl Server {
+    /// A server of which nothing is known: it is asked.
+    pub(super) fn new(name: &str, address: SocketAddr) -> Server {
+        Server {
+            identity: identity(format!("{name} {address}")),
+            name: name.to_owned(),
+            address,
+            in_flight: AtomicU64::new(0),
+            blemished: AtomicBool::new(false),
+            health: Mutex::default(),
+        }
+    }
+
+    /// Its address, for logs and metrics.
+    pub fn label(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Its name without the port: whom its certificate names.
+    pub fn host(&self) -> &str {
+        let host = self.name.rsplit_once(':').map_or("", |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// Requests under way.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Whether neither checks nor requests have taken it out.
+    pub fn is_up(&self) -> bool {
+        if !self.blemished.load(Ordering::Acquire) {
+            return true;
+        }
+        let health = self.health.lock();
+        !health.is_unhealthy() && !health.is_ejected()
+    }
+
+    /// Whether a request may be sent to it now, be it as a trial.
+    pub(super) fn is_usable(&self, now: Instant) -> bool {
+        !self.blemished.load(Ordering::Acquire)
+            || self.health.lock().is_usable(self.in_flight(), now)
+    }
+
+    /// Whether it is one of these.
+    pub(super) fn is_among(self: &Arc<Server>, servers: &[Arc<Server>]) -> bool {
+        servers.iter().any(|other| Arc::ptr_eq(self, other))
+    }
+
+    pub(super) fn served(&self) -> Option<Change> {
+        if !self.blemished.load(Ordering::Acquire) {
+            return None;
+        }
+        self.judge(ServerHealth::served)
+    }
+
+    pub(super) fn failed(&self, ejection: Ejection) -> Option<Change> {
+        self.judge(|health| health.failed(ejection, Instant::now()))
+    }
+
+    pub(super) fn checked(&self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
+        self.judge(|health| health.checked(checked, thresholds))
+    }
+
+    pub(super) fn unchecked(&self) {
+        self.judge(|health| {
+            health.unchecked();
+            None
+        });
+    }
+
+    fn judge(&self, note: impl FnOnce(&mut ServerHealth) -> Option<Change>) -> Option<Change> {
+        let mut health = self.health.lock();
+        let change = note(&mut health);
+        let blemished = !health.is_unblemished();
+        self.blemished.store(blemished, Ordering::Release);
+        change
+    }
+}
+
+/// A request's place among those that a server has under way, until it is dropped.
+#[derive(Debug)]
+pub struct Assignment(Arc<Server>);
+
+impl Assignment {
+    pub(super) fn to(server: &Arc<Server>) -> Assignment {
+        server.in_flight.fetch_add(1, Ordering::Relaxed);
+        Assignment(server.clone())
+    }
+
+    /// The server.
+    pub fn server(&self) -> &Arc<Server> {
+        &self.0
+    }
+}
+
+impl Drop for Assignment {
+    fn drop(&mut self) {
+        self.0.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}

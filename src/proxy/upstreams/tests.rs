@@ -1,0 +1,154 @@
+//! Servers of an upstream over time: chosen, failing, resolved anew, inherited.
+
+use super::*;
+use crate::config::Config;
+
+fn configured(upstream: &str) -> config::Upstream {
+    let text = format!(
+        "
+tiers: {{pro: {{daily: 5}}}}
+endpoints: [{{path: /a, tiers: [pro], upstream: u}}]
+upstreams: {{u: {upstream}}}
+"
+    );
+    let config = Config::parse("g.yaml", &text, &|_| None).unwrap();
+    config.upstream("u").unwrap().clone()
+}
+
+/// The ports that `times` requests go to, each ended before the next.
+fn asked(upstream: &Upstream, times: usize) -> Vec<u16> {
+    let assigned = (0..times).filter_map(|_| upstream.assign(7, &[]));
+    assigned
+        .map(|assignment| assignment.server().address.port())
+        .collect()
+}
+
+fn of(ports: &[u16]) -> Vec<SocketAddr> {
+    let addresses = ports.iter();
+    addresses
+        .map(|port| SocketAddr::from(([127, 0, 0, 1], *port)))
+        .collect()
+}
+
+#[test]
+fn servers_take_turns_by_weight() {
+    let upstream = Upstream::new(&configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}"), None);
+    assert_eq!(asked(&upstream, 4), [1, 2, 1, 2]);
+    let weighted = "{servers: [127.0.0.1:1, {address: 127.0.0.1:2, weight: 3}]}";
+    let upstream = Upstream::new(&configured(weighted), None);
+    let asked = asked(&upstream, 40);
+    assert_eq!(asked.iter().filter(|port| **port == 1).count(), 10);
+}
+
+#[test]
+fn a_request_is_not_sent_to_the_same_server_again_while_there_is_another() {
+    let upstream = Upstream::new(&configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}"), None);
+    let mut tried = Vec::new();
+    for _ in 0..4 {
+        let assignment = upstream.assign(7, &tried).unwrap();
+        let known = assignment.server().is_among(&tried);
+        assert_eq!(known, tried.len() >= 2, "{tried:?}");
+        tried.push(assignment.server().clone());
+    }
+}
+
+#[test]
+fn requests_under_way_are_counted_until_they_end() {
+    let upstream = Upstream::new(
+        &configured("{servers: [127.0.0.1:1, 127.0.0.1:2], choice: least_loaded}"),
+        None,
+    );
+    let first = upstream.assign(7, &[]).unwrap();
+    let second = upstream.assign(7, &[]).unwrap();
+    assert_ne!(first.server().address, second.server().address);
+    let address = first.server().address;
+    let server = first.server().clone();
+    assert_eq!(server.in_flight(), 1);
+    drop(first);
+    assert_eq!(server.in_flight(), 0);
+    let third = upstream.assign(7, &[]).unwrap();
+    assert_eq!(third.server().address, address);
+}
+
+#[test]
+fn a_failing_server_is_left_out_and_the_last_one_is_asked_all_the_same() {
+    let metrics = Metrics::new().unwrap();
+    let servers = "servers: [127.0.0.1:1, 127.0.0.1:2], ejection: {failures: 2}";
+    let upstream = Upstream::new(&configured(&format!("{{{servers}}}")), None);
+    let places = upstream.places();
+    let [one, other] = places.as_slice() else {
+        panic!("{places:?}")
+    };
+    for _ in 0..2 {
+        upstream.note_failed(&one.server, &metrics);
+    }
+    assert!(!one.server.is_up());
+    assert_eq!(asked(&upstream, 3), [2, 2, 2]);
+    for _ in 0..2 {
+        upstream.note_failed(&other.server, &metrics);
+    }
+    let mut last = asked(&upstream, 4);
+    last.sort_unstable();
+    assert_eq!(last, [1, 1, 2, 2], "nobody is up");
+    upstream.note_served(&one.server);
+    assert_eq!(asked(&upstream, 3), [1, 1, 1]);
+}
+
+#[test]
+fn a_configuration_inherits_what_is_known_of_its_servers() {
+    let metrics = Metrics::new().unwrap();
+    let text = |more: &str| {
+        format!("{{servers: [127.0.0.1:1, 127.0.0.1:2{more}], ejection: {{failures: 1}}}}")
+    };
+    let before = Upstream::new(&configured(&text("")), None);
+    let under_way = before.assign(7, &[]).unwrap();
+    before.note_failed(&before.places()[1].server, &metrics);
+    let after = Upstream::new(&configured(&text(", 127.0.0.1:3")), Some(&before));
+    let places = after.places();
+    assert_eq!(places[0].server.in_flight(), 1);
+    assert!(!places[1].server.is_up());
+    assert!(places[2].server.is_up());
+    drop(under_way);
+    assert_eq!(places[0].server.in_flight(), 0);
+}
+
+#[test]
+fn a_configuration_without_checks_forgets_what_they_said() {
+    let metrics = Metrics::new().unwrap();
+    let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 1}}";
+    let before = Upstream::new(&configured(checked), None);
+    before.note_checked(&before.places()[0].server, Checked::Failed, &metrics);
+    assert_eq!(asked(&before, 2), [2, 2]);
+    let unchecked = configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}");
+    let after = Upstream::new(&unchecked, Some(&before));
+    assert_eq!(asked(&after, 2), [1, 2]);
+}
+
+#[test]
+fn a_name_that_is_resolved_anew_keeps_the_servers_that_stay() {
+    let mut config = configured("{servers: [127.0.0.1:9, 127.0.0.1:1]}");
+    config.servers[1].name = "data.internal:1".into();
+    config.servers[1].addresses = of(&[1, 2]);
+    let upstream = Upstream::new(&config, None);
+    assert_eq!(upstream.names().collect::<Vec<_>>(), ["data.internal:1"]);
+    let ports = |upstream: &Upstream| {
+        let places = upstream.places();
+        let ports = places.iter().map(|place| place.server.address.port());
+        ports.collect::<Vec<_>>()
+    };
+    assert_eq!(ports(&upstream), [9, 1, 2]);
+    let staying = upstream.places()[2].server.clone();
+    assert!(!upstream.note_resolved("data.internal:1", &of(&[1, 2])));
+    assert!(upstream.note_resolved("data.internal:1", &of(&[2, 3])));
+    assert_eq!(ports(&upstream), [9, 2, 3]);
+    assert!(Arc::ptr_eq(&upstream.places()[1].server, &staying));
+    assert!(
+        !upstream.note_resolved("data.internal:1", &[]),
+        "the resolver's fault"
+    );
+    assert_eq!(ports(&upstream), [9, 2, 3]);
+    // A new configuration is resolved when it is read.
+    let after = Upstream::new(&config, Some(&upstream));
+    assert_eq!(ports(&after), [9, 1, 2]);
+    assert!(Arc::ptr_eq(&after.places()[2].server, &staying));
+}

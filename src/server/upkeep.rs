@@ -1,0 +1,281 @@
+//! Keeping the upstreams: health checks, names resolved anew, figures of servers.
+//!
+//! Every chore (one server to be checked, one name to be resolved) has a time of its own, is done beside the requests, and is never
+//! begun again before it has ended. What is found out goes to the upstream, which judges it. Nobody waits for any of it.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::header::{HOST, USER_AGENT};
+use pingora::connectors::http::Connector;
+use pingora::http::RequestHeader;
+use tokio::task::JoinSet;
+
+use crate::config::HealthCheck;
+use crate::policy::address;
+use crate::policy::server_health::Checked;
+use crate::proxy::Gate;
+use crate::proxy::upstreams::{Server, Upstream};
+use crate::telemetry::metrics::Metrics;
+
+/// Between two looks at what is due.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// For one name. The resolver of the system may wait longer; its thread is then left to it.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Who asks, in the log of the server that is checked.
+const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
+
+/// Why requests are sent again: no connection, one that had ended before it was used, an answer that broke off, an answer that
+/// said that the server is away.
+const RETRY_REASONS: [&str; 4] = ["connect", "stale", "broken", "status"];
+
+/// Keeps the upstreams of whatever configuration runs.
+pub struct Upkeep {
+    gate: Arc<Gate>,
+    /// Made when it is needed: it reads the certificates that the operating system trusts.
+    connector: Option<Arc<Connector>>,
+    /// When each chore is due again; `None` while it is being done.
+    due: HashMap<Chore, Option<Instant>>,
+    doing: JoinSet<Chore>,
+    /// Servers that have series in the metrics.
+    shown: HashSet<Shown>,
+}
+
+/// Something that is done again and again.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Chore {
+    Check(Arc<str>, SocketAddr),
+    Resolve(Arc<str>, String),
+}
+
+/// The labels of a server's series.
+type Shown = (Arc<str>, String);
+
+impl Upkeep {
+    /// A keeper of the upstreams of `gate`.
+    pub fn new(gate: Arc<Gate>) -> Upkeep {
+        Upkeep {
+            gate,
+            connector: None,
+            due: HashMap::new(),
+            doing: JoinSet::new(),
+            shown: HashSet::new(),
+        }
+    }
+
+    /// Keeps them until it is dropped.
+    pub async fn run(mut self) {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        let snapshot = self.gate.snapshot();
+        let now = Instant::now();
+        let mut chores = HashMap::new();
+        for upstream in snapshot.upstreams() {
+            for (chore, again) in chores_of(upstream) {
+                chores.insert(chore, (upstream.clone(), again));
+            }
+        }
+        while let Some(done) = self.doing.try_join_next() {
+            // One that panicked is forgotten below, and begun again.
+            let Ok(done) = done else { continue };
+            let again = chores.get(&done).map(|(_, again)| now + *again);
+            self.due.insert(done, again);
+        }
+        if self.doing.is_empty() {
+            self.due.retain(|_, due| due.is_some());
+        }
+        self.due.retain(|chore, _| chores.contains_key(chore));
+        for (chore, (upstream, again)) in chores {
+            // A server is checked at once, a name was resolved when the configuration was read.
+            let first = match &chore {
+                Chore::Check(..) => now,
+                Chore::Resolve(..) => now + again,
+            };
+            let due = self.due.entry(chore.clone()).or_insert(Some(first));
+            if due.is_some_and(|due| due <= now) {
+                *due = None;
+                self.begin(chore, upstream).await;
+            }
+        }
+        self.show(snapshot.upstreams());
+    }
+
+    async fn begin(&mut self, chore: Chore, upstream: Arc<Upstream>) {
+        let gate = self.gate.clone();
+        match &chore {
+            Chore::Check(_, address) => {
+                let Some(connector) = self.connector().await else {
+                    return;
+                };
+                let address = *address;
+                self.doing.spawn(async move {
+                    check(&gate, &connector, &upstream, address).await;
+                    chore
+                });
+            }
+            Chore::Resolve(_, name) => {
+                let name = name.clone();
+                self.doing.spawn(async move {
+                    let found = tokio::net::lookup_host(&name);
+                    let found = tokio::time::timeout(RESOLVE_TIMEOUT, found).await;
+                    let found = found.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                    note_resolved(&gate, &upstream, &name, found.map(Iterator::collect));
+                    chore
+                });
+            }
+        }
+    }
+
+    async fn connector(&mut self) -> Option<Arc<Connector>> {
+        if self.connector.is_none() {
+            let made = tokio::task::spawn_blocking(|| Arc::new(Connector::new(None)));
+            self.connector = made.await.ok();
+        }
+        self.connector.clone()
+    }
+
+    /// Shows every server of the moment, and none that is gone.
+    fn show<'a>(&mut self, upstreams: impl Iterator<Item = &'a Arc<Upstream>>) {
+        let metrics = &self.gate.metrics;
+        let mut shown = HashSet::new();
+        for upstream in upstreams {
+            show_counters(metrics, &upstream.name);
+            for place in upstream.places().iter() {
+                let server = &place.server;
+                let labels = (upstream.name.clone(), server.label());
+                let values = [&*labels.0, labels.1.as_str()];
+                let up = metrics.upstream_server_up.with_label_values(&values);
+                up.set(server.is_up().into());
+                let in_flight = metrics.upstream_in_flight.with_label_values(&values);
+                in_flight.set(i64::try_from(server.in_flight()).unwrap_or(i64::MAX));
+                shown.insert(labels);
+            }
+        }
+        for (upstream, server) in self.shown.difference(&shown) {
+            let values = [&**upstream, server.as_str()];
+            // It fails only where there is no such series.
+            let _ = metrics.upstream_server_up.remove_label_values(&values);
+            let _ = metrics.upstream_in_flight.remove_label_values(&values);
+        }
+        self.shown = shown;
+    }
+}
+
+/// Lets counters be seen before anything is counted, so that the first is an increase.
+fn show_counters(metrics: &Metrics, upstream: &str) {
+    for (counter, values) in [
+        (&metrics.upstream_connections, ["new", "reused"].as_slice()),
+        (&metrics.upstream_retries, &RETRY_REASONS),
+        (&metrics.upstream_checks, &["passed", "failed"]),
+    ] {
+        for value in values {
+            counter.with_label_values(&[upstream, value]);
+        }
+    }
+    for counter in [
+        &metrics.upstream_ejections,
+        &metrics.upstream_resolve_failures,
+    ] {
+        counter.with_label_values(&[upstream]);
+    }
+}
+
+/// What is to be done for an upstream, with the pause after each.
+fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
+    let mut chores = Vec::new();
+    if let Some(health) = &upstream.health {
+        for place in upstream.places().iter() {
+            let chore = Chore::Check(upstream.name.clone(), place.server.address);
+            chores.push((chore, health.interval));
+        }
+    }
+    for name in upstream.names() {
+        let chore = Chore::Resolve(upstream.name.clone(), name.to_owned());
+        chores.push((chore, upstream.resolve));
+    }
+    chores
+}
+
+async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address: SocketAddr) {
+    let places = upstream.places();
+    let mut servers = places.iter().map(|place| &place.server);
+    let server = servers.find(|server| server.address == address);
+    let (Some(server), Some(health)) = (server, &upstream.health) else {
+        return;
+    };
+    let asked = ask(connector, upstream, server, health);
+    let checked = match tokio::time::timeout(health.timeout, asked).await {
+        Ok(Ok(())) => Checked::Passed,
+        Ok(Err(error)) => {
+            tracing::debug!(upstream = &*upstream.name, server = server.label(), %error, "a health check failed");
+            Checked::Failed
+        }
+        Err(_) => Checked::Failed,
+    };
+    upstream.note_checked(server, checked, &gate.metrics);
+}
+
+/// Asks for the health path on a connection of its own, as requests are sent: the same TLS, the same header. Any 2xx will do.
+async fn ask(
+    connector: &Connector,
+    upstream: &Upstream,
+    server: &Server,
+    health: &HealthCheck,
+) -> pingora::Result<()> {
+    let peer = upstream.peer(server, health.timeout);
+    let (mut session, _) = connector.get_http_session(&peer).await?;
+    let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
+    request.insert_header(HOST, server.name.as_str())?;
+    request.insert_header(USER_AGENT, AGENT)?;
+    if let Some((name, value)) = &upstream.header {
+        request.insert_header(name.clone(), value.clone())?;
+    }
+    session.write_request_header(Box::new(request)).await?;
+    session.finish_request_body().await?;
+    session.read_response_header().await?;
+    let status = session.response_header().map(|header| header.status);
+    match status {
+        Some(status) if status.is_success() => Ok(()),
+        status => {
+            let status = status.map(|status| status.as_u16()).unwrap_or_default();
+            pingora::Error::e_explain(pingora::ErrorType::HTTPStatus(status), "to a health check")
+        }
+    }
+}
+
+/// Hands what a name was resolved to on to the upstream; where it could not be, its servers stay.
+fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result<Vec<SocketAddr>>) {
+    let (upstream_name, metrics) = (&*upstream.name, &gate.metrics);
+    let failures = metrics
+        .upstream_resolve_failures
+        .with_label_values(&[upstream_name]);
+    match found {
+        Ok(found) => {
+            let addresses = address::of_one_family(found);
+            if upstream.note_resolved(name, &addresses) {
+                tracing::info!(
+                    upstream = upstream_name,
+                    name,
+                    ?addresses,
+                    "the name has other addresses"
+                );
+            } else if addresses.is_empty() {
+                failures.inc();
+            }
+        }
+        Err(error) => {
+            tracing::warn!(upstream = upstream_name, name, %error, "the name cannot be resolved: its servers stay");
+            failures.inc();
+        }
+    }
+}

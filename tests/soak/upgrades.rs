@@ -1,0 +1,30 @@
+//! Upgrades, reloads and renewed certificates under load on both stores, in turn.
+
+use harness::Store;
+
+#[allow(dead_code, reason = "what only the test of fewer changes uses")]
+#[path = "../operations/changes_under_load.rs"]
+mod changes_under_load;
+
+/// Upgrades on one stage, before its ledgers are compared.
+const ROUND: u32 = 10;
+
+/// So many upgrades, ten times as many reloads, a renewed certificate for each; panics where a request failed or a count was lost.
+pub async fn run(binary: &str, upgrades: u32) -> (&'static str, String) {
+    let (mut done, mut calls) = (0, 0);
+    for store in [Store::Embedded, Store::Redis].into_iter().cycle() {
+        if done >= upgrades {
+            break;
+        }
+        let round = ROUND.min(upgrades - done);
+        calls += changes_under_load::changes_under_load(binary, store, round).await;
+        done += round;
+    }
+    let reloads = done * changes_under_load::RELOADS;
+    let what = format!(
+        "{done} upgrades, {reloads} reloads, {done} renewed certificates and {} upgrades that failed under {calls} requests: 0 \
+         failed, every count exact",
+        done.div_ceil(ROUND)
+    );
+    ("upgrades", what)
+}
