@@ -26,7 +26,7 @@ soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUES
 		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" RELOADS="$(RELOADS)" UPGRADES="$(UPGRADES)" cargo bench --locked --bench soak
 
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
-	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --bench paths
+	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

@@ -289,7 +289,9 @@ pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
             .get(id_end..)
             .and_then(|tail| tail.strip_prefix('_'))
             .map_or(0, |tail| {
-                tail.bytes().take_while(u8::is_ascii_alphanumeric).count()
+                let characters = tail.bytes().take_while(u8::is_ascii_alphanumeric).count();
+                // What looks like the end of a secret may be the beginning of the next key.
+                characters.min(tail.find(&start).unwrap_or(characters))
             });
         let (kept, next) = if secret >= REDACTED_CHARS_MIN {
             (id_end, id_end + 1 + secret)
@@ -419,6 +421,10 @@ mod tests {
         assert_eq!(redacted(&format!("/a/{}/b", key.reveal()), &prefix), shown);
         let twice = format!("{0}-{0}", key.reveal());
         assert!(!redacted(&twice, &prefix).contains(&key.reveal()[17..]));
+        let beside = format!("{0}{0}", key.reveal());
+        assert!(!redacted(&beside, &prefix).contains(&key.reveal()[17..]));
+        let behind = format!("fpd_AAAAAAAAAAAA_BBBBBBBBBBBB{}", key.reveal());
+        assert!(!redacted(&behind, &prefix).contains(&key.reveal()[17..]));
         let half = &key.reveal()[..30];
         assert!(!redacted(half, &prefix).contains(&key.reveal()[17..30]));
         for plain in [

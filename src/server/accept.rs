@@ -172,7 +172,7 @@ impl Room {
         let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
         let client = match spoken {
             ProxyProtocol::Absent => peer,
-            ProxyProtocol::Spoken => match self.told(&mut socket, limits).await {
+            ProxyProtocol::Spoken => match Box::pin(self.told(&mut socket, limits)).await {
                 Some(Some(told)) => {
                     if let Err(full) = seat.assign(counted(told.ip()), places) {
                         return self.note_limit(name_of(full));
@@ -188,7 +188,9 @@ impl Room {
             (Behind::Tls(front), _) => Some(front),
             (Behind::Redirect, Some(redirect)) => {
                 let gate = &self.gate;
-                return redirect::serve(gate, socket, client, limits, &redirect.rule).await;
+                let rule = &redirect.rule;
+                // In a box, because it is larger than what most connections need.
+                return Box::pin(redirect::serve(gate, socket, client, limits, rule)).await;
             }
             // It goes only with a restart.
             (Behind::Redirect, None) => return,

@@ -85,6 +85,7 @@ impl Inheritance {
         loop {
             let pause = match self.read_due(feed).await {
                 Ok(()) => {
+                    self.outage.has_read();
                     self.done.send_replace(true);
                     logged.clear();
                     retry = RETRY_AFTER;

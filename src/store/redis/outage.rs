@@ -44,6 +44,8 @@ const READ_MAX: usize = 200;
 /// them for a moment.
 const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
 const NODES_HOLD: Duration = Duration::from_secs(15);
+/// How long the first telling waits for the reading of what killed processes counted last, on which a start waits.
+const READ_FIRST_MAX: Duration = Duration::from_secs(2);
 /// Rows of the journal that are told at the same time.
 const RESTORE_BATCH: usize = 64;
 
@@ -133,6 +135,8 @@ pub struct Outage {
     inherited: AtomicU64,
     /// Whether what other processes left must be told.
     restore_due: AtomicBool,
+    /// Whether what killed processes had counted last is read from Redis.
+    is_read: AtomicBool,
     /// Held while rows are written, so that older ones never follow newer ones.
     noting: tokio::sync::Mutex<()>,
     served: AtomicU64,
@@ -188,6 +192,7 @@ impl Outage {
             nodes: Mutex::new(nodes),
             inherited: AtomicU64::new(inherited),
             restore_due: AtomicBool::new(true),
+            is_read: AtomicBool::new(false),
             noting: tokio::sync::Mutex::default(),
             served: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -352,6 +357,7 @@ impl Outage {
     pub async fn keep(self: Arc<Self>) {
         let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
         let mut logged = String::new();
+        let mut answering = None::<Instant>;
         let tick = READ_EVERY.min(self.settings.journal_interval);
         loop {
             tokio::time::sleep(tick).await;
@@ -362,6 +368,7 @@ impl Outage {
             if !self.guard.is_closed() {
                 continue;
             }
+            let answers_for = answering.get_or_insert_with(Instant::now).elapsed();
             // Half the staleness, so that a count is read again well before it counts as unknown.
             if let Some(old) = Instant::now().checked_sub(self.settings.count_staleness / 2) {
                 self.accounts.list_to_read(old, READ_MAX);
@@ -373,7 +380,8 @@ impl Outage {
                     self.nodes.lock().see(count, Instant::now());
                 }
             }
-            if !self.restore_due.swap(false, Ordering::AcqRel) {
+            let reads_first = !self.is_read.load(Ordering::Acquire) && answers_for < READ_FIRST_MAX;
+            if reads_first || !self.restore_due.swap(false, Ordering::AcqRel) {
                 continue;
             }
             match self.restore().await {
@@ -388,6 +396,11 @@ impl Outage {
                 }
             }
         }
+    }
+
+    /// Notes that what killed processes had counted last is read.
+    pub fn has_read(&self) {
+        self.is_read.store(true, Ordering::Release);
     }
 
     /// The journal.
