@@ -354,14 +354,14 @@ async fn an_emptied_redis_is_told_the_claims_again_without_a_second_line() {
         (redis.command(&["HLEN", &claims]).await.ok()? == ":3\r\n").then_some(())
     })
     .await;
-    // A gateway that was not there before meets the claims.
-    scene.gateways[0].kill9();
-    scene.gateways[0].restart().await;
-    assert_eq!(calls(&scene, &key, 30).await, 0);
     eventually("the key is exhausted again for all", async || {
         (scene.used(&key).await == LIMIT).then_some(())
     })
     .await;
+    // A gateway that was not there before meets the claims.
+    scene.gateways[0].kill9();
+    scene.gateways[0].restart().await;
+    assert_eq!(calls(&scene, &key, 30).await, 0);
     assert_eq!(logged(&scene), events, "no line is written twice");
     for delivery in receiver.recorded() {
         assert!(

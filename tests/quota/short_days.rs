@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use harness::RedisServer;
 use jiff::Timestamp;
@@ -126,11 +126,11 @@ async fn days_cross_real_midnights(store: &str, days: usize) -> u64 {
         gate(store, &calendar, "one").await,
         gate(store, &calendar, "two").await,
     ];
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while !gates.iter().all(|gate| gate.store.health().keys.loaded) {
-        assert!(Instant::now() < deadline, "the stores come up");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    harness::eventually("the stores come up", async || {
+        let up = |gate: &Arc<Gate>| gate.store.health().keys.loaded;
+        gates.iter().all(up).then_some(())
+    })
+    .await;
     let key = issue(&gates[0].store).await;
     let stop = Arc::new(AtomicBool::new(false));
     let clients: Vec<_> = (0..8)
