@@ -152,7 +152,9 @@ async fn nothing_that_clients_choose_becomes_a_label() {
     }
     let after: Vec<String> = counted(&scene, 212.0).await.into_keys().collect();
     assert_eq!(after, before);
-    let all = after.join("\n");
+    // The addresses of an upstream's servers are the configuration's.
+    let own = format!("server=\"{}\"", scene.upstream.address());
+    let all = after.join("\n").replace(&own, "");
     for word in ["evil", "fpd_", &key.id, "127.0.0.1"] {
         assert!(!all.contains(word), "{word} in {all}");
     }
