@@ -1,0 +1,551 @@
+//! Every kind of mistake, told with its place and a hint.
+
+use super::*;
+
+#[test]
+fn each_mistake_is_told_with_its_line_column_and_path() {
+    let cases = [
+        ("limit: {}", "1:1 limit: there is no such key"),
+        (
+            "limits: {header_byte: 1KiB}",
+            "1:10 limits.header_byte: there is no such key",
+        ),
+        ("limits: 5", "1:9 limits: expected keys, found a number"),
+        ("limits:", "1:1 limits: the section is empty"),
+        (
+            "limits: {header_bytes: 16}",
+            "1:24 limits.header_bytes: expected a size, found the number 16",
+        ),
+        (
+            "limits: {header_bytes: 16KB}",
+            "1:24 limits.header_bytes: \"16KB\" is not a size",
+        ),
+        (
+            "limits: {header_bytes: 1023B}",
+            "1:24 limits.header_bytes: 1023B is too small",
+        ),
+        (
+            "limits: {request_head: 99ms}",
+            "1:24 limits.request_head: 99ms is too small",
+        ),
+        (
+            "limits: {connections: 0}",
+            "1:23 limits.connections: 0 is too small",
+        ),
+        (
+            "limits: {h2_control_frames: 10001}",
+            "1:29 limits.h2_control_frames: 10001 is too large",
+        ),
+        (
+            "limits: {header_count: 257}",
+            "1:24 limits.header_count: 257 is too large",
+        ),
+        (
+            "limits: {header_count: \"64\"}",
+            "1:24 limits.header_count: expected a whole number, found \"64\"",
+        ),
+        (
+            "limits: {exempt_addresses: [10.0.0.1/8]}",
+            "1:29 limits.exempt_addresses[0]: \"10.0.0.1/8\" is not a network",
+        ),
+        (
+            "limits: {failed_authentications: 0}",
+            "1:34 limits.failed_authentications: 0 is too small",
+        ),
+        (
+            "limits: {header_count: -1}",
+            "1:24 limits.header_count: \"-1\" is not a whole number",
+        ),
+        (
+            "limits: {header_count: 1.5}",
+            "1:24 limits.header_count: \"1.5\" is not a whole number",
+        ),
+        (
+            "limits: {header_count: 99999999999999999999}",
+            "1:24 limits.header_count: the number is too large",
+        ),
+        (
+            "limits: {header_count: [64]}",
+            "1:10 limits.header_count: expected a whole number, found a list",
+        ),
+        (
+            "limits:\n  header_count:\n",
+            "2:3 limits.header_count: expected a whole number, found nothing",
+        ),
+        (
+            "limits: {shutdown_grace: soon}",
+            "1:26 limits.shutdown_grace: \"soon\" is not a duration",
+        ),
+        ("listen: {}", "1:1 listen: there is no listener for clients"),
+        (
+            "listen: {http: {address: localhost:80}}",
+            "1:26 listen.http.address: \"localhost:80\" is not an address to listen on",
+        ),
+        (
+            "listen: {http: {address: 0.0.0.0:80}}",
+            "1:26 listen.http.address: 0.0.0.0:80 would take API keys in clear text from the network",
+        ),
+        (
+            "listen: {http: {cleartext: yes}}",
+            "1:28 listen.http.cleartext: \"yes\" is not a choice for cleartext",
+        ),
+        (
+            "listen: {https: {address: 0.0.0.0:443, certificate: self-signed}}",
+            "1:53 listen.https.certificate: a self-signed certificate is for loopback addresses only",
+        ),
+        (
+            "listen: {https: {certificate: /none.pem, private_key: Cargo.toml}}",
+            "1:31 listen.https.certificate: cannot read /none.pem: No such file or directory (os error 2)",
+        ),
+        (
+            "listen: {https: {certificate: Cargo.toml}}",
+            "1:10 listen.https.private_key: the key is missing",
+        ),
+        (
+            "listen: {https: {hsts: 1001d}}",
+            "1:24 listen.https.hsts: 1001d is too large",
+        ),
+        (
+            "listen: {https: {private_key: Cargo.toml}}",
+            "1:31 listen.https.private_key: a self-signed certificate has its own key",
+        ),
+        (
+            "listen: {http: {}, admin: {address: 0.0.0.0:9}}",
+            "1:37 listen.admin.address: 0.0.0.0:9 would open the admin listener to the network",
+        ),
+        (
+            "listen: {http: {}, admin: {token: short}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token: \"${SECRET} ${SECRET} ${SECRET}\"}}",
+            "1:35 listen.admin.token: it is not a token",
+        ),
+        (
+            "listen: {http: {}, admin: {token_file: /none}}",
+            "1:40 listen.admin.token_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
+            "listen: {http: {address: 127.0.0.1:9090}}",
+            "1:1 listen.admin.address: the http listener has this address already",
+        ),
+        ("store: {}", "1:1 store: there is no store"),
+        (
+            "store: {embedded: {}, redis: {}}",
+            "1:23 store.redis: there are two stores",
+        ),
+        (
+            "store: {embedded: {durability: never}}",
+            "1:32 store.embedded.durability: \"never\" is not a durability",
+        ),
+        (
+            "store: {embedded: {durability: 2m}}",
+            "1:32 store.embedded.durability: 2m is too large",
+        ),
+        (
+            "store: {embedded: {path: \"\"}}",
+            "1:26 store.embedded.path: \"\" is not a file name",
+        ),
+        (
+            "store: {redis: {url: \"http://x\"}}",
+            "1:22 store.redis.url: it is not the URL of a Redis server",
+        ),
+        (
+            "store: {redis: {password_file: /none}}",
+            "1:32 store.redis.password_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
+            "store: {redis: {url: \"rediss://x#insecure\"}}",
+            "1:22 store.redis.url: it is not the URL of a Redis server",
+        ),
+        (
+            "store: {redis: {url: \"redis://x\", cluster: [\"h:1\"]}}",
+            "1:35 store.redis.cluster: it is told twice where Redis is",
+        ),
+        (
+            "store: {redis: {sentinels: [\"h:1\"]}}",
+            "1:9 store.redis.master: the key is missing",
+        ),
+        (
+            "store: {redis: {master: m}}",
+            "1:17 store.redis.master: there are no sentinels",
+        ),
+        (
+            "store: {redis: {sentinel_password_file: Cargo.toml}}",
+            "1:17 store.redis.sentinel_password_file: there are no sentinels",
+        ),
+        (
+            "store: {redis: {sentinels: [\"h:1\", \"h:1\"], master: m}}",
+            "1:36 store.redis.sentinels[1]: it is in the list already",
+        ),
+        (
+            "store: {redis: {cluster: [\"h:1\", \"::1:2\"]}}",
+            "1:34 store.redis.cluster[1]: \"::1:2\" is not a server",
+        ),
+        (
+            "store: {redis: {cluster: []}}",
+            "1:17 store.redis.cluster: at least one is needed",
+        ),
+        (
+            "store: {redis: {cluster: [\"h:1\"], database: 1}}",
+            "1:45 store.redis.database: a cluster has only database 0",
+        ),
+        (
+            "store: {redis: {database: 65536}}",
+            "1:27 store.redis.database: 65536 is too large",
+        ),
+        (
+            "store: {redis: {username: \"\"}}",
+            "1:27 store.redis.username: it is empty",
+        ),
+        (
+            "store: {redis: {url: \"redis://x\", tls: {}}}",
+            "1:35 store.redis.tls: the URL does not ask for TLS",
+        ),
+        (
+            "store: {redis: {url: \"rediss://x\", tls: {ca_file: /none}}}",
+            "1:51 store.redis.tls.ca_file: cannot read /none: No such file or directory (os error 2)",
+        ),
+        (
+            "store: {redis: {url: \"rediss://x\", tls: {certificate: Cargo.toml}}}",
+            "1:36 store.redis.tls.private_key: the key is missing",
+        ),
+        (
+            "store: {redis: {key_prefix: \"a{b\"}}",
+            "1:29 store.redis.key_prefix: \"a{b\" is not a prefix of names in Redis",
+        ),
+        (
+            "store: {redis: {outage: maybe}}",
+            "1:25 store.redis.outage: \"maybe\" is not an outage policy",
+        ),
+        (
+            "store: {redis: {cold_cap: 2}}",
+            "1:27 store.redis.cold_cap: expected a percentage, found the number 2",
+        ),
+        (
+            "store: {redis: {cold_cap: 101%}}",
+            "1:27 store.redis.cold_cap: 101% is too large",
+        ),
+        (
+            "store: {redis: {min_nodes: 0}}",
+            "1:28 store.redis.min_nodes: 0 is too small",
+        ),
+        (
+            "store: {redis: {timeout: 11s}}",
+            "1:26 store.redis.timeout: 11s is too large",
+        ),
+        (
+            "store: {redis: {replica: \"\"}}",
+            "1:26 store.redis.replica: \"\" is not a file name",
+        ),
+        (
+            "store: {redis: {max_staleness: 59s}}",
+            "1:32 store.redis.max_staleness: 59s is too small",
+        ),
+        (
+            "quota: {settle_window: 31d}",
+            "1:24 quota.settle_window: 31d is too large",
+        ),
+        (
+            "quota: {retention: 61d}",
+            "1:20 quota.retention: 61d is too small",
+        ),
+        (
+            "quota: {timezone: Mars/Olympus}",
+            "1:19 quota.timezone: \"Mars/Olympus\" is not an IANA time zone",
+        ),
+        (
+            "quota: {timezone: \"${NONE}\"}",
+            "1:19 quota.timezone: the environment has no variable NONE",
+        ),
+        (
+            "quota: {timezone: \"${\"}",
+            "1:19 quota.timezone: `${` without a variable's name and `}`",
+        ),
+        (
+            "runtime: {threads: \"${SECRET}\"}",
+            "1:20 runtime.threads: its value is not a whole number",
+        ),
+        (
+            "keys: {prefix: FPD}",
+            "1:16 keys.prefix: \"FPD\" is not a key prefix",
+        ),
+        (
+            "keys: {realm: 'a\"b'}",
+            "1:15 keys.realm: \"a\\\"b\" is not a realm",
+        ),
+        (
+            "forward: {headers_denied: [cookie, a b]}",
+            "1:36 forward.headers_denied[1]: \"a b\" is not a header name",
+        ),
+        (
+            "forward: {headers_denied: cookie}",
+            "1:27 forward.headers_denied: expected a list, found a text",
+        ),
+        (
+            "runtime: {threads: 257}",
+            "1:20 runtime.threads: 257 is too large",
+        ),
+        (
+            "logging: {level: loud}",
+            "1:18 logging.level: \"loud\" is not a log level",
+        ),
+        (
+            "logging: {access_log: stdour}",
+            "1:23 logging.access_log: \"stdour\" is not a place for the access log",
+        ),
+        ("1: x", "1:1 1: there is no such key"),
+    ];
+    for (more, expected) in cases {
+        assert_eq!(problems_of(with(more), 3), [expected], "{more}");
+    }
+}
+
+#[test]
+fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
+    let tiers = "tiers: {pro: {daily: 5}}";
+    let endpoints = "endpoints: [{path: /a, tiers: [pro], upstream: u}]";
+    let upstreams = "upstreams: {u: {servers: [127.0.0.1:9000]}}";
+    let cases = [
+        (
+            "tiers: {pro: {dayly: 5}}",
+            endpoints,
+            upstreams,
+            vec![
+                "1:9 tiers.pro.daily: the key is missing",
+                "1:15 tiers.pro.dayly: there is no such key",
+            ],
+        ),
+        (
+            "tiers: {pro: {daily: 0}}",
+            endpoints,
+            upstreams,
+            vec!["1:22 tiers.pro.daily: 0 is too small"],
+        ),
+        (
+            "tiers: {pro: {daily: 5, enforce: no}}",
+            endpoints,
+            upstreams,
+            vec!["1:34 tiers.pro.enforce: expected true or false, found \"no\""],
+        ),
+        (
+            "tiers: {pro: {daily: true, enforce: 'false'}}",
+            endpoints,
+            upstreams,
+            vec![
+                "1:22 tiers.pro.daily: expected a whole number, found true or false",
+                "1:37 tiers.pro.enforce: expected true or false, found \"false\"",
+            ],
+        ),
+        (
+            "tiers: {pro: {daily: 5}, Gold: {daily: 5}}",
+            endpoints,
+            upstreams,
+            vec!["1:26 tiers.Gold: this is not the name of a tier"],
+        ),
+        (
+            "tiers: {}",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: at least one is needed"],
+        ),
+        (
+            "tiers: [pro]",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: expected names with their values, found a list"],
+        ),
+        (
+            "",
+            endpoints,
+            upstreams,
+            vec!["1:1 tiers: the key is missing"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, methods: [], tiers: [], upstream: u}]",
+            upstreams,
+            vec![
+                "2:24 endpoints[0].methods: there is no method",
+                "2:37 endpoints[0].tiers: there is no tier that includes it",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: []",
+            upstreams,
+            vec!["2:1 endpoints: at least one is needed"],
+        ),
+        (
+            tiers,
+            "endpoints: [5]",
+            upstreams,
+            vec!["2:13 endpoints[0]: expected keys, found a number"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [por], upstream: w}]",
+            upstreams,
+            vec![
+                "2:32 endpoints[0].tiers[0]: there is no tier \"por\"",
+                "2:48 endpoints[0].upstream: there is no upstream \"w\"",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro, pro], upstream: u}]",
+            upstreams,
+            vec!["2:37 endpoints[0].tiers[1]: it is in the list already"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-12-01, sunset: 2026-11-30}]",
+            upstreams,
+            vec!["2:84 endpoints[0].sunset: the sunset lies before the deprecation"],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-2-30, sunset: [], links: {deprecation: docs, alternate: /b}}]",
+            upstreams,
+            vec![
+                "2:64 endpoints[0].deprecation: \"2026-2-30\" is not an instant",
+                "2:75 endpoints[0].sunset: expected a text, found a list",
+                "2:108 endpoints[0].links.deprecation: \"docs\" is not a link",
+                "2:114 endpoints[0].links.alternate: there is no such key",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{methods: [get], cost: 0}]",
+            upstreams,
+            vec![
+                "2:13 endpoints[0].path: the key is missing",
+                "2:13 endpoints[0].tiers: there is no tier that includes it",
+                "2:13 endpoints[0].upstream: the key is missing",
+                "2:24 endpoints[0].methods[0]: \"get\" is not a method an endpoint can take",
+                "2:36 endpoints[0].cost: \"0\" is not a positive whole number",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: '/a/{x}', tiers: [pro], upstream: u}, {path: a, tiers: [pro], upstream: u}, {path: /a/b, tiers: [pro], upstream: u}]",
+            upstreams,
+            vec![
+                "2:65 endpoints[1].path: this is not a path pattern",
+                "2:103 endpoints[2].path: it overlaps with /a/{x}",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: /a, tiers: [pro], upstream: u, maintenance: {until: soon, message: ' ', from: now}}]",
+            upstreams,
+            vec![
+                "2:72 endpoints[0].maintenance.until: \"soon\" is not an instant",
+                "2:87 endpoints[0].maintenance.message: it cannot be told to clients",
+                "2:92 endpoints[0].maintenance.from: there is no such key",
+            ],
+        ),
+        (
+            tiers,
+            "endpoints: [{path: '/{x}', tiers: [pro], upstream: u}]",
+            upstreams,
+            vec!["2:20 endpoints[0].path: the gateway answers this path itself"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: []}}",
+            vec!["3:17 upstreams.u.servers: at least one server is needed"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {}}",
+            vec!["3:13 upstreams.u.servers: the key is missing"],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: [127.0.0.1, 'a:0', bad.example:1, 127.0.0.1:1, 127.0.0.1:1], retries: 4}}",
+            vec![
+                "3:27 upstreams.u.servers[0]: \"127.0.0.1\" is not a server",
+                "3:38 upstreams.u.servers[1]: \"a:0\" is not a server",
+                "3:45 upstreams.u.servers[2]: \"bad.example:1\" cannot be resolved: no such host",
+                "3:73 upstreams.u.servers[4]: 127.0.0.1:1 is in the list already",
+                "3:96 upstreams.u.retries: 4 is too large",
+            ],
+        ),
+        (
+            tiers,
+            endpoints,
+            "upstreams: {u: {servers: ['127.0.0.1:1'], timeouts: {conect: 1s, idle: 2h}}}",
+            vec![
+                "3:54 upstreams.u.timeouts.conect: there is no such key",
+                "3:72 upstreams.u.timeouts.idle: 2h is too large",
+            ],
+        ),
+    ];
+    for (tiers, endpoints, upstreams, expected) in cases {
+        let text = format!("{tiers}\n{endpoints}\n{upstreams}\n");
+        assert_eq!(problems_of(parse(&text), 0), expected, "{text}");
+    }
+}
+
+#[test]
+fn all_problems_are_told_at_once_in_the_order_of_the_file() {
+    let errors =
+        with("logging: {level: loud, fromat: json}\nlimits: {header_count: many}\nzzz: 1\n")
+            .unwrap_err();
+    assert_eq!(
+        errors.to_string(),
+        "g.yaml:4:18: logging.level: \"loud\" is not a log level (hint: write error, warn, info, debug or trace)\n\
+         g.yaml:4:24: logging.fromat: there is no such key (hint: did you mean `format`?)\n\
+         g.yaml:5:24: limits.header_count: expected a whole number, found \"many\" (hint: write digits only, such as 1000)\n\
+         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, endpoints, events, upstreams, forward, runtime, limits, logging)"
+    );
+}
+
+#[test]
+fn what_is_not_a_configuration_at_all_is_one_problem() {
+    let bomb = format!("a: &a [x]\n{}", "b: [*a, *a]\n");
+    for (text, expected) in [
+        ("", "1:1 : the file is empty"),
+        ("# nothing\n", "1:1 : the file is empty"),
+        ("5", "1:1 : expected keys, found a number"),
+        ("- a\n", "1:1 : expected keys, found a list"),
+        ("a: [\n", "2:1 : this is not YAML: "),
+        ("a: 1\n\tb: 2\n", "2:1 : this is not YAML: "),
+        (
+            "a: 1\na: 1\n",
+            "2:1 a: the key is given twice, first in line 1",
+        ),
+        (
+            "a: 1\n---\na: 1\n",
+            "2:1 : a second YAML document begins here",
+        ),
+        (
+            &bomb,
+            "2:5 b[0]: aliases (`*name`, `<<`) are not taken here",
+        ),
+    ] {
+        let problems = problems_of(parse(text), 0);
+        assert!(
+            problems.len() == 1 && problems[0].starts_with(expected),
+            "{text:?}: {problems:?}"
+        );
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_one_problem() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gateway.yaml");
+    let problem = || problems_of(Config::load(&file), 0).remove(0);
+    assert!(problem().starts_with("1:1 : cannot read the file: "));
+    std::fs::write(&file, b"a: 1\nb: \xff\n").unwrap();
+    assert_eq!(problem(), "2:4 : the file is not UTF-8");
+    std::fs::write(&file, vec![b'#'; FILE_BYTES_MAX + 1]).unwrap();
+    assert_eq!(problem(), "1:1 : the file is too large");
+    std::fs::write(&file, format!("{NEEDED}#").into_bytes()).unwrap();
+    assert!(Config::load(&file).is_ok());
+}
