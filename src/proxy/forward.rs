@@ -13,7 +13,7 @@ use http::header::{
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 
-use crate::policy::{caching, rate_limit};
+use crate::policy::{caching, own_header, rate_limit};
 
 /// The header that carries the API key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -37,25 +37,6 @@ pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-ho
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
-
-/// Headers that frame a message, belong to one connection or are ours: in another spelling they would pass as the
-/// client's own.
-const SET_OR_READ_HERE: [&str; 14] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-authenticate",
-    "proxy-connection",
-    "te",
-    "traceparent",
-    "tracestate",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-request-id",
-];
 
 /// What the upstream is told of a request.
 #[derive(Debug)]
@@ -97,10 +78,9 @@ impl DeniedHeaders {
         };
         let name = folded.as_ref().unwrap_or(name);
         let text = name.as_str();
-        *name == X_API_KEY
-            || text.starts_with("x-consumer-")
-            || text.starts_with("x-forwarded-")
-            || (folded.is_some() && SET_OR_READ_HERE.contains(&text))
+        // In another spelling those that are read or set here would pass as the client's own.
+        own_header::tells_who_calls(text)
+            || (folded.is_some() && own_header::is_read_or_set(text))
             || self.0.contains(name)
     }
 }

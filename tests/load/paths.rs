@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use harness::paths::{NORMALISERS, generated};
+use harness::paths::{NORMALISERS, judge};
 use touchline::config::Config;
 use touchline::policy::target::Target;
 
@@ -20,38 +20,29 @@ fn main() -> ExitCode {
     let (paths, seed) = (number("PATHS", 10_000_000), number("SEED", 1));
     let config = Config::parse("normalisers.yaml", FILE, &|_| None).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
-    let (mut refused, mut unknown, mut found) = (0u64, 0u64, 0u64);
     let start = Instant::now();
-    for _ in 0..paths {
-        let sent = generated(&mut random);
-        let Ok(target) = Target::parse(sent.as_bytes()) else {
-            refused += 1;
-            continue;
-        };
-        let Some(endpoint) = config.endpoints.find(target.path) else {
-            unknown += 1;
-            continue;
-        };
-        found += 1;
-        for (name, normalise) in NORMALISERS {
-            let read = normalise(target.path);
-            match config.endpoints.find(&read) {
-                Some(other) if other.pattern != endpoint.pattern => {
-                    println!(
-                        "BYPASS: {sent:?} is {} for us and {read:?} for one that {name}",
-                        endpoint.pattern
-                    );
-                    return ExitCode::FAILURE;
-                }
-                Some(_) | None => {}
-            }
+    let judged = judge(
+        &mut random,
+        paths,
+        |sent| Some(Target::parse(sent.as_bytes()).ok()?.path),
+        |path| Some(config.endpoints.find(path)?.pattern.clone()),
+    );
+    match judged {
+        Ok(judged) => {
+            println!(
+                "{paths} paths of seed {seed} in {:.0} s: {} refused, {} no endpoint, {} admitted and read in the same way by {} \
+                 kinds of upstream; 0 bypasses",
+                start.elapsed().as_secs_f64(),
+                judged.refused,
+                judged.unknown,
+                judged.found,
+                NORMALISERS.len()
+            );
+            ExitCode::SUCCESS
+        }
+        Err(bypass) => {
+            println!("BYPASS: {bypass}");
+            ExitCode::FAILURE
         }
     }
-    println!(
-        "{paths} paths of seed {seed} in {:.0} s: {refused} refused, {unknown} no endpoint, {found} admitted and read in the \
-         same way by {} kinds of upstream; 0 bypasses",
-        start.elapsed().as_secs_f64(),
-        NORMALISERS.len()
-    );
-    ExitCode::SUCCESS
 }

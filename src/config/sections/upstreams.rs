@@ -17,9 +17,9 @@ use crate::config::text::{
     TimeoutsText, UpstreamText,
 };
 use crate::config::{HealthCheck, Secret, SecretHeader, Server, Timeouts, Upstream};
-use crate::policy::address;
 use crate::policy::choice::Choice;
 use crate::policy::server_health::{Ejection, Thresholds};
+use crate::policy::{address, own_header};
 
 const RETRIES_MAX: u64 = 3;
 const WEIGHT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999);
@@ -28,24 +28,6 @@ const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
 /// More checks in a row than anybody waits for.
 const IN_A_ROW_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(99);
 const FAILURES_MAX: u64 = 1_000;
-/// Headers that the gateway sets itself, or that frame a request.
-const HEADERS_TAKEN: [&str; 14] = [
-    "connection",
-    "content-length",
-    "expect",
-    "host",
-    "keep-alive",
-    "proxy-connection",
-    "te",
-    "traceparent",
-    "tracestate",
-    "trailer",
-    "transfer-encoding",
-    "upgrade",
-    "x-api-key",
-    "x-request-id",
-];
-
 /// The upstreams; `None` where there are none.
 pub(super) fn upstreams(
     check: &mut Check<'_>,
@@ -247,8 +229,7 @@ fn header(
         let name = HeaderName::try_from(text)
             .map_err(|_| Wrong::new(format!("{text:?} is not the name of a header"), hint))?;
         let word = name.as_str();
-        let ours = ["x-consumer-", "x-forwarded-"];
-        if HEADERS_TAKEN.contains(&word) || ours.iter().any(|prefix| word.starts_with(prefix)) {
+        if own_header::is_read_or_set(word) || own_header::tells_who_calls(word) {
             return Err(Wrong::new("the gateway sets or removes this header", hint));
         }
         Ok(name)

@@ -2,6 +2,8 @@
 //!
 //! Each normaliser decodes once. One that decodes twice is a hole of its own, which no gateway can close for it.
 
+use std::sync::Arc;
+
 /// What paths are made of: what endpoints have, and what servers disagree about.
 const PIECES: [&str; 48] = [
     "api",
@@ -193,6 +195,56 @@ fn without_dots(path: &str) -> String {
         }
     }
     format!("/{}", kept.join("/"))
+}
+
+/// What became of generated paths that no normaliser turned into another endpoint.
+#[derive(Debug, Default)]
+pub struct Judged {
+    /// Not let in.
+    pub refused: u64,
+    /// Let in, but no endpoint.
+    pub unknown: u64,
+    /// Found, and read in the same way by every normaliser.
+    pub found: u64,
+}
+
+/// Has so many generated paths read by a gateway and by every normaliser: `path` is the path of a target that is let in,
+/// `endpoint` the pattern of the endpoint that a path is.
+///
+/// # Errors
+/// The first path that an upstream takes for another endpoint than the gateway did, or that does not begin with what was matched.
+pub fn judge(
+    random: &mut fastrand::Rng,
+    paths: u64,
+    path: impl Fn(&str) -> Option<&str>,
+    endpoint: impl Fn(&str) -> Option<Arc<str>>,
+) -> Result<Judged, String> {
+    let mut judged = Judged::default();
+    for _ in 0..paths {
+        let sent = generated(random);
+        let Some(matched) = path(&sent) else {
+            judged.refused += 1;
+            continue;
+        };
+        let Some(ours) = endpoint(matched) else {
+            judged.unknown += 1;
+            continue;
+        };
+        judged.found += 1;
+        // What was matched is what goes on, byte for byte.
+        if !sent.starts_with(matched) {
+            return Err(format!("{sent:?} was matched as {matched:?}"));
+        }
+        for (name, normalise) in NORMALISERS {
+            let read = normalise(matched);
+            if endpoint(&read).is_some_and(|theirs| theirs != ours) {
+                return Err(format!(
+                    "{sent:?} is {ours} for us and {read:?} for one that {name}"
+                ));
+            }
+        }
+    }
+    Ok(judged)
 }
 
 #[cfg(test)]
