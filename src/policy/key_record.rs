@@ -298,25 +298,27 @@ impl KeyRecord {
         }
     }
 
-    /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time.
+    /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time, and everything is looked at
+    /// whatever was found before, so that the time taken says nothing of the outcome.
     pub fn usable(&self, presented: &KeyDigest, now: Timestamp) -> Result<(), Unusable> {
+        let (previous, until) = match &self.previous {
+            Some(previous) => (&previous.digest, previous.until),
+            None => (&self.digest, Timestamp::MIN),
+        };
         let current = self.digest == *presented;
-        let previous = self
-            .previous
-            .as_ref()
-            .is_some_and(|previous| (previous.digest == *presented) & (now < previous.until));
-        if !(current | previous) {
-            return Err(Unusable::WrongSecret);
-        }
-        match self.state {
-            KeyState::Revoked => return Err(Unusable::Revoked),
-            KeyState::Suspended => return Err(Unusable::Suspended),
-            KeyState::Active => {}
-        }
-        if self.expires.is_some_and(|expires| now >= expires) {
-            return Err(Unusable::Expired);
-        }
-        Ok(())
+        let overlapping = (previous == presented) & (now < until);
+        let ended = now >= self.expires.unwrap_or(Timestamp::MAX);
+        let first_of = [
+            (!(current | overlapping), Unusable::WrongSecret),
+            (self.state == KeyState::Revoked, Unusable::Revoked),
+            (self.state == KeyState::Suspended, Unusable::Suspended),
+            (ended, Unusable::Expired),
+        ];
+        // From the last to the first, each in the place of those behind it.
+        let found = first_of.into_iter().rev();
+        found.fold(Ok(()), |after, (applies, unusable)| {
+            if applies { Err(unusable) } else { after }
+        })
     }
 
     /// The units this key may use on `date`, given its tier's daily quota.

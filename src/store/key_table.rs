@@ -30,30 +30,48 @@ impl KeyEntry {
     }
 }
 
-/// All keys by digest and by id.
-#[derive(Debug)]
-pub struct KeyTable {
+/// Keys by digest and by id.
+#[derive(Debug, Default)]
+struct Index {
     by_digest: papaya::HashMap<KeyDigest, KeyId>,
     by_id: papaya::HashMap<KeyId, Arc<KeyEntry>>,
-    /// Writers take turns, so that the two maps agree.
+}
+
+impl Index {
+    fn id(&self, digest: &KeyDigest) -> Option<KeyId> {
+        self.by_digest.pin().get(digest).copied()
+    }
+
+    fn entry(&self, id: KeyId) -> Option<Arc<KeyEntry>> {
+        self.by_id.pin().get(&id).cloned()
+    }
+}
+
+/// All keys.
+#[derive(Debug)]
+pub struct KeyTable {
+    keys: Index,
+    /// Writers take turns, so that the two maps of the index agree.
     writing: parking_lot::Mutex<()>,
     changes: AtomicU64,
     /// What is judged in the place of an unknown key: [`KeyRecord::decoy`] and nothing else.
-    decoys: papaya::HashMap<KeyId, Arc<KeyEntry>>,
-    decoy: KeyId,
+    decoys: Index,
+    decoy: KeyDigest,
 }
 
 impl Default for KeyTable {
     fn default() -> KeyTable {
         let decoy = KeyRecord::decoy();
-        let id = decoy.id;
+        let (id, digest) = (decoy.id, decoy.digest);
         KeyTable {
-            by_digest: papaya::HashMap::new(),
-            by_id: papaya::HashMap::new(),
+            keys: Index::default(),
             writing: parking_lot::Mutex::default(),
             changes: AtomicU64::new(0),
-            decoys: [(id, KeyEntry::new(decoy))].into_iter().collect(),
-            decoy: id,
+            decoys: Index {
+                by_digest: [(digest, id)].into_iter().collect(),
+                by_id: [(id, KeyEntry::new(decoy))].into_iter().collect(),
+            },
+            decoy: digest,
         }
     }
 }
@@ -66,15 +84,17 @@ impl KeyTable {
 
     /// The entry that the holder of this secret may use at `now`. One that nobody has ever had is a wrong secret.
     ///
-    /// Takes the same steps whatever comes out, so that the time of a refusal says nothing of its reason: an unknown secret
-    /// has a record of its own judged, which no secret opens.
+    /// Takes the same steps whatever comes out, so that the time of a refusal says nothing of its reason. Three look-ups: one
+    /// among the keys and one among the decoys, of which exactly one finds something; and that one's record, which is
+    /// judged. No secret opens a decoy.
     pub fn judge(&self, presented: &KeyDigest, now: Timestamp) -> Result<Arc<KeyEntry>, Unusable> {
-        let known = self.by_digest.pin().get(presented).copied();
-        let (entries, id) = match known {
-            Some(id) => (&self.by_id, id),
-            None => (&self.decoys, self.decoy),
+        let known = self.keys.id(presented);
+        let (index, sought) = match known {
+            Some(_) => (&self.keys, presented),
+            None => (&self.decoys, &self.decoy),
         };
-        let entry = entries.pin().get(&id).cloned();
+        let decoy = self.decoys.id(sought);
+        let entry = known.or(decoy).and_then(|id| index.entry(id));
         let entry = entry.ok_or(Unusable::WrongSecret)?;
         entry.record.usable(presented, now)?;
         Ok(entry)
@@ -83,20 +103,19 @@ impl KeyTable {
     /// The entry whose current or previous secret has this digest. The caller still checks
     /// [`KeyRecord::usable`] with the digest: the entry may have moved on.
     pub fn find(&self, digest: &KeyDigest) -> Option<Arc<KeyEntry>> {
-        let id = *self.by_digest.pin().get(digest)?;
-        self.get(id)
+        self.get(self.keys.id(digest)?)
     }
 
     /// The entry with this id.
     pub fn get(&self, id: KeyId) -> Option<Arc<KeyEntry>> {
-        self.by_id.pin().get(&id).cloned()
+        self.keys.entry(id)
     }
 
     /// Takes in a record unless a newer or equal version is here. Says whether it was taken.
     pub fn apply(&self, record: KeyRecord) -> bool {
         let _turn = self.writing.lock();
-        let by_id = self.by_id.pin();
-        let by_digest = self.by_digest.pin();
+        let by_id = self.keys.by_id.pin();
+        let by_digest = self.keys.by_digest.pin();
         let old = by_id.get(&record.id).cloned();
         if old
             .as_ref()
@@ -126,7 +145,7 @@ impl KeyTable {
 
     /// How many keys there are.
     pub fn len(&self) -> usize {
-        self.by_id.len()
+        self.keys.by_id.len()
     }
 
     /// Whether there are none.
@@ -136,7 +155,7 @@ impl KeyTable {
 
     /// All entries, in no order.
     pub fn entries(&self) -> Vec<Arc<KeyEntry>> {
-        self.by_id.pin().values().cloned().collect()
+        self.keys.by_id.pin().values().cloned().collect()
     }
 }
 
