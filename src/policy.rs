@@ -20,6 +20,7 @@
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`explanation`] | what all steps would make of a request, and why |
+//! | [`octets`] | sets of octets, as grammars name them |
 //! | [`own_header`] | which request headers are the gateway's own |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
@@ -52,6 +53,7 @@ pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
 pub mod maintenance;
+pub mod octets;
 pub mod openapi;
 pub mod own_header;
 pub mod own_path;

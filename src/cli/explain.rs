@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
-use http::{Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -16,8 +16,7 @@ use crate::config::{Config, Place};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::Waived;
 use crate::policy::explanation::{self, Check, Outcome, Question, Step, Terms, Verdict};
-use crate::policy::rate_limit::Standing;
-use crate::proxy::respond::{announce, insert_standing, refusal_header};
+use crate::proxy::respond::{announce, insert_standing, refusal_fields};
 use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
@@ -162,9 +161,9 @@ impl Answer {
                 endpoint,
             } => {
                 let problem = rejection.problem("", &config.keys.realm, now);
-                let mut header = refusal_header(&problem, *standing, endpoint.as_deref(), now)?;
+                let mut fields = refusal_fields(&problem, *standing, endpoint.as_deref(), now);
                 // With the request id it is longer.
-                header.remove_header(&http::header::CONTENT_LENGTH);
+                fields.remove(http::header::CONTENT_LENGTH);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
@@ -172,30 +171,32 @@ impl Answer {
                 Answer {
                     status: Some(problem.status.as_u16()),
                     code: Some(rejection.code()),
-                    headers: told(&header),
+                    headers: told(&fields),
                     body: Some(body),
                 }
             }
             Outcome::Answered { standing, .. } => {
-                let mut header = pingora::http::ResponseHeader::build(StatusCode::OK, None)?;
-                insert(&mut header, *standing, now)?;
+                let mut fields = HeaderMap::new();
+                if let Some(standing) = standing {
+                    insert_standing(&mut fields, *standing, now);
+                }
                 Answer {
-                    status: Some(header.status.as_u16()),
+                    status: Some(StatusCode::OK.as_u16()),
                     code: None,
-                    headers: told(&header),
+                    headers: told(&fields),
                     body: None,
                 }
             }
             Outcome::Forwarded {
                 endpoint, standing, ..
             } => {
-                let mut header = pingora::http::ResponseHeader::build(StatusCode::OK, None)?;
-                insert(&mut header, Some(*standing), now)?;
-                announce(&mut header, &endpoint.retirement)?;
+                let mut fields = HeaderMap::new();
+                insert_standing(&mut fields, *standing, now);
+                announce(&mut fields, &endpoint.retirement);
                 Answer {
                     status: None,
                     code: None,
-                    headers: told(&header),
+                    headers: told(&fields),
                     body: None,
                 }
             }
@@ -203,18 +204,10 @@ impl Answer {
     }
 }
 
-fn insert(
-    header: &mut pingora::http::ResponseHeader,
-    standing: Option<Standing>,
-    now: Timestamp,
-) -> pingora::Result<()> {
-    standing.map_or(Ok(()), |standing| insert_standing(header, standing, now))
-}
-
 /// The headers by name; several of one name in one value, as HTTP lets them be.
-fn told(header: &pingora::http::ResponseHeader) -> BTreeMap<String, String> {
+fn told(fields: &HeaderMap) -> BTreeMap<String, String> {
     let mut told: BTreeMap<String, String> = BTreeMap::new();
-    for (name, value) in &header.headers {
+    for (name, value) in fields {
         let value = String::from_utf8_lossy(value.as_bytes());
         told.entry(name.to_string())
             .and_modify(|all| *all = format!("{all}, {value}"))

@@ -4,6 +4,11 @@
 //! answer that passes says `private`, unless it says that or something stricter already, and names the key in `Vary` for
 //! caches that several keys share. What an upstream says beside that stands.
 
+use http::HeaderValue;
+
+/// For nobody's cache.
+pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
+
 /// The `Cache-Control` of an answer whose upstream said `values`; `None` where that stands as it is. What cannot be read
 /// becomes `no-store`.
 pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<String> {

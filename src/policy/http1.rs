@@ -8,6 +8,7 @@
 use http::HeaderName;
 use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 
+use super::octets::OctetSet;
 use super::rejection::{Malformed, Rejection};
 use super::target::Target;
 
@@ -123,7 +124,7 @@ fn end_of_head(head: &[u8], seen: usize) -> Option<usize> {
 fn check_partial(head: &[u8], bounds: &HeadBounds) -> Result<(), Rejection> {
     if head
         .first()
-        .is_some_and(|byte| !is_token(*byte) && *byte != b'\r')
+        .is_some_and(|byte| !TOKEN.contains(*byte) && *byte != b'\r')
     {
         return Err(unreadable());
     }
@@ -150,7 +151,12 @@ fn too_long_a_line(line: &[u8]) -> Rejection {
         .take(METHOD_BYTES_MAX + 1)
         .position(|byte| *byte == b' ');
     match method {
-        Some(end) if end > 0 && line.iter().take(end).copied().all(is_token) => {
+        Some(end)
+            if end > 0
+                && line
+                    .get(..end)
+                    .is_some_and(|method| TOKEN.contains_all(method)) =>
+        {
             Rejection::UriTooLong
         }
         Some(_) | None => unreadable(),
@@ -173,7 +179,7 @@ fn check(head: &[u8], bounds: &HeadBounds) -> Result<Body, Rejection> {
         let value = value.get(1..).unwrap_or_default().trim_ascii();
         // A folded line begins with white space, which no name has.
         if name.is_empty()
-            || !name.iter().copied().all(is_token)
+            || !TOKEN.contains_all(name)
             || !value.iter().copied().all(is_field_value)
         {
             return Err(unreadable());
@@ -225,8 +231,7 @@ fn check_request_line(line: &[u8], bounds: &HeadBounds) -> Result<Version, Rejec
     else {
         return Err(unreadable());
     };
-    let is_method =
-        (1..=METHOD_BYTES_MAX).contains(&method.len()) && method.iter().copied().all(is_token);
+    let is_method = (1..=METHOD_BYTES_MAX).contains(&method.len()) && TOKEN.contains_all(method);
     let version = match version {
         b"HTTP/1.1" => Version::Http11,
         b"HTTP/1.0" => Version::Http10,
@@ -310,19 +315,15 @@ pub fn is_host(host: &[u8]) -> bool {
         Some(Some(address)) => std::str::from_utf8(address)
             .is_ok_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok()),
         Some(None) => false,
-        None => {
-            !name.is_empty()
-                && name
-                    .iter()
-                    .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_'))
-        }
+        None => !name.is_empty() && HOST_NAME.contains_all(name),
     }
 }
 
+/// A character of a registered name, as far as names are used.
+static HOST_NAME: OctetSet = OctetSet::alphanumeric_and(b"-._");
+
 /// A character of a token (RFC 9110 section 5.6.2).
-fn is_token(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
-}
+static TOKEN: OctetSet = OctetSet::alphanumeric_and(b"!#$%&'*+-.^_`|~");
 
 /// A character of a field's value (RFC 9110 section 5.5).
 fn is_field_value(byte: u8) -> bool {

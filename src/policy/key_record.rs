@@ -316,9 +316,12 @@ impl KeyRecord {
         ];
         // From the last to the first, each in the place of those behind it.
         let found = first_of.into_iter().rev();
-        found.fold(Ok(()), |after, (applies, unusable)| {
-            if applies { Err(unusable) } else { after }
-        })
+        found.fold(
+            Ok(()),
+            |after, (applies, unusable)| {
+                if applies { Err(unusable) } else { after }
+            },
+        )
     }
 
     /// The units this key may use on `date`, given its tier's daily quota.

@@ -4,6 +4,8 @@
 //! no normal form: a target that another server might read differently (RFC 3986 sections 2 to 3.4 and 6.2.2) is
 //! refused, and what was accepted is forwarded byte for byte.
 
+use super::octets::OctetSet;
+
 /// Why a request target is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetError {
@@ -62,7 +64,7 @@ impl<'a> Target<'a> {
         if raw.first() != Some(&b'/') {
             return Err(TargetError::NotOriginForm);
         }
-        if !raw.iter().all(|byte| is_rfc3986(*byte)) {
+        if !RFC3986.contains_all(raw) {
             return Err(TargetError::ForbiddenCharacter);
         }
         let text = std::str::from_utf8(raw).map_err(|_| TargetError::ForbiddenCharacter)?;
@@ -142,9 +144,7 @@ fn decode(path: &str) -> Vec<u8> {
 }
 
 /// The characters that RFC 3986 allows in a path or query, and `%`.
-fn is_rfc3986(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte)
-}
+static RFC3986: OctetSet = OctetSet::alphanumeric_and(b"-._~!$&'()*+,;=:@/?%");
 
 #[cfg(test)]
 mod tests {

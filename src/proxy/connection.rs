@@ -23,8 +23,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use http::HeaderValue;
 use pingora::proxy::Session;
 use tokio::sync::Notify;
+
+use super::forward;
 
 pub mod census;
 pub mod guard;
@@ -40,6 +43,8 @@ pub mod writes;
 pub struct Connection {
     /// The client's address.
     pub client: SocketAddr,
+    /// The same without its port, as upstreams are told.
+    pub address: HeaderValue,
     retired: AtomicBool,
     retire: Notify,
     body_fault: AtomicU8,
@@ -59,6 +64,7 @@ impl Connection {
     pub fn new(client: SocketAddr) -> Arc<Connection> {
         Arc::new(Connection {
             client,
+            address: forward::address(client.ip()),
             retired: AtomicBool::new(false),
             retire: Notify::new(),
             body_fault: AtomicU8::new(0),

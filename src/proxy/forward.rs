@@ -2,16 +2,22 @@
 //!
 //! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers go, ours come. Header names are
 //! compared with `_` taken as `-`, because some servers read both alike. The target goes through byte for byte.
+//!
+//! Fields are changed in the maps of the `http` crate, not through pingora, which would keep beside each name how it was
+//! spelt: names have no case (RFC 9110 section 5.1), and that costs as much as all the rest of forwarding.
 
 use std::collections::HashSet;
+use std::mem;
 use std::net::IpAddr;
 
 use http::header::{
     CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, VARY, X_CONTENT_TYPE_OPTIONS,
+    TRANSFER_ENCODING, UPGRADE, VARY,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::uri::Uri;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request, response};
 use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::{ErrorType, OrErr};
 
 use crate::policy::{caching, own_header, rate_limit};
 
@@ -44,7 +50,7 @@ pub struct Identity<'a> {
     /// The request id.
     pub request_id: &'a HeaderValue,
     /// The client's address.
-    pub client: Option<IpAddr>,
+    pub client: Option<HeaderValue>,
     /// `https` or `http`.
     pub scheme: &'static str,
     /// The host that the client asked for.
@@ -94,38 +100,76 @@ pub fn rebuild_request(
     identity: &Identity<'_>,
     denied: &DeniedHeaders,
 ) -> pingora::Result<()> {
-    let unwanted: Vec<HeaderName> = header
-        .headers
-        .keys()
-        .filter(|name| denied.contains(name))
-        .cloned()
-        .collect();
-    for name in &unwanted {
-        header.remove_header(name);
-    }
-    // The gateway has answered `Expect` itself.
-    for name in [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT] {
-        header.remove_header(&name);
-    }
-    let traceparent = traceparent(header.headers.get(TRACEPARENT), identity.trace);
-    if traceparent.starts_new_trace {
-        header.remove_header(&TRACESTATE);
-    }
-    header.insert_header(TRACEPARENT, traceparent.value)?;
-    header.insert_header(X_REQUEST_ID, identity.request_id.clone())?;
-    header.insert_header(X_CONSUMER_ID, identity.key_id)?;
-    header.insert_header(X_CONSUMER_TIER, identity.tier)?;
-    header.insert_header(X_FORWARDED_PROTO, identity.scheme)?;
-    if let Some(client) = identity.client {
-        header.insert_header(X_FORWARDED_FOR, client.to_string())?;
+    let mut parts = request_parts(header);
+    let traceparent = traceparent(parts.headers.get(TRACEPARENT), identity.trace);
+    let fields = mem::take(&mut parts.headers);
+    let mut fields = kept(fields, |name| {
+        let ours = [HOST, TRACEPARENT, X_REQUEST_ID].contains(name);
+        // The gateway has answered `Expect` itself.
+        let passed = [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT].contains(name);
+        let stale = traceparent.starts_new_trace && *name == TRACESTATE;
+        !(ours || passed || stale || denied.contains(name))
+    });
+    fields.insert(TRACEPARENT, value(&traceparent.value)?);
+    fields.insert(X_REQUEST_ID, identity.request_id.clone());
+    fields.insert(X_CONSUMER_ID, value(identity.key_id)?);
+    fields.insert(X_CONSUMER_TIER, value(identity.tier)?);
+    fields.insert(X_FORWARDED_PROTO, HeaderValue::from_static(identity.scheme));
+    if let Some(client) = &identity.client {
+        fields.insert(X_FORWARDED_FOR, client.clone());
     }
     if let Some(host) = &identity.host {
-        header.insert_header(X_FORWARDED_HOST, host.clone())?;
+        fields.insert(X_FORWARDED_HOST, host.clone());
     }
-    header.insert_header(HOST, identity.upstream_host)?;
+    fields.insert(HOST, value(identity.upstream_host)?);
+    parts.headers = fields;
     // Over HTTP/2 the client's authority is part of the URI, and would be taken for the host again.
-    let target = header.raw_path().to_vec();
-    header.set_raw_path(&target)
+    if let (Some(_), Some(target)) = (parts.uri.authority(), parts.uri.path_and_query()) {
+        parts.uri = Uri::from(target.clone());
+    }
+    *header = parts.into();
+    Ok(())
+}
+
+/// What pingora's header is about; an empty one stays in its place.
+fn request_parts(header: &mut RequestHeader) -> request::Parts {
+    let (empty, ()) = http::Request::new(()).into_parts();
+    mem::replace(header, empty.into()).into()
+}
+
+/// The same of an answer's header. A reason phrase is given up: none has a meaning (RFC 9112 section 4).
+fn response_parts(header: &mut ResponseHeader) -> response::Parts {
+    let (empty, ()) = http::Response::new(()).into_parts();
+    mem::replace(header, empty.into()).into()
+}
+
+/// Room for the fields that the gateway adds.
+const FIELDS_ADDED: usize = 12;
+
+/// The fields whose names are to be kept, in their order.
+fn kept(fields: HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let mut all = HeaderMap::with_capacity(fields.len() + FIELDS_ADDED);
+    let mut present = None;
+    // A field of several values has its name with the first.
+    for (name, value) in fields {
+        if let Some(name) = name {
+            present = Some(name).filter(&is_kept);
+        }
+        if let Some(name) = &present {
+            all.append(name.clone(), value);
+        }
+    }
+    all
+}
+
+/// A client's address, as upstreams are told.
+pub fn address(client: IpAddr) -> HeaderValue {
+    // An address has no other characters than a header's value may have.
+    HeaderValue::try_from(client.to_string()).unwrap_or(HeaderValue::from_static("unknown"))
+}
+
+fn value(text: &str) -> pingora::Result<HeaderValue> {
+    HeaderValue::from_str(text).or_err(ErrorType::InvalidHTTPHeader, "no header value")
 }
 
 struct Traceparent {
@@ -189,54 +233,53 @@ pub fn is_away(status: StatusCode) -> bool {
     )
 }
 
-/// Lets nobody keep the caller's answer for others, and no browser guess what it is.
-///
-/// # Errors
-/// Never in fact: the values are constants and parts of what the upstream said.
-pub fn confine_response(header: &mut ResponseHeader) -> pingora::Result<()> {
-    for name in [CDN_CACHE_CONTROL, SURROGATE_CONTROL] {
-        header.remove_header(&name);
-    }
-    let said = header.headers.get_all(CACHE_CONTROL).iter();
+/// Lets nobody keep the caller's answer for others.
+pub fn confine_response(fields: &mut HeaderMap) {
+    let said = fields.get_all(CACHE_CONTROL).iter();
     if let Some(private) = caching::cache_control(said.map(HeaderValue::as_bytes)) {
-        header.insert_header(CACHE_CONTROL, private)?;
+        // Made of parts of what was a header's value.
+        let private = HeaderValue::try_from(private).unwrap_or(caching::NO_STORE);
+        fields.insert(CACHE_CONTROL, private);
     }
-    let varies = header.headers.get_all(VARY).iter();
+    let varies = fields.get_all(VARY).iter();
     if !caching::varies_by(varies.map(HeaderValue::as_bytes), X_API_KEY.as_str()) {
-        header.append_header(VARY, X_API_KEY.as_str())?;
+        fields.append(VARY, HeaderValue::from_name(X_API_KEY));
     }
-    header.insert_header(X_CONTENT_TYPE_OPTIONS, NOSNIFF)
 }
 
-/// Removes from the upstream's answer what is between it and us, or ours to say.
-pub fn clean_response(header: &mut ResponseHeader) {
-    for name in nominated(&header.headers) {
-        header.remove_header(&name);
-    }
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_CONNECTION,
-        PROXY_AUTHENTICATE,
-        TRAILER,
-        UPGRADE,
-        SERVER,
-        RETRY_AFTER,
-        X_REQUEST_ID,
-    ] {
-        header.remove_header(&name);
-    }
-    for name in rate_limit::ALL {
-        header.remove_header(&name);
-    }
-    let length = header.headers.get(CONTENT_LENGTH).cloned();
-    if header.status == StatusCode::NO_CONTENT {
-        header.remove_header(&CONTENT_LENGTH);
-        header.remove_header(&TRANSFER_ENCODING);
-    } else if let Some(length) = length {
+/// Between an upstream and us, or ours to say.
+const NOT_PASSED_ON: [HeaderName; 11] = [
+    CONNECTION,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    PROXY_AUTHENTICATE,
+    TRAILER,
+    UPGRADE,
+    SERVER,
+    RETRY_AFTER,
+    X_REQUEST_ID,
+    CDN_CACHE_CONTROL,
+    SURROGATE_CONTROL,
+];
+
+/// Removes from the upstream's answer what is between it and us, or ours to say, and lets `add` say that.
+pub fn clean_response(header: &mut ResponseHeader, add: impl FnOnce(&mut HeaderMap)) {
+    let mut parts = response_parts(header);
+    let fields = mem::take(&mut parts.headers);
+    let nominated = nominated(&fields);
+    let empty = parts.status == StatusCode::NO_CONTENT;
+    let mut fields = kept(fields, |name| {
+        let ours = NOT_PASSED_ON.contains(name) || rate_limit::ALL.contains(name);
+        let frames_nothing = empty && [CONTENT_LENGTH, TRANSFER_ENCODING].contains(name);
+        !(ours || frames_nothing || nominated.contains(name))
+    });
+    if let Some(length) = fields.get(CONTENT_LENGTH).cloned() {
         // One that was repeated comes back as one; pingora has refused different ones.
-        let _ = header.insert_header(CONTENT_LENGTH, length);
+        fields.insert(CONTENT_LENGTH, length);
     }
+    add(&mut fields);
+    parts.headers = fields;
+    *header = parts.into();
 }
 
 /// The names that `Connection` nominates as hop-by-hop (RFC 9110 section 7.6.1), but for those that frame the body.
@@ -262,7 +305,7 @@ mod tests {
         }
         let identity = Identity {
             request_id: &HeaderValue::from_static("r-1"),
-            client: Some("192.0.2.1".parse().unwrap()),
+            client: Some(HeaderValue::from_static("192.0.2.1")),
             scheme: "https",
             host: Some(HeaderValue::from_static("api.example")),
             key_id: "abcdefghijkl",
@@ -366,7 +409,7 @@ mod tests {
         ] {
             header.append_header(name, value).unwrap();
         }
-        clean_response(&mut header);
+        clean_response(&mut header, |_| ());
         let mut names: Vec<&str> = header.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "etag"]);

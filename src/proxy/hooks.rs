@@ -98,7 +98,7 @@ impl Edge {
             standing,
             refusal.endpoint(),
             now,
-        )?;
+        );
         exchange.stage = Stage::Refused(refusal);
         answer.write(session).await
     }
@@ -254,7 +254,7 @@ impl ProxyHttp for Edge {
             }
             Ok(Admitted::Document) => {
                 let answer =
-                    Answer::with_document(session.req_header(), exchange, &snapshot.document)?;
+                    Answer::with_document(session.req_header(), exchange, &snapshot.document);
                 let served = Served::new(OwnPath::Document, None);
                 self.serve(session, exchange, answer, served).await?;
                 Ok(true)
@@ -263,7 +263,7 @@ impl ProxyHttp for Edge {
                 let method = &session.req_header().method;
                 let now = self.gate.store.now();
                 let answer =
-                    Answer::with_usage(method, exchange, usage.report, usage.standing, now)?;
+                    Answer::with_usage(method, exchange, usage.report, usage.standing, now);
                 let served = Served::new(OwnPath::Usage, Some(usage.key));
                 self.serve(session, exchange, answer, served).await?;
                 Ok(true)
@@ -400,7 +400,7 @@ impl ProxyHttp for Edge {
         let record = &forwarding.key.record;
         let identity = Identity {
             request_id: &request_id,
-            client: origin.as_ref().map(|origin| origin.client.ip()),
+            client: origin.as_ref().map(|origin| origin.address.clone()),
             scheme: origin.as_ref().map_or("http", |origin| origin.scheme),
             host: origin.and_then(|origin| origin.host),
             key_id: record.id.as_str(),
@@ -473,26 +473,28 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
-        forward::clean_response(response);
         if response.status.is_informational() {
+            forward::clean_response(response, |_| ());
             return Ok(());
         }
         if self.gate.is_draining() {
             session.set_keepalive(None);
         }
-        respond::insert_common(response, exchange)?;
-        forward::confine_response(response)?;
         let now = self.gate.store.now();
-        match exchange.forwarding() {
-            Some(forwarding) => {
-                if ends_with_header(&session.req_header().method, response) {
-                    forwarding.leave();
-                }
-                announce(response, &forwarding.endpoint.retirement)?;
-                insert_standing(response, forwarding.standing, now)
+        forward::clean_response(response, |fields| {
+            respond::insert_common(fields, exchange);
+            forward::confine_response(fields);
+            if let Some(forwarding) = exchange.forwarding() {
+                announce(fields, &forwarding.endpoint.retirement);
+                insert_standing(fields, forwarding.standing, now);
             }
-            None => Ok(()),
+        });
+        if let Some(forwarding) = exchange.forwarding()
+            && ends_with_header(&session.req_header().method, response)
+        {
+            forwarding.leave();
         }
+        Ok(())
     }
 
     fn response_body_filter(
@@ -548,10 +550,8 @@ impl ProxyHttp for Edge {
         let now = self.gate.store.now();
         let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
         let status = rejection.status().as_u16();
-        if let Ok(answer) = answer {
-            // If the client is gone there is nobody to tell.
-            let _ = answer.write_instead(session).await;
-        }
+        // If the client is gone there is nobody to tell.
+        let _ = answer.write_instead(session).await;
         failed_with(status)
     }
 

@@ -7,7 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use pingora::proxy::Session;
 
 use super::connection::Connection;
-use super::forward::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
+use super::forward::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use super::well_formed;
 use crate::policy::address::Network;
 use crate::policy::forwarded::{self, Client};
@@ -17,6 +17,8 @@ use crate::policy::forwarded::{self, Client};
 pub struct Origin {
     /// Who sent it.
     pub client: Client,
+    /// Their address.
+    pub address: HeaderValue,
     /// `https` or `http`, as the client spoke.
     pub scheme: &'static str,
     /// The host that the client asked for.
@@ -26,7 +28,8 @@ pub struct Origin {
 impl Origin {
     /// The origin of the request of `session`; `None` only where pingora was given another stream than ours.
     pub fn of(session: &Session, trusted: &[Network]) -> Option<Origin> {
-        let peer = Connection::of(session)?.client;
+        let connection = Connection::of(session)?;
+        let peer = connection.client;
         let encrypted = session
             .digest()
             .is_some_and(|digest| digest.ssl_digest.is_some());
@@ -37,14 +40,17 @@ impl Origin {
             let client = Client::Connected(peer);
             return Some(Origin {
                 client,
+                address: connection.address.clone(),
                 scheme,
                 host,
             });
         }
         let told = |name| values(&header.headers, name);
         let told_host = forwarded::host_of(told(X_FORWARDED_HOST));
+        let client = Client::of(peer, told(X_FORWARDED_FOR), trusted);
         Some(Origin {
-            client: Client::of(peer, told(X_FORWARDED_FOR), trusted),
+            client,
+            address: forward::address(client.ip()),
             scheme: forwarded::scheme_of(told(X_FORWARDED_PROTO)).unwrap_or(scheme),
             host: told_host
                 .and_then(|host| HeaderValue::from_bytes(host).ok())

@@ -1,0 +1,61 @@
+//! Sets of octets, as grammars name them, looked up in a table.
+
+/// Some of the 256 octets.
+#[derive(Debug)]
+pub struct OctetSet([bool; 256]);
+
+impl OctetSet {
+    /// The letters and digits of ASCII, and `others`.
+    pub const fn alphanumeric_and(others: &[u8]) -> OctetSet {
+        let mut members = [false; 256];
+        let mut octet = 0;
+        while octet < 128 {
+            #[allow(
+                clippy::indexing_slicing,
+                clippy::cast_possible_truncation,
+                reason = "below 128, checked by the compiler that runs it"
+            )]
+            {
+                members[octet] = (octet as u8).is_ascii_alphanumeric();
+            }
+            octet += 1;
+        }
+        let mut other = 0;
+        while other < others.len() {
+            #[allow(
+                clippy::indexing_slicing,
+                reason = "an octet is below 256, checked by the compiler that runs it"
+            )]
+            {
+                members[others[other] as usize] = true;
+            }
+            other += 1;
+        }
+        OctetSet(members)
+    }
+
+    /// Whether it has this one.
+    pub fn contains(&self, octet: u8) -> bool {
+        self.0.get(usize::from(octet)).copied().unwrap_or(false)
+    }
+
+    /// Whether it has all of these.
+    pub fn contains_all(&self, octets: &[u8]) -> bool {
+        octets.iter().all(|octet| self.contains(*octet))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_letters_digits_and_what_it_was_given() {
+        const SET: OctetSet = OctetSet::alphanumeric_and(b"-\xff");
+        for octet in 0..=255_u8 {
+            let expected = octet.is_ascii_alphanumeric() || octet == b'-' || octet == 0xff;
+            assert_eq!(SET.contains(octet), expected, "{octet}");
+        }
+        assert!(SET.contains_all(b"a-9") && !SET.contains_all(b"a 9") && SET.contains_all(b""));
+    }
+}
