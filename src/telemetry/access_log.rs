@@ -3,21 +3,29 @@
 //! Writing never holds a request up: lines go into a bounded queue, and what does not fit is dropped and counted. JSON
 //! escaping makes every client-sent value harmless; the key itself is never here.
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use serde::Serialize;
-use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
+use self::queue::Queue;
 use crate::policy::forwarded::Client;
 
-/// Lines that may wait for the disk; at 400 bytes each about 13 MB.
-const LINES_WAITING_MAX: usize = 32_768;
+mod queue;
+
+/// A thread's own room for a line, which is written into the queue whole.
+const LINE_BYTES: usize = 1_024;
+
+thread_local! {
+    static LINE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(LINE_BYTES));
+}
 
 /// Where lines go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,17 +116,13 @@ pub struct AccessLog {
 }
 
 /// An open destination. Dropping it waits (at most a second) until its queued lines are written: not in a task.
-pub struct Sink {
-    queue: NonBlocking,
-    dropped: ErrorCounter,
-    _writer: WorkerGuard,
-}
+pub struct Sink(Queue);
 
 impl Sink {
     /// Opens the destination; `None` for [`Destination::Off`].
     ///
     /// # Errors
-    /// If the file cannot be opened for appending.
+    /// If the file cannot be opened for appending, or no thread can be started.
     pub fn open(destination: &Destination) -> std::io::Result<Option<Sink>> {
         let sink: Box<dyn Write + Send> = match destination {
             Destination::Stdout => Box::new(std::io::stdout()),
@@ -131,16 +135,7 @@ impl Sink {
             ),
             Destination::Off => return Ok(None),
         };
-        let (queue, guard) = NonBlockingBuilder::default()
-            .buffered_lines_limit(LINES_WAITING_MAX)
-            .lossy(true)
-            .thread_name("access-log")
-            .finish(sink);
-        Ok(Some(Sink {
-            dropped: queue.error_counter(),
-            queue,
-            _writer: guard,
-        }))
+        Queue::new(sink).map(|queue| Some(Sink(queue)))
     }
 }
 
@@ -155,13 +150,19 @@ impl AccessLog {
 
     /// Queues a line. Never waits.
     pub fn write(&self, line: &Line<'_>) {
-        if let Some(sink) = self.sink.load().as_deref()
-            && let Ok(mut text) = serde_json::to_vec(line)
-        {
-            text.push(b'\n');
-            // A full queue is counted by the queue itself.
-            let _ = sink.queue.clone().write_all(&text);
-        }
+        let sink = self.sink.load();
+        let Some(Sink(queue)) = sink.as_deref() else {
+            return;
+        };
+        LINE.with_borrow_mut(|text| {
+            text.clear();
+            if serde_json::to_writer(&mut *text, line).is_ok() {
+                text.push(b'\n');
+                queue.put(text);
+            }
+            // A monstrous path leaves nothing behind.
+            text.shrink_to(LINE_BYTES);
+        });
     }
 
     /// Writes to `sink` from now on. Answers the one until now, whose queued lines are still written; whoever drops it last
@@ -170,15 +171,15 @@ impl AccessLog {
         let old = self.sink.swap(sink.map(Arc::new));
         if let Some(old) = &old {
             self.dropped_before
-                .fetch_add(old.dropped.dropped_lines(), Ordering::Relaxed);
+                .fetch_add(old.0.dropped_lines(), Ordering::Relaxed);
         }
         old
     }
 
-    /// Lines dropped so far because the queue was full.
+    /// Lines lost so far, because the queue was full or could not be written.
     pub fn dropped_lines(&self) -> usize {
         let sink = self.sink.load();
-        let now = sink.as_ref().map_or(0, |sink| sink.dropped.dropped_lines());
+        let now = sink.as_ref().map_or(0, |sink| sink.0.dropped_lines());
         self.dropped_before.load(Ordering::Relaxed) + now
     }
 }

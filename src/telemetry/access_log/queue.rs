@@ -1,0 +1,186 @@
+//! Lines on their way to the disk: a buffer that requests fill and a thread empties.
+//!
+//! The thread is woken by the first line only and lets others gather before it writes them all at once, so that a request
+//! costs neither a wake-up nor a system call.
+
+use std::io::Write;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+/// Bytes of lines that may wait; as many may be on their way to the disk.
+const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How long lines gather: what a killed process may lose of its log.
+const GATHER: Duration = Duration::from_millis(5);
+/// How long the end of the queue waits for its last lines to be written.
+const LAST_LINES: Duration = Duration::from_secs(1);
+
+/// The queue and its thread. Dropping it waits, at most a second, until what waits is written.
+pub struct Queue(Arc<Shared>);
+
+struct Shared {
+    waiting: Mutex<Waiting>,
+    /// There are lines, or no more will come.
+    filled: Condvar,
+    /// Everything is written.
+    emptied: Condvar,
+    dropped_lines: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Waiting {
+    text: Vec<u8>,
+    lines: usize,
+    closed: bool,
+    written: bool,
+}
+
+impl Queue {
+    /// An empty queue into `sink`.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn new(sink: Box<dyn Write + Send>) -> std::io::Result<Queue> {
+        let shared = Arc::new(Shared {
+            waiting: Mutex::default(),
+            filled: Condvar::new(),
+            emptied: Condvar::new(),
+            dropped_lines: AtomicUsize::new(0),
+        });
+        let writer = shared.clone();
+        std::thread::Builder::new()
+            .name("access-log".into())
+            .spawn(move || writer.empty_into(sink))?;
+        Ok(Queue(shared))
+    }
+
+    /// Puts a line in, or drops it where there is no room.
+    pub fn put(&self, line: &[u8]) {
+        let mut waiting = self.0.waiting.lock();
+        if waiting.text.len() + line.len() > WAITING_BYTES_MAX {
+            drop(waiting);
+            self.0.dropped_lines.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        waiting.text.extend_from_slice(line);
+        waiting.lines += 1;
+        let is_first = waiting.lines == 1;
+        drop(waiting);
+        if is_first {
+            self.0.filled.notify_one();
+        }
+    }
+
+    /// Lines lost so far.
+    pub fn dropped_lines(&self) -> usize {
+        self.0.dropped_lines.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let mut waiting = self.0.waiting.lock();
+        waiting.closed = true;
+        self.0.filled.notify_one();
+        let is_written = |waiting: &mut Waiting| !waiting.written;
+        let emptied = &self.0.emptied;
+        emptied.wait_while_for(&mut waiting, is_written, LAST_LINES);
+    }
+}
+
+impl Shared {
+    /// The thread's life.
+    fn empty_into(&self, mut sink: Box<dyn Write + Send>) {
+        // The two buffers change places, so that neither is made anew for each round.
+        let mut text = Vec::new();
+        loop {
+            let mut waiting = self.waiting.lock();
+            let is_idle = |waiting: &mut Waiting| waiting.lines == 0 && !waiting.closed;
+            self.filled.wait_while(&mut waiting, is_idle);
+            let is_open = |waiting: &mut Waiting| !waiting.closed;
+            self.filled.wait_while_for(&mut waiting, is_open, GATHER);
+            mem::swap(&mut waiting.text, &mut text);
+            let lines = mem::take(&mut waiting.lines);
+            let closed = waiting.closed;
+            drop(waiting);
+            if sink.write_all(&text).and_then(|()| sink.flush()).is_err() {
+                self.dropped_lines.fetch_add(lines, Ordering::Relaxed);
+            }
+            text.clear();
+            if closed {
+                // Nobody puts anything into a queue that is being dropped.
+                self.waiting.lock().written = true;
+                self.emptied.notify_all();
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Keeps what is written, each write in an entry of its own, and fails while told to.
+    #[derive(Clone, Default)]
+    struct Kept(Arc<Mutex<(Vec<Vec<u8>>, Option<std::io::ErrorKind>)>>);
+
+    impl Write for Kept {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            let mut kept = self.0.lock();
+            if let Some(kind) = kept.1 {
+                return Err(kind.into());
+            }
+            kept.0.push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_are_written_in_their_order_and_many_at_once() {
+        let kept = Kept::default();
+        let queue = Queue::new(Box::new(kept.clone())).unwrap();
+        let held = kept.0.lock();
+        let mut expected = String::new();
+        for number in 0..10_000 {
+            let line = format!("{number}\n");
+            queue.put(line.as_bytes());
+            expected += &line;
+        }
+        drop(held);
+        drop(queue);
+        let written = &kept.0.lock().0;
+        assert_eq!(String::from_utf8(written.concat()).unwrap(), expected);
+        assert!(written.len() < 5_000, "{} writes", written.len());
+    }
+
+    #[test]
+    fn what_finds_no_room_or_cannot_be_written_is_counted() {
+        let kept = Kept::default();
+        let queue = Queue::new(Box::new(kept.clone())).unwrap();
+        let held = kept.0.lock();
+        let mebibyte = vec![b'x'; 1024 * 1024];
+        // As many may be on their way as wait.
+        for _ in 0..2 * WAITING_BYTES_MAX / mebibyte.len() + 3 {
+            queue.put(&mebibyte);
+        }
+        let dropped = queue.dropped_lines();
+        assert!(dropped >= 3, "{dropped}");
+        drop(held);
+        kept.0.lock().1 = Some(std::io::ErrorKind::StorageFull);
+        let mut patience = 0;
+        while queue.dropped_lines() == dropped && patience < 60_000 {
+            queue.put(b"lost\n");
+            patience += 1;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(queue.dropped_lines() > dropped);
+    }
+}
