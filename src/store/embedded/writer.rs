@@ -23,11 +23,13 @@ use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
 const GROUP_MAX: usize = 512;
-/// A group of at least so many is followed by the next one no sooner than [`GATHER`] after its start: under load a few
-/// commits of many cost less than many of a few, and a lone charge never waits.
+/// After a group of at least so many the writer rests, so that others gather: under load a few commits of many cost less
+/// than many of a few, and a lone charge never waits.
 const GATHER_FROM: usize = 4;
-/// See [`GATHER_FROM`].
-const GATHER: Duration = Duration::from_micros(500);
+/// It rests so many times as long as it worked, but no longer than [`GATHER_MAX`].
+const GATHER: u32 = 4;
+/// See [`GATHER`].
+const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
 
@@ -89,7 +91,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             desk.dirty.store(true, Ordering::Release);
         }
         if size >= GATHER_FROM {
-            std::thread::sleep(GATHER.saturating_sub(started.elapsed()));
+            std::thread::sleep((started.elapsed() * GATHER).min(GATHER_MAX));
         }
     }
     Ok(())
