@@ -10,6 +10,9 @@ use crate::store::status::BreakerState;
 
 /// Lost calls in a row that open it.
 const LOST_MAX: u32 = 2;
+/// Refused calls in a row that open it, however long they take to come: a server that takes no writes is to be seen on a
+/// quiet gateway too. One key's trouble opens it for no longer than a probe takes.
+const REFUSED_MAX: u32 = 10;
 /// Calls in a window before their failures count, and how long a window is.
 const WINDOW_CALLS_MIN: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(1);
@@ -52,6 +55,7 @@ enum State {
 pub struct Breaker {
     state: State,
     lost_in_a_row: u32,
+    refused_in_a_row: u32,
     window_began: Instant,
     calls: u32,
     failures: u32,
@@ -63,6 +67,7 @@ impl Breaker {
         Breaker {
             state: State::Closed,
             lost_in_a_row: 0,
+            refused_in_a_row: 0,
             window_began: now,
             calls: 0,
             failures: 0,
@@ -93,18 +98,20 @@ impl Breaker {
         }
         self.calls += 1;
         match outcome {
-            Outcome::Answered => self.lost_in_a_row = 0,
+            Outcome::Answered => (self.lost_in_a_row, self.refused_in_a_row) = (0, 0),
             Outcome::Lost => {
                 self.lost_in_a_row += 1;
                 self.failures += 1;
             }
             Outcome::Refused => {
                 self.lost_in_a_row = 0;
+                self.refused_in_a_row += 1;
                 self.failures += 1;
             }
         }
         let failing = self.calls >= WINDOW_CALLS_MIN && 2 * self.failures >= self.calls;
-        if failing || self.lost_in_a_row >= LOST_MAX {
+        let none_helps = self.lost_in_a_row >= LOST_MAX || self.refused_in_a_row >= REFUSED_MAX;
+        if failing || none_helps {
             self.open(Connection::Up, now + PROBE_MIN);
         }
     }
@@ -150,7 +157,8 @@ impl Breaker {
         match outcome {
             Outcome::Answered => {
                 self.state = State::Closed;
-                (self.lost_in_a_row, self.calls, self.failures) = (0, 0, 0);
+                (self.lost_in_a_row, self.refused_in_a_row) = (0, 0);
+                (self.calls, self.failures) = (0, 0);
                 self.window_began = now;
             }
             Outcome::Lost | Outcome::Refused => {
@@ -219,6 +227,23 @@ mod tests {
         assert!(refuse(19, MS));
         assert!(!refuse(20, MS));
         assert!(refuse(200, 100 * MS), "never 20 in a second");
+    }
+
+    #[test]
+    fn ten_calls_refused_in_a_row_open_it_however_slowly_they_come() {
+        let mut now = Instant::now();
+        let mut breaker = Breaker::new(now);
+        for calls in [REFUSED_MAX - 1, REFUSED_MAX] {
+            for _ in 0..calls {
+                assert!(breaker.is_closed());
+                now += Duration::from_secs(60);
+                breaker.record(Outcome::Refused, now);
+            }
+            if calls < REFUSED_MAX {
+                breaker.record(Outcome::Answered, now);
+            }
+        }
+        assert!(!breaker.is_closed());
     }
 
     #[test]

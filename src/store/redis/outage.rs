@@ -36,7 +36,7 @@ use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
 /// The longest that a request waits for the disk.
-const JOURNAL_WAIT_MAX: Duration = Duration::from_millis(250);
+const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
