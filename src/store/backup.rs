@@ -78,9 +78,9 @@ struct End {
 #[serde(rename_all = "snake_case")]
 enum Written<'a> {
     TouchlineBackup(&'a Header),
+    End(&'a End),
     #[serde(untagged)]
     Piece(&'a Carried),
-    End(&'a End),
 }
 
 #[derive(Deserialize)]
@@ -198,7 +198,9 @@ impl<R: BufRead> Reader<R> {
             ended: false,
         };
         let Some(line) = reader.bytes()? else {
-            return Err(reader.fault("the file is empty; name one that touchline store backup made"));
+            return Err(
+                reader.fault("the file is empty; name one that touchline store backup made")
+            );
         };
         // Before all else, so that a later format's own rules are not held against it.
         let format = serde_json::from_slice::<FirstLine>(&line)
@@ -283,8 +285,7 @@ impl<R: BufRead> Reader<R> {
 
     /// The JSON text of a line, whose checksum is right.
     fn content(&mut self, line: &[u8]) -> Result<String, Fault> {
-        let damaged =
-            "it is not as it was written: the file is damaged. Use another copy of it; nothing is taken from a part";
+        let damaged = "it is not as it was written: the file is damaged. Use another copy of it; nothing is taken from a part";
         let split = std::str::from_utf8(line).ok().and_then(|text| {
             let rest = text.strip_suffix(SUM_ENDS)?;
             let (content, sum) = rest.split_at_checked(rest.len().checked_sub(8)?)?;

@@ -90,7 +90,10 @@ impl DayRows {
         let mut rows = BTreeMap::new();
         for (place, (totals, _)) in &self.rows {
             let mut own = totals.numbers().map(signed);
-            for (number, copied) in own.iter_mut().zip(copied.get(place).unwrap_or(&[0; Totals::NUMBERS])) {
+            for (number, copied) in own
+                .iter_mut()
+                .zip(copied.get(place).unwrap_or(&[0; Totals::NUMBERS]))
+            {
                 *number = number.saturating_sub(*copied).max(0);
             }
             if own != Numbers::default() {

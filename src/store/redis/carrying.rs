@@ -144,7 +144,8 @@ async fn events(
 ) -> Result<Vec<CarriedEvent>, StoreError> {
     let mut read = redis::cmd("ZRANGE");
     read.arg(names.events()).arg(0).arg(-1).arg("WITHSCORES");
-    let rows = Vec::<(String, f64)>::from_redis_value(link.ask(&read).await?).map_err(unreadable)?;
+    let rows =
+        Vec::<(String, f64)>::from_redis_value(link.ask(&read).await?).map_err(unreadable)?;
     let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
     for (kept, since) in rows {
         if let Some((id, body)) = kept.split_once(' ') {
@@ -280,7 +281,11 @@ async fn all_free(
 ) -> Result<(), StoreError> {
     let mut wanted: Vec<(KeyId, KeyDigest)> = Vec::new();
     for (record, _) in newer {
-        wanted.extend(digests(record).into_iter().map(|digest| (record.id, digest)));
+        wanted.extend(
+            digests(record)
+                .into_iter()
+                .map(|digest| (record.id, digest)),
+        );
     }
     if wanted.is_empty() {
         return Ok(());
