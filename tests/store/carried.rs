@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use redis::AsyncCommands;
 use tokio::sync::mpsc;
 use touchline::clock::Clock;
+use touchline::policy::calendar::Calendar;
 use touchline::policy::crossing::{Crossing, Share};
 use touchline::policy::key_record::KeyRecord;
 use touchline::policy::rate_limit::Standing;
@@ -70,8 +71,11 @@ fn node(name: &str) -> NodeName {
 #[tokio::test]
 async fn an_event_is_told_once_although_its_store_was_changed() {
     let stores = Stores::new().await;
-    let (file, redis) = (stores.file("a.db").await, stores.redis("a").await);
-    let (second, third) = (stores.file("b.db").await, stores.redis("b").await);
+    let ways = [
+        (stores.file("a.db").await, stores.redis("a").await),
+        (stores.redis("b").await, stores.file("b.db").await),
+        (stores.file("c.db").await, stores.file("d.db").await),
+    ];
     let crossing = Crossing {
         key: new_record("pro").id,
         tier: "pro".parse().unwrap(),
@@ -84,11 +88,7 @@ async fn an_event_is_told_once_although_its_store_was_changed() {
         at: Timestamp::now(),
     };
     let lease = Duration::from_secs(60);
-    for (from, to) in [
-        (file, redis.clone()),
-        (redis, second),
-        (third.clone(), third),
-    ] {
+    for (from, to) in ways {
         let made = from.claim(&crossing, &node("a"), Delivery::Wanted).await;
         assert!(matches!(made.unwrap(), Claim::Made));
         carry(&from, &to).await;
@@ -106,9 +106,6 @@ async fn an_event_is_told_once_although_its_store_was_changed() {
         assert_eq!((taken.events_added, taken.events_held), (0, 1));
         let waiting = to.undelivered(&node("b"), lease).await.unwrap();
         assert_eq!(waiting, Some(Vec::new()));
-        // For the next turn it waits here again.
-        to.resign(&node("b")).await.unwrap();
-        from.resign(&node("a")).await.unwrap();
     }
 }
 
@@ -117,44 +114,61 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
     let stores = Stores::new().await;
     let redis = stores.redis("a").await;
     let key = issue(&redis).await;
-    let (id, day) = (key.record.id, today());
+    let (id, today) = (key.record.id, today());
+    let calendar = Calendar::of_zone(ZONE).unwrap();
+    let closed = today.date.checked_sub(jiff::Span::new().days(30)).unwrap();
+    let closed = calendar.day_of(closed).unwrap();
     let client = redis::Client::open(stores.server.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    let counts = format!("a:q:{{{id}}}:{}", day.date);
-    let ledger = format!("a:e:{{{id}}}:{}", day.date);
-    // Two processes; one died before it said what 3 units were for, the other served above the limit of 10.
-    let fields = [
-        ("t", 18),
-        ("s", day.start),
-        ("e", day.end),
-        ("gaa.0", 9),
-        ("gbb.0", 12),
-        ("rbb.0", 3),
-        ("a900", -2),
-    ];
-    let _: () = connection.hset_multiple(counts, &fields).await.unwrap();
-    let cells = [
-        ("aa.1|/x", "6 6 0 0 0 0 0 0 0 10 0 pro"),
-        ("bb.1|/x", "10 12 3 1 2 3 4 5 6 10 1 pro"),
-        ("bb.2|/y", "0 0 0 0 7 0 0 0 0 10 0 starter"),
-    ];
-    let _: () = connection.hset_multiple(ledger, &cells).await.unwrap();
-    let read = async |store: &Arc<dyn Store>| store.prove(day.date, day.date, None).await.unwrap();
-    let before = read(&redis).await;
-    let [proof] = before.as_slice() else {
-        panic!("{before:?}");
+    for (day, late) in [(closed, Some(("a900", -2))), (today, None)] {
+        // Two processes; one died before it said what 3 units were for, the other served above the limit of 10.
+        let mut fields = vec![
+            ("t", 18),
+            ("s", day.start),
+            ("e", day.end),
+            ("gaa.0", 9),
+            ("gbb.0", 12),
+            ("rbb.0", 3),
+        ];
+        fields.extend(late);
+        let counts = format!("a:q:{{{id}}}:{}", day.date);
+        let _: () = connection.hset_multiple(counts, &fields).await.unwrap();
+        let cells = [
+            ("aa.1|/x", "6 6 0 0 0 0 0 0 0 10 0 pro"),
+            ("bb.1|/x", "10 12 3 1 2 3 4 5 6 10 1 pro"),
+            ("bb.2|/y", "0 0 0 0 7 0 0 0 0 10 0 starter"),
+        ];
+        let ledger = format!("a:e:{{{id}}}:{}", day.date);
+        let _: () = connection.hset_multiple(ledger, &cells).await.unwrap();
+        let date = day.date.to_string();
+        let _: () = connection.sadd("a:days", date).await.unwrap();
+    }
+    let read = async |store: &Arc<dyn Store>| {
+        let proofs = store.prove(closed.date, today.date, None).await;
+        proofs.unwrap()
     };
-    let usage = &proof.usage;
-    assert_eq!((usage.used, usage.unattributed, usage.over), (20, 5, 10));
-    assert_eq!(proof.faults, Vec::<String>::new());
+    let before = read(&redis).await;
+    let figures: Vec<_> = before
+        .iter()
+        .map(|proof| {
+            assert_eq!(proof.faults, Vec::<String>::new());
+            let usage = &proof.usage;
+            (usage.used, usage.unattributed, usage.over)
+        })
+        .collect();
+    assert_eq!(figures, [(20, 5, 10), (18, 3, 8)]);
     let file = stores.file("a.db").await;
     let back = stores.redis("b").await;
     carry(&redis, &file).await;
     assert_eq!(read(&file).await, before);
     carry(&file, &back).await;
     assert_eq!(read(&back).await, before);
-    let used = async |store: &Arc<dyn Store>| store.used(id, day).await.unwrap();
+    let used = async |store: &Arc<dyn Store>| {
+        let days = store.usage(today.date, today.date, Some(id)).await;
+        days.unwrap()[0].used
+    };
     assert_eq!((used(&file).await, used(&back).await), (18, 18));
+    assert_eq!(file.used(id, closed).await.unwrap(), 18);
     // What is charged in the file goes on from there, and comes back as the file's own.
     let gateway = embedded::Settings::new(stores.directory.path().join("a.db"));
     let role = Role::Gateway(node("g"));
@@ -162,7 +176,7 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
     let gateway: Arc<dyn Store> = gateway.unwrap();
     let known = gateway.keys().get(id).unwrap();
     assert_eq!(
-        granted(gateway.charge(charge(&known, day, 20, 2)).await).0,
+        granted(gateway.charge(charge(&known, today, 20, 2)).await).0,
         20
     );
     assert_eq!(carry(&file, &redis).await.key_days_added, 1);
