@@ -31,15 +31,13 @@ pub fn series(family: &impl Collector) -> Vec<Series> {
     let mut all = Vec::new();
     for family in family.collect() {
         let kind = family.get_field_type();
-        all.extend(family.get_metric().iter().map(|metric| {
-            Series {
-                labels: labels(metric),
-                value: match kind {
-                    MetricType::COUNTER => metric.get_counter().get_value(),
-                    MetricType::GAUGE => metric.get_gauge().get_value(),
-                    MetricType::SUMMARY | MetricType::UNTYPED | MetricType::HISTOGRAM => 0.0,
-                },
-            }
+        all.extend(family.get_metric().iter().map(|metric| Series {
+            labels: labels(metric),
+            value: match kind {
+                MetricType::COUNTER => metric.get_counter().get_value(),
+                MetricType::GAUGE => metric.get_gauge().get_value(),
+                MetricType::SUMMARY | MetricType::UNTYPED | MetricType::HISTOGRAM => 0.0,
+            },
         }));
     }
     all

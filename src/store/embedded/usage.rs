@@ -88,7 +88,10 @@ pub(super) fn read_day_of(
         let adjustments = adjustments.query_map((&text, &text, key), adjustment)?;
         day.adjustments = adjustments.collect::<Result<_, _>>()?;
     }
-    Ok(days.into_iter().map(|(place, day)| day.told(place)).collect())
+    Ok(days
+        .into_iter()
+        .map(|(place, day)| day.told(place))
+        .collect())
 }
 
 /// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
