@@ -9,6 +9,7 @@ mod audit;
 mod certificates;
 mod changes_under_load;
 mod check;
+mod dashboard;
 mod descriptors;
 mod drain;
 mod explain;
