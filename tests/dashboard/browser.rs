@@ -100,6 +100,10 @@ impl Browser {
     pub async fn open(&mut self, address: &str) {
         let went = self.call("Page.navigate", json!({ "url": address })).await;
         assert!(went["errorText"].is_null(), "{address}: {went}");
+        self.until(&format!(
+            "location.href === '{address}' && document.readyState === 'complete'"
+        ))
+        .await;
     }
 
     /// What an expression comes to on the page; promises are waited for.

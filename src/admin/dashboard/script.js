@@ -132,9 +132,9 @@
       // Rounded down: 100 % is said of what is used up only.
       const said = number(Math.floor(share * 10) / 10) + " %" + (word ? " " + word : "");
       return [
-        head("code", key.key_id),
-        node("td", "free", foreign(key.customer), key.label ? node("small", "", foreign(key.label)) : ""),
-        cell(key.tier), count(key.used), count(key.limit), node("td", ("number share " + look).trim(), said, track),
+        head("free", foreign(key.customer), key.label ? node("small", "", foreign(key.label)) : "",
+          node("small", "code", key.key_id)),
+        node("td", ("number share " + look).trim(), said, track), count(key.used), count(key.limit), cell(key.tier),
       ];
     }, "No key has used anything today.");
   }
@@ -151,7 +151,8 @@
     ],
   };
   const milliseconds = (seconds) => (seconds === null ? null : seconds * 1000);
-  const HEIGHT = 190, LEFT = 46, RIGHT = 62, TOP = 10, BOTTOM = 22, HOUR_MS = 3600000;
+  const HEIGHT = 190, LEFT = 46, RIGHT = 76, TOP = 10, BOTTOM = 22;
+  const MINUTE_MS = 60000, LEAST_MINUTES = 10;
 
   function nice(most) {
     const power = 10 ** Math.floor(Math.log10(Math.max(most, 1e-3)));
@@ -164,7 +165,10 @@
     const points = samples.map((one) => ({ at: Date.parse(one.at), values: series.map((line) => line.of(one)) }));
     const most = nice(Math.max(id === "rate" ? 1 : 0.1, ...points.flatMap((point) => point.values.filter((value) => value !== null))));
     const end = points.length > 0 ? points.at(-1).at : Date.now();
-    const x = (at) => width - RIGHT - (end - at) / HOUR_MS * (width - LEFT - RIGHT);
+    // What there is, but not less than some minutes.
+    const first = points.length > 0 ? points[0].at : end;
+    const span = Math.max(Math.ceil((end - first) / MINUTE_MS), LEAST_MINUTES);
+    const x = (at) => width - RIGHT - (end - at) / (span * MINUTE_MS) * (width - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - value / most * (HEIGHT - TOP - BOTTOM);
     const svg = drawn("svg", { role: "img", viewBox: `0 0 ${width} ${HEIGHT}` });
     const told = points.length === 0 ? "No sample yet." : series.map((line, at) => {
@@ -177,9 +181,9 @@
       svg.append(drawn("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
       svg.append(drawn("text", { class: "axis", x: LEFT - 6, y: at + 4, "text-anchor": "end" }, rounded(most * part)));
     }
-    const step = width < 420 ? 30 : 15;
-    for (let minutes = 0; minutes <= 60; minutes += step) {
-      const at = end - minutes * 60000;
+    const parts = width < 420 ? 2 : 4;
+    for (let part = 0; part <= parts; part += 1) {
+      const at = end - span * MINUTE_MS * part / parts;
       const text = new Date(at).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
       svg.append(drawn("text", { class: "axis", x: x(at), y: HEIGHT - 5, "text-anchor": "middle" }, text));
     }
@@ -269,7 +273,7 @@
     const servers = upstreams.flatMap((upstream) => upstream.servers.map((server) => ({ name: upstream.name, ...server })));
     rows("servers", servers, (server) => [
       head("", foreign(server.name)), node("td", "code", server.server),
-      cell(server.up ? state("good", "●", "asked") : state("bad", "■", "out")), count(server.in_flight),
+      node("td", "nowrap", server.up ? state("good", "●", "asked") : state("bad", "■", "out")), count(server.in_flight),
     ], "No server is known.");
     rows("troubles", upstreams, (upstream) => [
       head("", foreign(upstream.name)), count(upstream.retries), count(upstream.ejections), count(upstream.checks_failed),
@@ -288,8 +292,9 @@
     }
     rows("reloads", figures.reloads, (one) => [
       head("code", time(one.at)),
-      node("td", "nowrap", one.outcome === "applied" ? state("good", "●", "applied") : state("bad", "■", "refused")),
-      cell(one.cause), node("td", "code", one.hash), node("td", "reason", one.reason || "–"),
+      node("td", one.reason ? "reason" : "", one.outcome === "applied" ? state("good", "●", "applied") : state("bad", "■", "refused"),
+        one.reason ? node("small", "", one.reason) : ""),
+      cell(one.cause), node("td", "code", one.hash),
     ], "None yet.");
   }
 
