@@ -137,12 +137,17 @@ impl Browser {
             .await;
     }
 
-    /// Writes the whole page as PNG.
-    pub async fn shoot(&mut self, file: &Path) {
-        let asked = json!({ "format": "png", "captureBeyondViewport": true });
-        let shot = self.call("Page.captureScreenshot", asked).await;
-        let bytes = BASE64.decode(shot["data"].as_str().unwrap()).unwrap();
-        std::fs::write(file, bytes).unwrap();
+    /// Writes the whole page as PNG, and what of it is above `height` as WebP.
+    pub async fn shoot(&mut self, file: &Path, width: u32, height: u32) {
+        let whole = json!({ "format": "png", "captureBeyondViewport": true });
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
+        let part =
+            json!({ "format": "webp", "quality": 80, "captureBeyondViewport": true, "clip": clip });
+        for (kind, asked) in [("png", whole), ("webp", part)] {
+            let shot = self.call("Page.captureScreenshot", asked).await;
+            let bytes = BASE64.decode(shot["data"].as_str().unwrap()).unwrap();
+            std::fs::write(file.with_extension(kind), bytes).unwrap();
+        }
     }
 
     /// Presses and releases a key.

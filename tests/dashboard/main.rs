@@ -30,6 +30,8 @@ const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
 const RANKINGS: &str = "/api/v1/data/rankings";
 const WIDTHS: [u32; 2] = [390, 1280];
+/// What of a view is kept small, for a README.
+const PART_HEIGHT: u32 = 1_100;
 const THEMES: [&str; 2] = ["light", "dark"];
 const TOKEN: &str = "0123456789abcdef-token";
 /// Customers with their keys' tiers, how many calls a second they make, and their label.
@@ -103,8 +105,8 @@ impl Sight {
         for width in WIDTHS {
             for theme in THEMES {
                 browser.wear(width, theme).await;
-                let file = self.pictures.join(format!("{name}-{width}-{theme}.png"));
-                browser.shoot(&file).await;
+                let file = self.pictures.join(format!("{name}-{width}-{theme}"));
+                browser.shoot(&file, width, PART_HEIGHT).await;
                 let view = format!("{name} at {width} in {theme}");
                 let page = browser.value("document.documentElement.scrollWidth").await;
                 assert!(
