@@ -90,7 +90,7 @@ pub struct ConfigView {
     pub applied: Timestamp,
     /// Why the file is not what runs, where it is not.
     pub refused: Option<Refused>,
-    /// What became of configurations since the start, the newest first; [`RELOADS_MAX`] at most.
+    /// What became of configurations since the start, the newest first; 20 at most.
     #[serde(skip)]
     pub reloads: Vec<Reload>,
 }

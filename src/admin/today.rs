@@ -1,8 +1,8 @@
 //! The quota day so far, of all gateways: units and refusals by tier, and the keys nearest their limits.
 //!
 //! Only the store knows both where several gateways charge, and after a restart. So it is asked, key by key as the ledger is, and
-//! only while somebody wants to know: [`DAY_OF_KEYS_MAX`] keys at once, after each such reading a pause of [`PAUSE`] times its length,
-//! and after the last a rest of [`REST`]. A survey so takes a tenth of the time of one connection at most, however many keys there
+//! only while somebody wants to know: [`DAY_OF_KEYS_MAX`] keys at once, after each such reading a pause of `PAUSE` times its length,
+//! and after the last a rest of `REST`. A survey so takes a tenth of the time of one connection at most, however many keys there
 //! are; what is told is as old as it says. Requests never wait for it. Memory: the ids of all keys while it goes on (12 bytes each).
 
 use std::collections::BTreeMap;
