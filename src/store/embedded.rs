@@ -499,6 +499,12 @@ impl Store for EmbeddedStore {
             .await
     }
 
+    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
+        let keys = keys.to_vec();
+        self.on_reader(move |connection| usage::read_day_of(connection, date, &keys))
+            .await
+    }
+
     async fn prove(
         &self,
         from: Date,

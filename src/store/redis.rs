@@ -597,6 +597,11 @@ impl Store for RedisStore {
         ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
     }
 
+    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        ledger::usage(link, names, keys, date, date).await
+    }
+
     async fn prove(
         &self,
         from: Date,

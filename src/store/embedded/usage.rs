@@ -37,6 +37,12 @@ const LEDGER_OF_KEY: &str = concat!(
     columns!(),
     " FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
 );
+// Of one day the rows are in the order of keys, so some neighbours among all keys are one stretch of it.
+const LEDGER_OF_NEIGHBOURS: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM ledger WHERE date = ?1 AND key BETWEEN ?2 AND ?3"
+);
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
     WHERE date BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) ORDER BY date, key, came";
 
@@ -62,7 +68,37 @@ pub(super) fn read(
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
 
-/// The same, each day with what is wrong with it. The rows are the count, so there is no second one to compare them with:
+/// One day of some keys, which are next to each other among all keys, or nearly.
+pub(super) fn read_day_of(
+    connection: &Connection,
+    date: Date,
+    keys: &[KeyId],
+) -> rusqlite::Result<Vec<DayUsage>> {
+    let wanted: BTreeSet<KeyId> = keys.iter().copied().collect();
+    let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+        return Ok(Vec::new());
+    };
+    let text = date.to_string();
+    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
+    let mut ledger = connection.prepare_cached(LEDGER_OF_NEIGHBOURS)?;
+    let mut rows = ledger.query((&text, first.as_str(), last.as_str()))?;
+    while let Some(row) = rows.next()? {
+        days.entry(place(row)?).or_default().add(row)?;
+    }
+    days.retain(|(_, key), _| wanted.contains(key));
+    for (place, day) in &mut days {
+        let key = place.1.as_str();
+        let mut adjustments = connection.prepare_cached(ADJUSTMENTS)?;
+        let adjustments = adjustments.query_map((&text, &text, key), adjustment)?;
+        day.adjustments = adjustments.collect::<Result<_, _>>()?;
+    }
+    Ok(days
+        .into_iter()
+        .map(|(place, day)| day.told(place))
+        .collect())
+}
+
+/// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
 /// what is told is what no charge and no refund could have written.
 pub(super) fn prove(
     connection: &Connection,
@@ -173,12 +209,8 @@ fn days(
     let mut adjustments = connection.prepare(ADJUSTMENTS)?;
     let mut rows = adjustments.query((&from, &to, key))?;
     while let Some(row) = rows.next()? {
-        let adjustment = Adjustment {
-            came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
-            units: row.get(3)?,
-        };
         let day = days.entry(place(row)?).or_default();
-        day.adjustments.push(adjustment);
+        day.adjustments.push(adjustment(row)?);
     }
     for (date, key) in copied_places(connection, &from, &to)? {
         let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
@@ -187,6 +219,13 @@ fn days(
         }
     }
     Ok(days)
+}
+
+fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
+    Ok(Adjustment {
+        came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
+        units: row.get(3)?,
+    })
 }
 
 fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
