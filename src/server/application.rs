@@ -3,9 +3,9 @@
 //! pingora's own proxy has one set of options for its life, and it holds the pool of connections to upstreams, which must
 //! outlive every configuration. So the proxy is one, and each connection gets it wrapped in its own options.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream};
 use pingora::protocols::http::ServerSession;
 use pingora::protocols::http::v2::server::{H2Options, default_h2_options};
@@ -67,14 +67,22 @@ fn h2_options(limits: &Limits) -> H2Options {
     options
 }
 
-#[async_trait]
+type Served<'a> = Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'a>>;
+
 impl HttpServerApp for Application {
-    async fn process_new_http(
-        self: &Arc<Self>,
+    /// What `async_trait` would make of it, but the proxy's future is handed on as it is: it measures tens of kilobytes, and
+    /// in another future it would be copied once more for each request.
+    fn process_new_http<'app, 'watch, 'a>(
+        self: &'app Arc<Self>,
         session: ServerSession,
-        shutdown: &ShutdownWatch,
-    ) -> Option<ReusedHttpStream> {
-        self.proxy.process_new_http(session, shutdown).await
+        shutdown: &'watch ShutdownWatch,
+    ) -> Served<'a>
+    where
+        'app: 'a,
+        'watch: 'a,
+        Self: 'a,
+    {
+        self.proxy.process_new_http(session, shutdown)
     }
 
     fn h2_options(&self) -> Option<H2Options> {
