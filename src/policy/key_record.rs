@@ -308,20 +308,18 @@ impl KeyRecord {
         let current = self.digest == *presented;
         let overlapping = (previous == presented) & (now < until);
         let ended = now >= self.expires.unwrap_or(Timestamp::MAX);
-        let first_of = [
-            (!(current | overlapping), Unusable::WrongSecret),
-            (self.state == KeyState::Revoked, Unusable::Revoked),
-            (self.state == KeyState::Suspended, Unusable::Suspended),
+        // Each in the place of those before it.
+        let faults = [
             (ended, Unusable::Expired),
+            (self.state == KeyState::Suspended, Unusable::Suspended),
+            (self.state == KeyState::Revoked, Unusable::Revoked),
+            (!(current | overlapping), Unusable::WrongSecret),
         ];
-        // From the last to the first, each in the place of those behind it.
-        let found = first_of.into_iter().rev();
-        found.fold(
-            Ok(()),
-            |after, (applies, unusable)| {
-                if applies { Err(unusable) } else { after }
-            },
-        )
+        let mut outcome = Ok(());
+        for (applies, fault) in faults {
+            outcome = if applies { Err(fault) } else { outcome };
+        }
+        outcome
     }
 
     /// The units this key may use on `date`, given its tier's daily quota.
