@@ -7,13 +7,15 @@
 //! arrival; and one that is about to read its answer is left alone while answers before it wait for the client. One whose
 //! answer waits already is always polled, so that it can be written.
 //!
+//! A connection begins with a part of its allowance, which each request that ends raises.
+//!
 //! Who waits longer than `limits.response_write` is given up: it goes on, and the hooks end it as a client's that does not
 //! read.
 
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -35,8 +37,10 @@ tokio::task_local! {
 /// The requests of a connection.
 #[derive(Debug)]
 pub struct Pace {
-    answers_bytes_max: u64,
+    /// What one request may take of them.
     turns_max: u32,
+    /// Turns that requests which end may still add.
+    turns_left: AtomicU32,
     patience: Duration,
     turns: Semaphore,
     answers: Mutex<Answers>,
@@ -44,9 +48,12 @@ pub struct Pace {
 }
 
 /// What of answers is in memory, and who waits for that to become less.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Answers {
     bytes: u64,
+    bytes_max: u64,
+    /// What the bound may still grow by.
+    growth_bytes: u64,
     waiting: Vec<Waker>,
 }
 
@@ -69,14 +76,20 @@ impl Pace {
     /// Of a connection that has just begun.
     pub fn new(limits: &Limits, limit_hits: IntCounterVec) -> Arc<Pace> {
         let shares = Shares::of(limits.h2_memory);
-        let turns = u32::try_from(shares.requests_bytes / TURN_BYTES).unwrap_or(u32::MAX);
-        let turns_max = turns.clamp(1, u32::try_from(Semaphore::MAX_PERMITS).unwrap_or(u32::MAX));
+        let first = shares.first();
+        let turns = |bytes: u64| u32::try_from(bytes / TURN_BYTES).unwrap_or(u32::MAX);
+        let (turns_max, turns_first) = (turns(shares.requests_bytes), turns(first.requests_bytes));
         Arc::new(Pace {
-            answers_bytes_max: shares.answers_bytes,
-            turns_max,
+            turns_max: turns_first,
+            turns_left: AtomicU32::new(turns_max - turns_first),
             patience: limits.response_write,
-            turns: Semaphore::new(turns_max as usize),
-            answers: Mutex::default(),
+            turns: Semaphore::new(turns_first as usize),
+            answers: Mutex::new(Answers {
+                bytes: 0,
+                bytes_max: first.answers_bytes,
+                growth_bytes: shares.answers_bytes - first.answers_bytes,
+                waiting: Vec::new(),
+            }),
             limit_hits,
         })
     }
@@ -113,7 +126,27 @@ impl Pace {
         let (mut work, mut pause) = (work(), Pause::default());
         let output = poll_fn(|context| stream.poll(&mut work, &mut pause, context)).await;
         drop(turn);
+        if !stream.given_up.load(Ordering::Relaxed) {
+            self.grow(turns);
+        }
         output
+    }
+
+    /// Raises the bounds after a request that took so many turns.
+    fn grow(&self, turns: u32) {
+        if self.turns_left.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let less = |left: u32| Some(left.saturating_sub(turns));
+        let left = self
+            .turns_left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        self.turns
+            .add_permits(left.unwrap_or(0).min(turns) as usize);
+        let mut answers = self.answers.lock();
+        let growth = answers.growth_bytes.min(u64::from(turns) * TURN_BYTES);
+        answers.growth_bytes -= growth;
+        answers.bytes_max += growth;
     }
 
     fn note_wait(&self) {
@@ -123,7 +156,7 @@ impl Pace {
     /// Makes room for an answer that nobody has looked at, if there is any.
     fn admit(&self, waker: &Waker) -> bool {
         let mut answers = self.answers.lock();
-        if answers.bytes <= self.answers_bytes_max {
+        if answers.bytes <= answers.bytes_max {
             answers.bytes += UNSEEN_BYTES;
             return true;
         }
@@ -138,7 +171,7 @@ impl Pace {
         let woken = {
             let mut answers = self.answers.lock();
             answers.bytes = (answers.bytes + more_bytes).saturating_sub(less_bytes);
-            if answers.bytes > self.answers_bytes_max {
+            if answers.bytes > answers.bytes_max {
                 return;
             }
             std::mem::take(&mut answers.waiting)

@@ -8,6 +8,8 @@ use super::frames::{
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const STREAMS: u32 = 100;
 const WINDOW_MAX: u32 = 0x7fff_ffff;
+/// As many fields as a list of the gateway's bound for the library may have.
+const FIELDS: usize = 850;
 /// Where HPACK's dynamic table begins, as an indexed field: 62 with the high bit.
 const NEWEST: u8 = 0x80 | 62;
 
@@ -17,6 +19,8 @@ pub struct Form {
     pub settings: &'static [(u16, u32)],
     /// Everything sent behind the settings, with a valid key.
     pub attack: fn(&str) -> Vec<u8>,
+    /// The upstream's answers.
+    pub answer_bytes: usize,
     /// Body bytes sent on every stream after that.
     pub upload_bytes: usize,
 }
@@ -30,19 +34,36 @@ pub fn all() -> Vec<Form> {
         name,
         settings,
         attack,
+        answer_bytes: 1024 * 1024,
         upload_bytes: 0,
     };
     let closed: &[(u16, u32)] = &[(INITIAL_WINDOW_SIZE, 0)];
     vec![
-        form("100 answers, windows of 0", closed, answers),
-        form("100 answers, the connection's window spent", &[], answers),
+        form("100 answers of 1 MiB, windows of 0", closed, answers),
+        Form {
+            answer_bytes: 2_000,
+            ..form("100 answers of 2 kB, windows of 0", closed, answers)
+        },
         form(
-            "100 answers, open windows, nothing read",
+            "100 answers of 1 MiB, the connection's window spent",
+            &[],
+            answers,
+        ),
+        form(
+            "100 answers of 1 MiB, open windows, nothing read",
             &[(INITIAL_WINDOW_SIZE, WINDOW_MAX)],
             unread_answers,
         ),
+        Form {
+            answer_bytes: 40_000,
+            ..form(
+                "100 answers of 40 kB, open windows, nothing read",
+                &[(INITIAL_WINDOW_SIZE, WINDOW_MAX)],
+                unread_answers,
+            )
+        },
         form(
-            "100 answers, windows of 0, the longest heads",
+            "100 answers of 1 MiB, windows of 0, the longest heads",
             closed,
             long_heads,
         ),
@@ -52,7 +73,7 @@ pub fn all() -> Vec<Form> {
             header_bomb,
         ),
         form(
-            "100 answers, windows of 0, SETTINGS and PING",
+            "100 answers of 1 MiB, windows of 0, SETTINGS, PING",
             closed,
             with_control_frames,
         ),
@@ -114,13 +135,12 @@ fn long_heads(key: &str) -> Vec<u8> {
 
 /// As many fields as a list may have, of one byte each on the wire.
 fn header_bomb(key: &str) -> Vec<u8> {
-    let fields_max: usize = std::env::var("FIELDS").map_or(850, |text| text.parse().unwrap());
     let mut bytes = Vec::new();
     for (number, stream) in streams().enumerate() {
         let mut fields = block(&request("GET", key));
         match number {
             0 => fields.extend(remembered("a", "")),
-            _ => fields.extend(vec![NEWEST; fields_max]),
+            _ => fields.extend(vec![NEWEST; FIELDS]),
         }
         bytes.extend(open(stream, END_STREAM, fields));
     }

@@ -1,4 +1,5 @@
-//! What one hostile HTTP/2 connection costs the gateway: `make hostile`.
+//! What one hostile HTTP/2 connection costs the gateway: `make hostile`. `FORM` takes the forms with this text in their
+//! names, `TOUCHLINE` another binary.
 //!
 //! Each form of attack is made by several connections at once against a gateway of its own that has served honest requests
 //! before. Told is how much the gateway's memory (anonymous, resident) grew at its most for each of them, and how many
@@ -25,11 +26,11 @@ mod forms;
 #[path = "../../edge/frames.rs"]
 mod frames;
 
+/// The binary, unless said otherwise.
 const BUILT: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
 /// Connections that attack at the same time.
 const CONNECTIONS: usize = 8;
-const ANSWER_BYTES: usize = 1024 * 1024;
 /// For how long memory is looked at once everything is sent.
 const LOOKED_AT: Duration = Duration::from_secs(3);
 const COST_BYTES_MAX: f64 = 4.0 * 1024.0 * 1024.0;
@@ -37,9 +38,7 @@ const AMPLIFICATION_MAX: f64 = 100.0;
 
 fn main() -> ExitCode {
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    println!(
-        "{CONNECTIONS} connections at a time, answers of {ANSWER_BYTES} bytes; of each connection:"
-    );
+    println!("{CONNECTIONS} connections at a time; of each of them:");
     println!(
         "{:<52} {:>10} {:>12} {:>14}",
         "form", "sent KiB", "memory MiB", "amplification"
@@ -87,16 +86,14 @@ async fn measure(form: &Form) -> Cost {
             assert_eq!(client.call(Call::get(MARKETS).key(&key)).await.status, 200);
         }
     }
-    scene.upstream.behave(|asked| match asked.method.as_str() {
-        "POST" => Behaviour::Stall,
-        _ if std::env::var("ANSWER").is_ok_and(|t| t == "stall") => Behaviour::Stall,
-        _ => Behaviour::Answer(Script::json(
-            200,
-            &"x".repeat(std::env::var("ANSWER").map_or(ANSWER_BYTES, |t| t.parse().unwrap())),
-        )),
-    });
-    let pid = scene.gateways[0].process().pid();
-    let before = anonymous_bytes(pid);
+    let answer_bytes = form.answer_bytes;
+    scene
+        .upstream
+        .behave(move |asked| match asked.method.as_str() {
+            "POST" => Behaviour::Stall,
+            _ => Behaviour::Answer(Script::json(200, &"x".repeat(answer_bytes))),
+        });
+    let before = scene.gateways[0].process().anonymous_bytes();
     let (mut wires, mut sent) = (Vec::new(), 0);
     for _ in 0..CONNECTIONS {
         let mut wire = Wire::with_settings(&scene, form.settings).await;
@@ -113,7 +110,7 @@ async fn measure(form: &Form) -> Cost {
     }
     let (start, mut most) = (Instant::now(), before);
     while start.elapsed() < LOOKED_AT {
-        most = most.max(anonymous_bytes(pid));
+        most = most.max(scene.gateways[0].process().anonymous_bytes());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     drop(wires);
@@ -129,7 +126,7 @@ async fn measure(form: &Form) -> Cost {
 async fn upload(wire: &mut Wire, bytes: usize) -> usize {
     let part = 10 * 1024;
     let (mut window, mut sent) = (65_535, 0);
-    for round in 0..bytes / part {
+    for _ in 0..bytes / part {
         for stream in forms::streams() {
             while window < part {
                 let next = tokio::time::timeout(Duration::from_secs(1), wire.next()).await;
@@ -148,17 +145,6 @@ async fn upload(wire: &mut Wire, bytes: usize) -> usize {
             window -= part;
             sent += part + 9;
         }
-        let _ = round;
     }
     sent
-}
-
-/// Memory of a process that only it can give back.
-fn anonymous_bytes(pid: u32) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-    kib.map_or(0, |kib| kib.trim().parse::<usize>().unwrap() * 1024)
 }
