@@ -18,9 +18,9 @@ pub const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 /// Before an answer is looked at, it may be as large as this.
 pub const UNSEEN_BYTES: u64 = ANSWER_BYTES + AHEAD_BYTES;
 
-/// A connection begins with this part of its shares; each request that ends adds what it took, so that a client has what it
+/// A connection begins with this part of its shares; each request that ends adds half of what it took, so that a client has what it
 /// needs after a few answers, and one that only ever asks has little to hold.
-const FIRST_PART: u64 = 4;
+const FIRST_PART: u64 = 6;
 
 /// How an allowance is shared out. What is left of it is for streams that wait for their turn and for what the library
 /// below has to send.
@@ -91,10 +91,7 @@ mod tests {
         assert_eq!(shares.requests_bytes / request_bytes(200, false), 37);
         assert_eq!(shares.requests_bytes / request_bytes(200, true), 11);
         assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
-        assert_eq!(
-            shares.first().requests_bytes / request_bytes(200, false),
-            12
-        );
+        assert_eq!(shares.first().requests_bytes / request_bytes(200, false), 6);
     }
 
     #[test]

@@ -127,12 +127,12 @@ impl Pace {
         let output = poll_fn(|context| stream.poll(&mut work, &mut pause, context)).await;
         drop(turn);
         if !stream.given_up.load(Ordering::Relaxed) {
-            self.grow(turns);
+            self.grow(turns / 2);
         }
         output
     }
 
-    /// Raises the bounds after a request that took so many turns.
+    /// Raises the bounds by so many turns.
     fn grow(&self, turns: u32) {
         if self.turns_left.load(Ordering::Relaxed) == 0 {
             return;
