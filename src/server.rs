@@ -47,7 +47,7 @@ use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
-pub use stores::open_store;
+pub use stores::{open_store, open_store_at};
 pub use tls::CertificateError;
 use tls::Front;
 use upkeep::Upkeep;

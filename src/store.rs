@@ -26,6 +26,8 @@ use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
+pub mod backup;
+pub mod carried;
 pub mod embedded;
 pub mod key_table;
 pub mod ledger;
@@ -247,7 +249,7 @@ pub const DAY_OF_KEYS_MAX: usize = 64;
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// The replica of the key table, current within the time that [`Store::freshness`] tells. Never waits.
     fn keys(&self) -> &KeyTable;
 

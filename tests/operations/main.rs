@@ -6,6 +6,7 @@ mod access_log;
 mod admin;
 mod against_running;
 mod audit;
+mod carry;
 mod certificates;
 mod changes_under_load;
 mod check;

@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
+use super::carrying::copied_places;
+use super::copied::UNATTRIBUTED;
 use super::group::unsigned;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
@@ -51,6 +53,8 @@ struct OneDay {
     cells: Vec<Cell>,
     adjustments: Vec<Adjustment>,
     faults: BTreeSet<String>,
+    /// Whether others told something of it, who may have served above the limit.
+    is_copied: bool,
 }
 
 /// The ledger from `from` through `to`, in the order of date and key.
@@ -107,7 +111,7 @@ pub(super) fn prove(
         let mut faults = std::mem::take(&mut day.faults);
         let net: i64 = day.cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = day.cells.iter().map(|cell| cell.ceiling.limit).max();
-        let by_older = day.cells.iter().any(|cell| cell.tier.is_none());
+        let by_older = day.is_copied || day.cells.iter().any(|cell| cell.tier.is_none());
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
             && net > super::group::signed(limit)
         {
@@ -125,7 +129,15 @@ pub(super) fn prove(
 
 impl OneDay {
     fn told(self, place: Place) -> DayUsage {
-        DayUsage::of_cells(place, None, self.cells, self.adjustments)
+        let (mut cells, adjustments) = (self.cells, self.adjustments);
+        if !self.is_copied {
+            return DayUsage::of_cells(place, None, cells, adjustments);
+        }
+        // The rows are the count; the one of units without endpoint is none of the ledger's entries.
+        let late: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
+        let used: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
+        cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
+        DayUsage::of_cells(place, Some(used + late), cells, adjustments)
     }
 
     fn add(&mut self, row: &Row<'_>) -> rusqlite::Result<()> {
@@ -140,7 +152,7 @@ impl OneDay {
             self.faults
                 .insert(format!("{place}: a number is below zero"));
         }
-        if totals.refunded > totals.charged {
+        if totals.refunded > totals.charged && endpoint != UNATTRIBUTED {
             self.faults.insert(format!(
                 "{place}: {} units were refunded of {} charged",
                 totals.refunded, totals.charged
@@ -166,7 +178,7 @@ impl OneDay {
 }
 
 /// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
-fn place_of(text: &str) -> (Option<TierName>, &str) {
+pub(super) fn place_of(text: &str) -> (Option<TierName>, &str) {
     let parts = text
         .split_once(' ')
         .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
@@ -199,6 +211,12 @@ fn days(
     while let Some(row) = rows.next()? {
         let day = days.entry(place(row)?).or_default();
         day.adjustments.push(adjustment(row)?);
+    }
+    for (date, key) in copied_places(connection, &from, &to)? {
+        let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
+        if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
+            day.is_copied = true;
+        }
     }
     Ok(days)
 }
