@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak hostile fuzz-api paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak hostile siege fuzz-api paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,10 @@ paths: ## millions of paths as attackers write them against what upstreams make 
 
 hostile: ## what one hostile HTTP/2 connection costs in memory, form by form; exits with 1 where one costs more than it may
 	cargo bench --locked --bench hostile
+
+siege: ## attacks beside honest clients, one after the other and all together: IDLE, SLOW, GUESSING, RESETTING, CLIENTS, CALLS (tests/load/siege.rs)
+	IDLE="$(IDLE)" SLOW="$(SLOW)" GUESSING="$(GUESSING)" RESETTING="$(RESETTING)" CLIENTS="$(CLIENTS)" CALLS="$(CALLS)" \
+		cargo bench --locked --bench siege
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

@@ -14,6 +14,7 @@ mod normalisers;
 mod pipelines;
 mod proxies;
 mod redirect;
+mod siege;
 mod smuggling;
 
 use harness::Scene;
