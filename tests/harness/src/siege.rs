@@ -39,6 +39,18 @@ pub struct Forces {
     pub resetting: usize,
 }
 
+impl Forces {
+    /// As many of each kind as either has.
+    pub fn with(self, other: Forces) -> Forces {
+        Forces {
+            idle: self.idle.max(other.idle),
+            slow: self.slow.max(other.slow),
+            guessing: self.guessing.max(other.guessing),
+            resetting: self.resetting.max(other.resetting),
+        }
+    }
+}
+
 /// An attack under way; dropping it ends it.
 pub struct Siege {
     attackers: JoinSet<()>,
