@@ -6,6 +6,7 @@
 //! 1 where an honest client was not served, the ledgers do not agree or memory goes over its bound.
 #![allow(
     clippy::unwrap_used,
+    clippy::indexing_slicing,
     clippy::print_stdout,
     reason = "a measurement fails by panicking and prints what it found"
 )]
