@@ -2,7 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak hostile siege fuzz-api paths lint check-tools test-tools advisories clean
+AXE := axe-core@4.14.1
+.PHONY: help run test bench soak hostile siege fuzz-api dashboard paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +21,12 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
+
+dashboard: test-tools ## the dashboard with live data in a headless Chromium, judged by axe-core; pictures in target/dashboard; LOAD_SECONDS (120)
+	@deploy/install chromium-headless-shell npm
+	@npm install --silent --no-save --prefix target/dashboard $(AXE)
+	AXE=target/dashboard/node_modules/axe-core/axe.min.js LOAD_SECONDS="$(LOAD_SECONDS)" \
+		cargo bench --locked --profile dev --bench dashboard
 
 soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS, RELOADS, UPGRADES (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
