@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak fuzz-api paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak fuzz fuzz-api memory paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,8 +25,14 @@ soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUES
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
 		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" RELOADS="$(RELOADS)" UPGRADES="$(UPGRADES)" cargo bench --locked --bench soak
 
+memory: test-tools ## what idle and hostile connections cost in memory; CONNECTIONS says how many (10000)
+	CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
+
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
+
+fuzz: build-tools ## every fuzz target for FUZZ_SECONDS (60) from its seeds; needs nightly and cargo-fuzz
+	FUZZ_SECONDS="$(FUZZ_SECONDS)" tests/fuzz/run
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check
