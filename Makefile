@@ -25,8 +25,8 @@ soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUES
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
 		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" RELOADS="$(RELOADS)" UPGRADES="$(UPGRADES)" cargo bench --locked --bench soak
 
-memory: test-tools ## what idle and hostile connections cost in memory; CONNECTIONS says how many (10000)
-	CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
+memory: test-tools ## what idle TLS connections cost in memory; CONNECTIONS says how many (10000)
+	ulimit -n $$(ulimit -Hn); CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
 
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
