@@ -32,6 +32,11 @@ fuzz_target!(|value: &[u8]| {
         assert!(mistyped == key || parse_presented(&mistyped, &prefix).is_err());
     }
     let text = String::from_utf8_lossy(value);
+    let secret = issued.reveal().rsplit_once('_').unwrap().1;
+    if text.contains(secret) {
+        // It is known already, and not as a part of the key.
+        return;
+    }
     let half = (0..=text.len() / 2)
         .rev()
         .find(|at| text.is_char_boundary(*at))
@@ -39,6 +44,5 @@ fuzz_target!(|value: &[u8]| {
     let (before, after) = text.split_at(half);
     let logged = format!("{before}{}{after}", issued.reveal());
     let shown = redacted(&logged, &prefix);
-    let secret = issued.reveal().rsplit_once('_').unwrap().1;
     assert!(!shown.contains(secret), "{shown}");
 });

@@ -133,7 +133,11 @@ fn directives(headers: &HeaderMap) -> Vec<String> {
             match byte {
                 _ if escaped => escaped = false,
                 b'\\' if quoted => escaped = true,
-                b'"' => quoted = !quoted,
+                // What is quoted leaves a quote, so that nothing grows together.
+                b'"' => {
+                    quoted = !quoted;
+                    plain.push(b'"');
+                }
                 _ if quoted => {}
                 _ => plain.push(byte.to_ascii_lowercase()),
             }
