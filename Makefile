@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak fuzz fuzz-api memory paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak fuzz fuzz-api memory paths suites lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,12 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
+
+suites: suite-tls suite-slow suite-smuggling suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
+
+suite-%: build-tools
+	@deploy/install openssl python3-venv sslscan testssl.sh slowhttptest nghttp2-client prometheus
+	@tests/edge/suites/$*
 
 soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS, RELOADS, UPGRADES (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
