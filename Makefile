@@ -21,7 +21,7 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
 
-suites: suite-tls suite-slow suite-smuggling suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
+suites: suite-tls suite-slow suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
 
 suite-%: build-tools
 	@deploy/install openssl python3-venv sslscan testssl.sh slowhttptest nghttp2-client prometheus
