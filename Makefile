@@ -2,7 +2,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help run test bench soak fuzz fuzz-api memory paths suites lint check-tools test-tools advisories clean
+AXE := axe-core@4.14.1
+.PHONY: help run test bench soak fuzz fuzz-api memory dashboard paths suites lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,11 +22,17 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
 
-suites: suite-tls suite-slow suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
+suites: suite-tls suite-slow suite-smuggling suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
 
 suite-%: build-tools
 	@deploy/install openssl python3-venv sslscan testssl.sh slowhttptest nghttp2-client prometheus
 	@tests/edge/suites/$*
+
+dashboard: test-tools ## the dashboard with live data in a headless Chromium, judged by axe-core; pictures in target/dashboard; LOAD_SECONDS (120)
+	@deploy/install chromium-headless-shell npm
+	@npm install --silent --no-save --prefix target/dashboard $(AXE)
+	AXE=target/dashboard/node_modules/axe-core/axe.min.js LOAD_SECONDS="$(LOAD_SECONDS)" \
+		cargo bench --locked --profile dev --bench dashboard
 
 soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS, RELOADS, UPGRADES (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \

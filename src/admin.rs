@@ -1,19 +1,21 @@
-//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`.
+//! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, `/dashboard`, `/dashboard.json`.
 //!
-//! It knows nothing of requests; what it shows comes from the store's health and the metric families. `/livez` says that
+//! It knows nothing of requests; what it shows comes from the store and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets. With a
-//! token configured, only whoever has it sees more than the first two's status.
+//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
+//! `/dashboard` is a page that shows [`dashboard::Dashboard`]. Nothing can be changed here. With a token configured, only whoever has
+//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) the
+//! dashboard's figures, which name customers, are for those who ask for this machine by an address or as `localhost`.
 
 use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use http::header::{
-    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, WWW_AUTHENTICATE,
-    X_CONTENT_TYPE_OPTIONS,
+    ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
+    HOST, REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
-use http::{HeaderValue, Method, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode};
 use jiff::Timestamp;
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
@@ -23,13 +25,31 @@ use subtle::ConstantTimeEq;
 
 use crate::config::{Effective, Secret};
 use crate::store::{Store, WithoutStore};
+use crate::telemetry::history::History;
 use crate::telemetry::metrics::Metrics;
+
+pub mod dashboard;
+pub mod today;
+
+use dashboard::{Dashboard, PAGE};
+use today::{Known, Surveyor, Terms};
 
 /// The Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON_TYPE: &str = "application/json";
+const HTML_TYPE: &str = "text/html; charset=utf-8";
+/// No other site's page gets hold of the dashboard's (HTML, "cross-origin opener policies"; Fetch, "`Cross-Origin-Resource-Policy`").
+const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
+const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
+/// What became of so many configurations is told.
+const RELOADS_MAX: usize = 20;
+/// Of a reason so much is kept beside the last one, which is kept whole.
+const REASON_BYTES_MAX: usize = 2_000;
 /// What comes before a token.
 const BEARER: &[u8] = b"Bearer ";
+const PATHS: &[u8] =
+    br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
+const ELSEWHERE: &[u8] = br#"{"status":"misdirected","hint":"ask for localhost or an address, or set listen.admin.token"}"#;
 /// What `/readyz` calls the gateway: served by the store, served without it, not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
@@ -39,6 +59,8 @@ const UNREADY: &str = "unready";
 pub struct Admin {
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
+    history: Arc<History>,
+    surveyor: Arc<Surveyor>,
     view: Box<dyn Fn() -> View + Send + Sync>,
 }
 
@@ -55,6 +77,8 @@ pub struct View {
     pub effective: Arc<Effective>,
     /// What opens the metrics; without one they are open.
     pub token: Option<Secret>,
+    /// The quota day and the tiers' limits; `None` where the calendar has no such day.
+    pub terms: Option<Terms>,
 }
 
 /// The running configuration, and what keeps the file from being it.
@@ -66,6 +90,34 @@ pub struct ConfigView {
     pub applied: Timestamp,
     /// Why the file is not what runs, where it is not.
     pub refused: Option<Refused>,
+    /// What became of configurations since the start, the newest first; 20 at most.
+    #[serde(skip)]
+    pub reloads: Vec<Reload>,
+}
+
+/// What became of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Reload {
+    /// When.
+    pub at: Timestamp,
+    /// Whether it was applied.
+    pub outcome: Became,
+    /// What asked for it: `start`, `signal`, `change`, or `retry` of one that was refused.
+    pub cause: &'static str,
+    /// The hash of what runs since then.
+    pub hash: String,
+    /// Why it was refused, if it was.
+    pub reason: Option<String>,
+}
+
+/// Whether a configuration is what runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Became {
+    /// It runs since then.
+    Applied,
+    /// What ran before runs on, in whole or in the part that the reason names.
+    Refused,
 }
 
 /// A configuration file that was not applied.
@@ -78,27 +130,64 @@ pub struct Refused {
 }
 
 impl ConfigView {
+    /// The configuration with this hash is the first to run.
+    pub fn started(hash: String, now: Timestamp) -> ConfigView {
+        let nothing = ConfigView {
+            hash: String::new(),
+            applied: now,
+            refused: None,
+            reloads: Vec::new(),
+        };
+        nothing.applied(hash, now, "start")
+    }
+
     /// The configuration with this hash runs from now on.
-    pub fn applied(hash: String, now: Timestamp) -> ConfigView {
+    pub fn applied(&self, hash: String, now: Timestamp, cause: &'static str) -> ConfigView {
+        let reload = Reload {
+            at: now,
+            outcome: Became::Applied,
+            cause,
+            hash: hash.clone(),
+            reason: None,
+        };
         ConfigView {
             hash,
             applied: now,
             refused: None,
+            reloads: self.reloads_after(reload),
         }
     }
 
     /// The same configuration, beside a file that was refused.
-    pub fn but_refused(&self, refused: Refused) -> ConfigView {
+    pub fn but_refused(&self, refused: Refused, cause: &'static str) -> ConfigView {
+        let mut reason = refused.reason.clone();
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+        let reload = Reload {
+            at: refused.at,
+            outcome: Became::Refused,
+            cause,
+            hash: self.hash.clone(),
+            reason: Some(reason),
+        };
         ConfigView {
             refused: Some(refused),
+            reloads: self.reloads_after(reload),
             ..self.clone()
         }
+    }
+
+    fn reloads_after(&self, reload: Reload) -> Vec<Reload> {
+        let before = self.reloads.iter().cloned();
+        std::iter::once(reload)
+            .chain(before)
+            .take(RELOADS_MAX)
+            .collect()
     }
 }
 
 /// The body of `/readyz`.
 #[derive(Debug, PartialEq, Serialize)]
-struct Readiness {
+pub struct Readiness {
     status: &'static str,
     draining: bool,
     store_up: bool,
@@ -117,11 +206,14 @@ impl Admin {
     pub fn new(
         store: Arc<dyn Store>,
         metrics: Arc<Metrics>,
+        history: Arc<History>,
         view: impl Fn() -> View + Send + Sync + 'static,
     ) -> Admin {
         Admin {
+            surveyor: Surveyor::new(store.clone()),
             store,
             metrics,
+            history,
             view: Box::new(view),
         }
     }
@@ -171,67 +263,107 @@ impl Admin {
         self.metrics.render()
     }
 
-    fn answer(
-        &self,
-        method: &Method,
-        path: &str,
-        authorization: Option<&HeaderValue>,
-    ) -> Response<Vec<u8>> {
-        let token = (self.view)().token;
-        let opened = token.is_none_or(|token| opens(authorization, &token));
-        let (status, content_type, body) = match path {
-            "/livez" => (StatusCode::OK, JSON_TYPE, br#"{"status":"live"}"#.to_vec()),
-            "/readyz" => {
+    fn dashboard(&self) -> Dashboard {
+        let View { config, terms, .. } = (self.view)();
+        let Known { today, error } = match terms {
+            Some(terms) => self.surveyor.ask(terms),
+            None => Known::default(),
+        };
+        Dashboard {
+            time: self.store.now(),
+            version: env!("CARGO_PKG_VERSION"),
+            readiness: self.readiness(),
+            reloads: config.reloads.clone(),
+            today,
+            today_error: error,
+            answered: dashboard::answered(&self.metrics),
+            upstreams: dashboard::upstreams(&self.metrics),
+            sample_seconds: Dashboard::SAMPLE_SECONDS,
+            samples: self.history.samples(),
+        }
+    }
+
+    /// What a path says to whoever may see what is behind it (`opened`).
+    fn said(&self, path: &str, opened: Result<(), Closed>) -> Said {
+        match (path, opened) {
+            ("/livez", _) => Said::json(StatusCode::OK, br#"{"status":"live"}"#),
+            ("/readyz", opened) => {
                 let readiness = self.readiness();
-                let status = if readiness.status == UNREADY {
-                    StatusCode::SERVICE_UNAVAILABLE
-                } else {
-                    StatusCode::OK
+                let status = match readiness.status {
+                    UNREADY => StatusCode::SERVICE_UNAVAILABLE,
+                    _ => StatusCode::OK,
                 };
-                (
-                    status,
-                    JSON_TYPE,
-                    if opened {
-                        serde_json::to_vec(&readiness).unwrap_or_default()
-                    } else {
-                        format!(r#"{{"status":"{}"}}"#, readiness.status).into_bytes()
-                    },
-                )
+                match opened {
+                    Ok(()) => {
+                        Said::json(status, serde_json::to_vec(&readiness).unwrap_or_default())
+                    }
+                    Err(Closed) => {
+                        Said::json(status, format!(r#"{{"status":"{}"}}"#, readiness.status))
+                    }
+                }
             }
-            _ if !opened => (
-                StatusCode::UNAUTHORIZED,
-                JSON_TYPE,
-                br#"{"status":"unauthorized"}"#.to_vec(),
-            ),
-            "/config" => (
-                StatusCode::OK,
-                JSON_TYPE,
-                serde_json::to_vec(&*(self.view)().effective).unwrap_or_default(),
-            ),
-            "/metrics" => (
-                StatusCode::OK,
-                METRICS_TYPE,
-                self.render_metrics().into_bytes(),
-            ),
-            _ => (
-                StatusCode::NOT_FOUND,
-                JSON_TYPE,
-                br#"{"paths":["/livez","/readyz","/config","/metrics"]}"#.to_vec(),
-            ),
+            ("/dashboard", _) => Said {
+                status: StatusCode::OK,
+                content_type: HTML_TYPE,
+                body: PAGE.body.clone(),
+            },
+            (_, Err(Closed)) => {
+                Said::json(StatusCode::UNAUTHORIZED, br#"{"status":"unauthorized"}"#)
+            }
+            ("/config", Ok(())) => {
+                let effective = serde_json::to_vec(&*(self.view)().effective);
+                Said::json(StatusCode::OK, effective.unwrap_or_default())
+            }
+            ("/metrics", Ok(())) => Said {
+                status: StatusCode::OK,
+                content_type: METRICS_TYPE,
+                body: self.render_metrics().into_bytes(),
+            },
+            ("/dashboard.json", Ok(())) => {
+                let dashboard = serde_json::to_vec(&self.dashboard());
+                Said::json(StatusCode::OK, dashboard.unwrap_or_default())
+            }
+            (_, Ok(())) => Said::json(StatusCode::NOT_FOUND, PATHS),
+        }
+    }
+
+    fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Vec<u8>> {
+        let token = (self.view)().token;
+        let local = dashboard::is_local(headers.get(HOST));
+        let said = if token.is_none() && path == "/dashboard.json" && !local {
+            Said::json(StatusCode::MISDIRECTED_REQUEST, ELSEWHERE)
+        } else {
+            let opened = match &token {
+                Some(token) if !opens(headers.get(AUTHORIZATION), token) => Err(Closed),
+                Some(_) | None => Ok(()),
+            };
+            self.said(path, opened)
         };
         let taken = method == Method::GET || method == Method::HEAD;
-        let (status, body) = if taken {
-            (status, body)
+        let said = if taken {
+            said
         } else {
-            (StatusCode::METHOD_NOT_ALLOWED, Vec::new())
+            Said {
+                status: StatusCode::METHOD_NOT_ALLOWED,
+                body: Vec::new(),
+                ..said
+            }
         };
         let mut answer = Response::builder()
-            .status(status)
-            .header(CONTENT_TYPE, content_type)
-            .header(CONTENT_LENGTH, body.len())
+            .status(said.status)
+            .header(CONTENT_TYPE, said.content_type)
+            .header(CONTENT_LENGTH, said.body.len())
             .header(CACHE_CONTROL, "no-store")
+            .header(RESOURCE_POLICY, "same-origin")
             .header(X_CONTENT_TYPE_OPTIONS, "nosniff");
-        if status == StatusCode::UNAUTHORIZED {
+        if said.content_type == HTML_TYPE {
+            answer = answer
+                .header(CONTENT_SECURITY_POLICY, &PAGE.policy)
+                .header(X_FRAME_OPTIONS, "DENY")
+                .header(REFERRER_POLICY, "no-referrer")
+                .header(OPENER_POLICY, "same-origin");
+        }
+        if said.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
         }
         if !taken {
@@ -240,9 +372,30 @@ impl Admin {
         let body = if method == Method::HEAD {
             Vec::new()
         } else {
-            body
+            said.body
         };
         answer.body(body).unwrap_or_default()
+    }
+}
+
+/// Whoever asks has not shown the token.
+#[derive(Debug, Clone, Copy)]
+struct Closed;
+
+/// An answer before its headers.
+struct Said {
+    status: StatusCode,
+    content_type: &'static str,
+    body: Vec<u8>,
+}
+
+impl Said {
+    fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> Said {
+        Said {
+            status,
+            content_type: JSON_TYPE,
+            body: body.into(),
+        }
     }
 }
 
@@ -250,11 +403,7 @@ impl Admin {
 impl ServeHttp for Admin {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let header = session.req_header();
-        self.answer(
-            &header.method,
-            header.uri.path(),
-            header.headers.get(AUTHORIZATION),
-        )
+        self.answer(&header.method, header.uri.path(), &header.headers)
     }
 }
 
@@ -272,5 +421,33 @@ fn opens(authorization: Option<&HeaderValue>, token: &Secret) -> bool {
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Admin")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reloads_are_told_newest_first_and_bounded_and_long_reasons_cut_between_characters() {
+        let now = Timestamp::UNIX_EPOCH;
+        let mut view = ConfigView::started("a".into(), now);
+        assert_eq!(view.reloads.len(), 1);
+        let reason = "é".repeat(REASON_BYTES_MAX);
+        for _ in 0..RELOADS_MAX {
+            let refused = Refused {
+                at: now,
+                reason: format!("x{reason}"),
+            };
+            view = view.but_refused(refused, "change");
+        }
+        view = view.applied("b".into(), now, "retry");
+        assert_eq!(view.reloads.len(), RELOADS_MAX);
+        let outcomes: Vec<Became> = view.reloads.iter().map(|one| one.outcome).collect();
+        assert_eq!(outcomes[..2], [Became::Applied, Became::Refused]);
+        assert_eq!((&*view.reloads[0].hash, &*view.reloads[1].hash), ("b", "a"));
+        let kept = view.reloads[1].reason.as_ref().unwrap();
+        assert!(kept.len() <= REASON_BYTES_MAX && kept.len() > REASON_BYTES_MAX - 2);
+        assert_eq!(view.refused, None);
     }
 }

@@ -102,7 +102,7 @@ enum Command {
                       Exit code 0 says that the request could be explained, whatever becomes of it."
     )]
     Explain(explain::ExplainArguments),
-    /// See how the store is doing.
+    /// See how the store is doing; back it up, restore it, copy it into another.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
     /// Print a script with which a shell completes commands, options and their values.
@@ -160,7 +160,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Schema => schema::run(out),
         Command::Audit(arguments) => audit::run(arguments, config()?, out),
         Command::Explain(arguments) => explain::run(arguments, config()?, out),
-        Command::Store(command) => store::run(command, config()?, out),
+        Command::Store(command) => store::run(command, &arguments.config, out),
         Command::Completions(shell) => manual::completions(shell, Arguments::command(), out),
         Command::Man(place) => manual::man(place, Arguments::command(), out),
     }
@@ -188,6 +188,16 @@ fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
+/// Does a command's work.
+fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+    // One worker beside this thread: the store goes on while a command waits for its operator.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()?;
+    runtime.block_on(work)
+}
+
 /// A configuration and its open store, for as long as one command runs.
 struct Session {
     config: Config,
@@ -200,12 +210,7 @@ impl Session {
         config: Config,
         work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        // One worker beside this thread: the store goes on while a command waits for its operator.
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()?;
-        runtime.block_on(async {
+        on_runtime(async {
             let store = server::open_store(&config, Role::Command, Clock::system()).await?;
             let session = Session { config, store };
             let outcome = work(&session).await;
@@ -389,6 +394,10 @@ mod tests {
             "touchline explain --key-id 4fZk09QwXy2B --path /a --at noon",
             "touchline store",
             "touchline store status --output csv",
+            "touchline store backup",
+            "touchline store restore",
+            "touchline store copy",
+            "touchline store copy --to a.yaml --output csv",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),

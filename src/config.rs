@@ -212,6 +212,39 @@ pub enum StoreConfig {
     Redis(Box<RedisStore>),
 }
 
+/// The rest of a configuration of which only the store is wanted.
+const NEEDED: &str = "tiers: {any: {daily: 1}}
+endpoints: [{path: /, tiers: [any], upstream: any}]
+upstreams: {any: {servers: [127.0.0.1:1]}}
+";
+
+impl StoreConfig {
+    /// The Redis at a URL, with the defaults for all else. `${VARIABLE}` stands for the variable's value, as in the file.
+    ///
+    /// # Errors
+    /// Where it is no URL of a Redis.
+    pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
+        // What JSON writes, YAML reads.
+        let url = serde_json::Value::from(url);
+        StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
+    }
+
+    /// The embedded store in a file, with the defaults for all else.
+    ///
+    /// # Errors
+    /// Where it is no path.
+    pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
+        let path = serde_json::Value::from(path);
+        StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))
+    }
+
+    fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
+        let env = |name: &str| std::env::var(name).ok();
+        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &env)?;
+        Ok(config.store)
+    }
+}
+
 /// The embedded store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmbeddedStore {

@@ -29,6 +29,7 @@
 //! | [`caching`] | who may keep an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
+//! | [`nearest`] | which keys are nearest to their limits |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
 //! | [`retirement`] | how clients are told that an endpoint is going away |
@@ -52,6 +53,7 @@ pub mod http2;
 pub mod key_record;
 pub mod lifecycle;
 pub mod maintenance;
+pub mod nearest;
 pub mod openapi;
 pub mod own_header;
 pub mod own_path;

@@ -16,6 +16,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
+use crate::admin::today::Terms;
 use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
@@ -23,6 +24,7 @@ use crate::proxy::{Gate, Snapshot};
 use crate::store::{NodeName, Role, StoreError};
 use crate::telemetry::access_log::{AccessLog, Destination, Sink};
 use crate::telemetry::diagnostics;
+use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;
 
 mod accept;
@@ -45,7 +47,7 @@ use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
-pub use stores::open_store;
+pub use stores::{open_store, open_store_at};
 pub use tls::CertificateError;
 use tls::Front;
 use upkeep::Upkeep;
@@ -214,7 +216,7 @@ async fn run(
     }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
-    let view = Arc::new(ArcSwap::from_pointee(ConfigView::applied(
+    let view = Arc::new(ArcSwap::from_pointee(ConfigView::started(
         configuration.clone(),
         now,
     )));
@@ -227,12 +229,15 @@ async fn run(
     };
     // Without a successor to come, nobody else needs them open.
     drop(listener.spares());
-    let mut bound = start(&listener, &gate, &view, &watch).map_err(|error| system(&error))?;
+    let history = Arc::new(History::default());
+    let mut bound =
+        start(&listener, &gate, &view, &history, &watch).map_err(|error| system(&error))?;
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
     let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
+    let sampler = tokio::spawn(sample(gate.clone(), history));
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
@@ -269,7 +274,7 @@ async fn run(
         );
     }
     events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
-    for task in [teller, courier, upkeep] {
+    for task in [teller, courier, upkeep, sampler] {
         task.abort();
         // It has let go of the store, so that nothing of it comes after what is said now.
         let _ = task.await;
@@ -320,6 +325,7 @@ fn start(
     listener: &Listener,
     gate: &Arc<Gate>,
     config: &Arc<ArcSwap<ConfigView>>,
+    history: &Arc<History>,
     watch: &watch::Receiver<bool>,
 ) -> std::io::Result<Bound> {
     let settings = Arc::new(ServerConf {
@@ -328,16 +334,47 @@ fn start(
     });
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
-        move || View {
-            draining: gate.is_draining(),
-            access_log_dropped: gate.access_log.dropped_lines(),
-            config: config.load_full(),
-            effective: gate.snapshot().config.effective.clone(),
-            token: gate.snapshot().config.listen.admin_token.clone(),
+        move || {
+            let snapshot = gate.snapshot();
+            View {
+                draining: gate.is_draining(),
+                access_log_dropped: gate.access_log.dropped_lines(),
+                config: config.load_full(),
+                effective: snapshot.config.effective.clone(),
+                token: snapshot.config.listen.admin_token.clone(),
+                terms: terms(&gate, &snapshot.config),
+            }
         }
     };
-    let admin = Admin::new(gate.store.clone(), gate.metrics.clone(), view);
+    let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
+    let admin = Admin::new(store, metrics, history.clone(), view);
     listener.start(&settings, gate, admin, watch)
+}
+
+/// The quota day with the limits of the running configuration.
+fn terms(gate: &Gate, config: &Config) -> Option<Terms> {
+    let tiers = config.tiers.iter();
+    Some(Terms {
+        day: gate.day_at(&config.calendar, gate.store.now()).ok()?,
+        tiers: tiers
+            .map(|(name, tier)| (name.clone(), tier.daily.get()))
+            .collect(),
+    })
+}
+
+/// Ends a sample of the history each [`SAMPLE_INTERVAL`], until it is dropped.
+async fn sample(gate: Arc<Gate>, history: Arc<History>) {
+    let mut ends = tokio::time::interval(SAMPLE_INTERVAL);
+    ends.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // The first tick is at once, and there is nothing to tell yet.
+    ends.tick().await;
+    let mut began = Instant::now();
+    loop {
+        ends.tick().await;
+        let now = Instant::now();
+        history.note(&gate.metrics, gate.store.now(), now - began);
+        began = now;
+    }
 }
 
 /// Waits until no request is in flight and no client connected, or the deadline. Clients that were told to go and do not are not

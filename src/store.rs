@@ -26,6 +26,8 @@ use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
+pub mod backup;
+pub mod carried;
 pub mod embedded;
 pub mod key_table;
 pub mod ledger;
@@ -239,12 +241,15 @@ pub const CLAIMS_KEPT_SECONDS: i64 = 2 * 86_400;
 /// How long events are kept that nobody delivers.
 pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 
+/// Keys of which a day is read at once: in Redis 128 small hashes, some 0.2 ms of its time.
+pub const DAY_OF_KEYS_MAX: usize = 64;
+
 /// A store of keys, counts and ledger.
 ///
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
-pub trait Store: Send + Sync + 'static {
+pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// The replica of the key table, current within the time that [`Store::freshness`] tells. Never waits.
     fn keys(&self) -> &KeyTable;
 
@@ -362,6 +367,10 @@ pub trait Store: Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError>;
+
+    /// The ledger of one day for some keys, [`DAY_OF_KEYS_MAX`] at most, in the order of the keys. For a gateway that walks over all
+    /// keys beside its requests: one round trip, and no more at a time than a request may wait for.
+    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError>;
 
     /// The same days, each held against everything that the store knows of them: what is told of no fault reconciles.
     /// A gateway that charges meanwhile may be caught between a count and its entry in the ledger; ask again.

@@ -5,4 +5,6 @@
 
 pub mod access_log;
 pub mod diagnostics;
+pub mod history;
 pub mod metrics;
+pub mod reading;

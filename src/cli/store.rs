@@ -1,6 +1,7 @@
-//! `touchline store status`: where the store is, how it is doing, and what about it breaks a promise.
+//! `touchline store`: how the store is doing and what about it breaks a promise; carrying it away and back.
 
 use std::io::Write;
+use std::path::Path;
 
 use clap::Subcommand;
 use serde::Serialize;
@@ -13,6 +14,9 @@ use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     StoreFacts, StoreStatus,
 };
+
+mod carry;
+mod place;
 
 const GATEWAY_HEADER: [&str; 7] = [
     "gateway",
@@ -37,6 +41,21 @@ pub(super) enum StoreCommand {
         #[arg(long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
+    /// Write all that the store holds into a file: keys (digests, never a key), counts, ledger, audit trail, events. Gateways
+    /// may run.
+    #[command(after_help = "Example:\n  touchline store backup backup.jsonl")]
+    Backup(carry::BackupArguments),
+    /// Take a backup into the store, whatever kind of store it was made of. Nothing is written unless the file is whole.
+    #[command(
+        after_help = "Example:\n  touchline store restore backup.jsonl --dry-run\n  touchline store restore backup.jsonl"
+    )]
+    Restore(carry::RestoreArguments),
+    /// Copy all that a store holds into another one, of the same kind or the other. Gateways may run on both; what was used
+    /// since is brought by copying again with --merge, which doubles nothing.
+    #[command(
+        after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # what was used since"
+    )]
+    Copy(carry::CopyArguments),
 }
 
 /// What there is to tell without Redis.
@@ -48,14 +67,17 @@ struct WithoutRedis {
     journal: JournalFacts,
 }
 
-/// Runs one of the commands on the configured store.
+/// Runs one of the commands on the store of a configuration file.
 pub(super) fn run(
     command: &StoreCommand,
-    config: Config,
-    out: &mut dyn Write,
+    configuration: &Path,
+    out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
     match command {
-        StoreCommand::Status { output } => show_status(config, *output, out),
+        StoreCommand::Status { output } => show_status(Config::load(configuration)?, *output, out),
+        StoreCommand::Backup(order) => carry::backup(order, configuration, out),
+        StoreCommand::Restore(order) => carry::restore(order, configuration, out),
+        StoreCommand::Copy(order) => carry::copy(order, configuration, out),
     }
 }
 

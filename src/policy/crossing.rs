@@ -121,6 +121,12 @@ struct Facts<'a> {
     reset: Timestamp,
 }
 
+/// The quota day in an event's id; `None` where it is no id of ours.
+pub fn date_of(id: &str) -> Option<jiff::civil::Date> {
+    let mut parts = id.strip_prefix("quota_")?.split('_');
+    parts.next()?.parse().ok()
+}
+
 /// An event as it is kept until it is delivered: it is delivered byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {

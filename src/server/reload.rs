@@ -239,8 +239,9 @@ impl Reloader {
             note_certificates(front, &self.gate);
         }
         let now = self.gate.store.now();
-        self.view
-            .store(Arc::new(ConfigView::applied(hash.clone(), now)));
+        let view = self.view.load();
+        let view = view.applied(hash.clone(), now, cause.as_str());
+        self.view.store(Arc::new(view));
         let metrics = &self.gate.metrics;
         metrics.config_runs(&hash, now);
         metrics.config_reloads.with_label_values(&["applied"]).inc();
@@ -272,7 +273,8 @@ impl Reloader {
             at: self.gate.store.now(),
             reason,
         };
-        let view = self.view.load().but_refused(refused);
+        let view = self.view.load();
+        let view = view.but_refused(refused, cause.as_str());
         self.view.store(Arc::new(view));
     }
 

@@ -15,12 +15,25 @@ pub async fn open_store(
     role: Role,
     clock: Clock,
 ) -> Result<Arc<dyn Store>, StoreError> {
+    open_store_at(&config.store, config, role, clock).await
+}
+
+/// Opens another store than the configured one, with the calendar and the ledger's times of the configuration.
+///
+/// # Errors
+/// As [`open_store`].
+pub async fn open_store_at(
+    store: &StoreConfig,
+    config: &Config,
+    role: Role,
+    clock: Clock,
+) -> Result<Arc<dyn Store>, StoreError> {
     let zone = config.calendar.name();
     let keeping = Keeping {
         settle_window: config.ledger.settle_window,
         retention: config.ledger.retention,
     };
-    match &config.store {
+    match store {
         StoreConfig::Embedded(settings) => {
             let durability = match settings.durability {
                 config::Durability::Commit => embedded::Durability::Commit,

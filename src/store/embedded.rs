@@ -11,6 +11,8 @@
 //! | `inbox` | what waits for the writer thread, and its bounds |
 //! | `writer` | the thread that commits in groups and answers after the commit |
 //! | `group` | what is decided and written in one transaction |
+//! | `carrying` | carrying all of it away, and taking in what was carried here |
+//! | `copied` | what others counted, in the ledger of this database |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
@@ -29,6 +31,8 @@
 //! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
 //! caller's record, unlike in a store that can lose its memory.
 
+mod carrying;
+mod copied;
 mod events;
 mod feed;
 mod group;
@@ -52,12 +56,13 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use rusqlite::Connection;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::{Polled, Stop};
 use self::inbox::{Verdict, Waiting};
 use self::keys::{Changed, MARK};
 use self::writer::Desk;
+use super::carried::{Carried, Carrying, Taken, Taking};
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
@@ -247,6 +252,25 @@ impl Drop for EmbeddedStore {
 }
 
 #[async_trait]
+impl Carrying for EmbeddedStore {
+    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+        let (path, durability) = (self.desk.path.clone(), self.durability);
+        tokio::task::spawn_blocking(move || carrying::carry_out(&path, durability, &told))
+            .await
+            .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
+    }
+
+    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+        // As for an import: the lock is nobody's meanwhile.
+        tokio::time::sleep(IMPORT_PAUSE).await;
+        self.on_writer(move |connection, desk| {
+            carrying::take_in(connection, &desk.path, &carried, taking)
+        })
+        .await?
+    }
+}
+
+#[async_trait]
 impl Store for EmbeddedStore {
     fn keys(&self) -> &KeyTable {
         self.desk.keys.table()
@@ -396,13 +420,15 @@ impl Store for EmbeddedStore {
     }
 
     async fn audit(&self, wanted: Wanted) -> Result<Vec<audit::Entry>, StoreError> {
-        let (mut entries, mut reached) = (Vec::new(), 0);
+        let (mut entries, mut reached) = (Vec::new(), i64::MIN);
         loop {
             let (after, key) = (reached, wanted.key);
             let page = self
                 .on_reader(move |connection| keys::trail(connection, after, key))
                 .await?;
             let Some((last, _)) = page.last() else {
+                // What was carried here has no place among the changes that were made here.
+                entries.sort_by_key(audit::Entry::place);
                 return Ok(entries);
             };
             reached = *last;
@@ -470,6 +496,12 @@ impl Store for EmbeddedStore {
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
         self.on_reader(move |connection| usage::read(connection, from, to, key))
+            .await
+    }
+
+    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
+        let keys = keys.to_vec();
+        self.on_reader(move |connection| usage::read_day_of(connection, date, &keys))
             .await
     }
 

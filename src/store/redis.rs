@@ -18,6 +18,7 @@
 //! | `inheritance` | what killed processes of this machine had counted last |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
+//! | `carrying` | carrying all of it away, and taking in what was carried here |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
@@ -40,6 +41,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use jiff::Timestamp;
 use jiff::civil::Date;
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
@@ -50,6 +52,7 @@ use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
+use crate::store::carried::{Carried, Carrying, Taken, Taking};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
@@ -58,6 +61,7 @@ use crate::store::{
 };
 
 mod breaker;
+mod carrying;
 mod charging;
 mod cluster;
 mod current;
@@ -151,6 +155,8 @@ struct Parts {
     max_staleness: Duration,
     /// The configured journal, a command's too.
     journal: Option<PathBuf>,
+    /// The zone of the quota days.
+    zone: String,
 }
 
 /// What the journal at `path` says, read without Redis and without changing it; `None` where there is no such file. Blocks
@@ -266,6 +272,7 @@ pub async fn open(
         feed,
         max_staleness: settings.max_staleness,
         journal,
+        zone: zone.to_owned(),
         keys,
         clock,
         local_clock,
@@ -358,6 +365,19 @@ impl RedisStore {
 impl Drop for RedisStore {
     fn drop(&mut self) {
         self.tasks.iter().for_each(AbortHandle::abort);
+    }
+}
+
+#[async_trait]
+impl Carrying for RedisStore {
+    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+        let Parts { names, zone, .. } = &*self.parts;
+        carrying::carry_out(&self.parts.command_link, names, zone, &told).await
+    }
+
+    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        carrying::take_in(link, names, &carried, taking).await
     }
 }
 
@@ -576,6 +596,11 @@ impl Store for RedisStore {
     ) -> Result<Vec<DayUsage>, StoreError> {
         let keys = self.parts.ids(key).await?;
         ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+    }
+
+    async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        ledger::usage(link, names, keys, date, date).await
     }
 
     async fn prove(

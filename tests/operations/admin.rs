@@ -6,6 +6,15 @@ use harness::{Answer, Call, Client, Protocol, Scene, Store, eventually};
 
 use super::{STORES, TOUCHLINE};
 
+const PATHS: [&str; 6] = [
+    "/livez",
+    "/readyz",
+    "/config",
+    "/metrics",
+    "/dashboard",
+    "/dashboard.json",
+];
+
 async fn ask(scene: &Scene, method: &str, path: &str) -> Answer {
     let address = scene.gateways[0].admin;
     let client = Client::new(Protocol::Http1, address, Arc::default());
@@ -90,10 +99,18 @@ async fn a_gateway_that_denies_is_not_ready_without_its_redis_and_says_why() {
 #[tokio::test]
 async fn unknown_admin_paths_are_404_and_other_methods_405() {
     let scene = Scene::builder(TOUCHLINE).start().await;
-    for path in ["/", "/metrics/", "/Livez", "/admin", "/livez%00"] {
+    for path in [
+        "/",
+        "/metrics/",
+        "/Livez",
+        "/admin",
+        "/livez%00",
+        "/dashboard/",
+        "/dashboard.js",
+    ] {
         assert_eq!(ask(&scene, "GET", path).await.status, 404, "{path}");
     }
-    for path in ["/livez", "/readyz", "/config", "/metrics"] {
+    for path in PATHS {
         for method in ["POST", "DELETE", "PUT"] {
             let answer = ask(&scene, method, path).await;
             assert_eq!(answer.status, 405, "{method} {path}");
@@ -111,7 +128,7 @@ async fn admin_paths_are_no_public_paths() {
     let key = scene.issue("enterprise").await;
     for protocol in Protocol::ALL {
         let client = scene.client(protocol);
-        for path in ["/livez", "/readyz", "/config", "/metrics"] {
+        for path in PATHS {
             assert_eq!(client.get(&key, path).await.status, 404);
             assert_eq!(client.call(Call::get(path)).await.status, 401);
         }

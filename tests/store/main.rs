@@ -10,6 +10,7 @@ mod suite;
 
 use harness::{redis_nodes, tcp_proxy};
 
+mod carried;
 mod charge_script;
 mod embedded;
 mod inheritance;

@@ -107,6 +107,7 @@ macro_rules! store_suite {
             what_reconciles_is_proved_without_a_fault,
             a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays,
             usage_is_told_for_the_asked_days_and_key_only,
+            a_day_of_some_keys_is_what_the_ledger_tells_of_them,
             used_is_told_without_a_charge,
             an_event_is_claimed_by_one_node_for_a_key_day_and_share,
             events_are_kept_in_their_order_until_they_are_delivered,

@@ -3,6 +3,7 @@
 //! Every change takes the next place in one order of changes; rows are never deleted, so the highest place says
 //! whether anything is new, and a follower that has applied up to a place has all that came before.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jiff::Timestamp;
@@ -12,7 +13,8 @@ use super::group::signed;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::{Imported, KeyTable};
+use crate::store::carried::{CarriedKey, Taken, secret_in_use};
+use crate::store::{Imported, KeyTable, StoreError};
 
 /// The place of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
@@ -22,6 +24,9 @@ const PAGE: &str =
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
+const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
+const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
+    VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
 /// Records or entries read at once, so that reading 100,000 holds nobody up.
 const PAGE_RECORDS: i64 = 5_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
@@ -164,7 +169,7 @@ pub(super) fn import(
 }
 
 /// The statements that write a record.
-struct Put<'c> {
+pub(super) struct Put<'c> {
     place: Statement<'c>,
     holder: Statement<'c>,
     add_digest: Statement<'c>,
@@ -174,7 +179,8 @@ struct Put<'c> {
 }
 
 impl<'c> Put<'c> {
-    fn prepare(connection: &'c Connection) -> rusqlite::Result<Put<'c>> {
+    /// The statements, prepared.
+    pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Put<'c>> {
         Ok(Put {
             place: connection.prepare(MARK)?,
             holder: connection.prepare(HOLDER)?,
@@ -274,6 +280,62 @@ pub(super) fn trail(
     }
 }
 
+/// The whole trail of one key, in the order of time.
+pub(super) fn trail_of(connection: &Connection, key: KeyId) -> rusqlite::Result<Vec<Entry>> {
+    let mut entries = connection
+        .prepare_cached(WHOLE_TRAIL)?
+        .query_map([key.as_str()], |row| unpacked(row, 0))?
+        .collect::<rusqlite::Result<Vec<Entry>>>()?;
+    entries.sort_by_key(Entry::place);
+    Ok(entries)
+}
+
+/// Takes in a key that was carried here: its record if it is newer than the stored one, and what its trail lacks. Entries of
+/// changes that were made elsewhere lie before the first place; the record's own lies at the change's place, as ever.
+///
+/// # Errors
+/// Where another key has one of its secrets; then nothing may be committed.
+pub(super) fn take_in(
+    connection: &Connection,
+    put: &mut Put<'_>,
+    key: &CarriedKey,
+    taken: &mut Taken,
+) -> rusqlite::Result<Result<(), StoreError>> {
+    let CarriedKey { record, trail } = key;
+    let stored = one(connection, record.id)?;
+    let known: BTreeSet<u64> = trail_of(connection, record.id)?
+        .iter()
+        .map(|entry| entry.version)
+        .collect();
+    let mut told = known.clone();
+    match &stored {
+        Some(stored) if stored.version >= record.version => taken.keys_held += 1,
+        Some(_) | None => {
+            if put.put(record, stored.as_ref())?.is_none() {
+                let others = digests(record).filter_map(|digest| put.holder(&digest).transpose());
+                let others = others.collect::<rusqlite::Result<Vec<KeyId>>>()?;
+                let holder = others.into_iter().find(|holder| *holder != record.id);
+                let holder = holder.map_or_else(String::new, |holder| holder.to_string());
+                return Ok(Err(secret_in_use(record.id, &holder)));
+            }
+            told.insert(record.version);
+            match stored {
+                Some(_) => taken.keys_replaced += 1,
+                None => taken.keys_added += 1,
+            }
+        }
+    }
+    let mut tell = connection.prepare_cached(TELL_BEFORE)?;
+    for entry in trail {
+        if told.insert(entry.version) {
+            tell.execute((record.id.as_str(), packed(entry)?))?;
+        }
+    }
+    let added = told.difference(&known).count();
+    taken.audit_entries_added += u64::try_from(added).unwrap_or(0);
+    Ok(Ok(()))
+}
+
 fn read(row: &Row<'_>) -> rusqlite::Result<KeyRecord> {
     unpacked(row, 0)
 }
@@ -283,7 +345,8 @@ fn unpacked<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rus
     serde_json::from_str(&text).map_err(unreadable)
 }
 
-fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
+/// What is said of a value that cannot be read.
+pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
 }
 

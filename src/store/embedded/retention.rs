@@ -16,6 +16,8 @@ const DROP_LEDGER: &str = "DELETE FROM ledger WHERE (date, key, endpoint) IN
     (SELECT date, key, endpoint FROM ledger WHERE date <= ?1 LIMIT ?2)";
 const DROP_ADJUSTMENTS: &str = "DELETE FROM adjustments WHERE (date, key, came) IN
     (SELECT date, key, came FROM adjustments WHERE date <= ?1 LIMIT ?2)";
+const DROP_COPIED: &str = "DELETE FROM copied WHERE (date, key) IN
+    (SELECT date, key FROM copied WHERE date <= ?1 LIMIT ?2)";
 const DROP_DAY: &str = "DELETE FROM days WHERE date = ?1";
 
 /// One turn; how many rows went.
@@ -31,7 +33,7 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
-    for statement in [DROP_LEDGER, DROP_ADJUSTMENTS] {
+    for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
         let gone = connection.execute(statement, (&date, ROWS_MAX))?;
         if gone > 0 {
             return Ok(gone);

@@ -95,7 +95,7 @@ const TABLES: &str = "
 /// What later versions added, each with the question whether the file has it. Whoever opens the file adds what is
 /// missing; a process that does not know of it goes on beside, because every addition has a default and changes nothing
 /// that was there. Only a change that breaks this raises [`SCHEMA_VERSION`].
-const ADDITIONS: [(&str, &str); 10] = [
+const ADDITIONS: [(&str, &str); 12] = [
     column_of_ledger!("refused_burst"),
     column_of_ledger!("refused_concurrent"),
     column_of_ledger!("refused_not_found"),
@@ -142,6 +142,21 @@ const ADDITIONS: [(&str, &str); 10] = [
             node TEXT NOT NULL,
             until INTEGER NOT NULL
         ) STRICT;",
+    ),
+    // What others counted of a key's day and was carried here, as they told it (JSON); it is in the ledger too.
+    (
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'copied'",
+        "CREATE TABLE copied (
+            date TEXT NOT NULL,
+            key TEXT NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (date, key)
+        ) STRICT, WITHOUT ROWID;",
+    ),
+    // The name under which this database's counts are carried to others: no other database has it.
+    (
+        "SELECT count(*) FROM meta WHERE name = 'producer'",
+        "INSERT INTO meta (name, value) VALUES ('producer', lower(hex(randomblob(12))));",
     ),
 ];
 

@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
+use super::carrying::copied_places;
+use super::copied::UNATTRIBUTED;
 use super::group::unsigned;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
@@ -35,6 +37,12 @@ const LEDGER_OF_KEY: &str = concat!(
     columns!(),
     " FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
 );
+// Of one day the rows are in the order of keys, so some neighbours among all keys are one stretch of it.
+const LEDGER_OF_NEIGHBOURS: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM ledger WHERE date = ?1 AND key BETWEEN ?2 AND ?3"
+);
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
     WHERE date BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) ORDER BY date, key, came";
 
@@ -45,6 +53,8 @@ struct OneDay {
     cells: Vec<Cell>,
     adjustments: Vec<Adjustment>,
     faults: BTreeSet<String>,
+    /// Whether others told something of it, who may have served above the limit.
+    is_copied: bool,
 }
 
 /// The ledger from `from` through `to`, in the order of date and key.
@@ -58,7 +68,37 @@ pub(super) fn read(
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
 
-/// The same, each day with what is wrong with it. The rows are the count, so there is no second one to compare them with:
+/// One day of some keys, which are next to each other among all keys, or nearly.
+pub(super) fn read_day_of(
+    connection: &Connection,
+    date: Date,
+    keys: &[KeyId],
+) -> rusqlite::Result<Vec<DayUsage>> {
+    let wanted: BTreeSet<KeyId> = keys.iter().copied().collect();
+    let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+        return Ok(Vec::new());
+    };
+    let text = date.to_string();
+    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
+    let mut ledger = connection.prepare_cached(LEDGER_OF_NEIGHBOURS)?;
+    let mut rows = ledger.query((&text, first.as_str(), last.as_str()))?;
+    while let Some(row) = rows.next()? {
+        days.entry(place(row)?).or_default().add(row)?;
+    }
+    days.retain(|(_, key), _| wanted.contains(key));
+    for (place, day) in &mut days {
+        let key = place.1.as_str();
+        let mut adjustments = connection.prepare_cached(ADJUSTMENTS)?;
+        let adjustments = adjustments.query_map((&text, &text, key), adjustment)?;
+        day.adjustments = adjustments.collect::<Result<_, _>>()?;
+    }
+    Ok(days
+        .into_iter()
+        .map(|(place, day)| day.told(place))
+        .collect())
+}
+
+/// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
 /// what is told is what no charge and no refund could have written.
 pub(super) fn prove(
     connection: &Connection,
@@ -71,7 +111,7 @@ pub(super) fn prove(
         let mut faults = std::mem::take(&mut day.faults);
         let net: i64 = day.cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = day.cells.iter().map(|cell| cell.ceiling.limit).max();
-        let by_older = day.cells.iter().any(|cell| cell.tier.is_none());
+        let by_older = day.is_copied || day.cells.iter().any(|cell| cell.tier.is_none());
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
             && net > super::group::signed(limit)
         {
@@ -89,7 +129,15 @@ pub(super) fn prove(
 
 impl OneDay {
     fn told(self, place: Place) -> DayUsage {
-        DayUsage::of_cells(place, None, self.cells, self.adjustments)
+        let (mut cells, adjustments) = (self.cells, self.adjustments);
+        if !self.is_copied {
+            return DayUsage::of_cells(place, None, cells, adjustments);
+        }
+        // The rows are the count; the one of units without endpoint is none of the ledger's entries.
+        let late: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
+        let used: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
+        cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
+        DayUsage::of_cells(place, Some(used + late), cells, adjustments)
     }
 
     fn add(&mut self, row: &Row<'_>) -> rusqlite::Result<()> {
@@ -104,7 +152,7 @@ impl OneDay {
             self.faults
                 .insert(format!("{place}: a number is below zero"));
         }
-        if totals.refunded > totals.charged {
+        if totals.refunded > totals.charged && endpoint != UNATTRIBUTED {
             self.faults.insert(format!(
                 "{place}: {} units were refunded of {} charged",
                 totals.refunded, totals.charged
@@ -130,7 +178,7 @@ impl OneDay {
 }
 
 /// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
-fn place_of(text: &str) -> (Option<TierName>, &str) {
+pub(super) fn place_of(text: &str) -> (Option<TierName>, &str) {
     let parts = text
         .split_once(' ')
         .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
@@ -161,14 +209,23 @@ fn days(
     let mut adjustments = connection.prepare(ADJUSTMENTS)?;
     let mut rows = adjustments.query((&from, &to, key))?;
     while let Some(row) = rows.next()? {
-        let adjustment = Adjustment {
-            came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
-            units: row.get(3)?,
-        };
         let day = days.entry(place(row)?).or_default();
-        day.adjustments.push(adjustment);
+        day.adjustments.push(adjustment(row)?);
+    }
+    for (date, key) in copied_places(connection, &from, &to)? {
+        let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
+        if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
+            day.is_copied = true;
+        }
     }
     Ok(days)
+}
+
+fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
+    Ok(Adjustment {
+        came: Timestamp::from_second(row.get(2)?).unwrap_or_default(),
+        units: row.get(3)?,
+    })
 }
 
 fn place(row: &Row<'_>) -> rusqlite::Result<Place> {

@@ -29,11 +29,11 @@ use super::ledger;
 use super::link::Link;
 use super::names::Names;
 use super::outage::Outage;
-use super::producer::process_of;
 use super::records::unreadable;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
+use crate::store::carried::process_of;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.

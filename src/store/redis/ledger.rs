@@ -27,9 +27,11 @@ use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
 use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 
+mod carrying;
 mod cells;
 mod reading;
 
+pub use carrying::{key_days, take_in};
 pub use reading::{prove, sheets, usage};
 
 /// Key-days written in one round trip.

@@ -38,10 +38,3 @@ impl Producer {
         format!("{}.{number:x}", self.process)
     }
 }
-
-/// The process of a producer: its name up to the last dot.
-pub fn process_of(producer: &str) -> &str {
-    producer
-        .rsplit_once('.')
-        .map_or(producer, |(process, _)| process)
-}

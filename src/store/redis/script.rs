@@ -24,6 +24,12 @@ pub static MERGE_TOTALS: Script = Script {
     sha: OnceLock::new(),
 };
 
+/// The merge of a key's day that was carried here.
+pub static MERGE_DAY: Script = Script {
+    source: include_str!("merge_day.lua"),
+    sha: OnceLock::new(),
+};
+
 /// The claim of an event.
 pub static CLAIM: Script = Script {
     source: include_str!("claim.lua"),

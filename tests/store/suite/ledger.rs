@@ -334,3 +334,35 @@ pub async fn an_open_store_is_healthy(fixture: &dyn Fixture) {
     let (told, asked) = (store.now(), store.server_time().await.unwrap());
     assert!(asked.duration_since(told).abs() < jiff::SignedDuration::from_secs(5));
 }
+
+pub async fn a_day_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn Fixture) {
+    let store = fixture.gateway("a").await;
+    let days = [day_around_now("2026-11-20"), day_around_now("2026-11-21")];
+    let mut keys = Vec::new();
+    for turn in 0..5 {
+        let key = issue(&store).await;
+        for day in days {
+            granted(store.charge(charge(&key, day, 100, turn + 1)).await);
+        }
+        keys.push(key.record.id);
+    }
+    let idle = issue(&store).await.record.id;
+    keys.sort_unstable();
+    let whole = eventually("the ledger is whole", async || {
+        let rows = ledger(&store).await;
+        let settled = rows.iter().all(|row| row.unattributed == 0);
+        (rows.len() == 10 && settled).then_some(rows)
+    })
+    .await;
+    for day in days {
+        // Neither the one between them nor the other day.
+        for asked in [vec![keys[1], keys[3]], keys.clone(), vec![idle], Vec::new()] {
+            let expected = whole
+                .iter()
+                .filter(|row| row.date == day.date && asked.contains(&row.key));
+            let expected: Vec<DayUsage> = expected.cloned().collect();
+            let told = store.day_of(day.date, &asked).await.unwrap();
+            assert_eq!(told, expected);
+        }
+    }
+}

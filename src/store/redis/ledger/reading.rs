@@ -9,11 +9,11 @@ use redis::{FromRedisValue, Pipeline};
 use super::cells;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
+use crate::store::carried::{Account, Late, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::SheetRow;
 use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
-use crate::store::redis::producer::process_of;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.
@@ -21,7 +21,8 @@ const READ_BATCH: usize = 256;
 /// Up to this many days every date is read; above, only those that have counts.
 const EVERY_DATE_MAX: i32 = 40;
 
-type Fields = HashMap<String, String>;
+/// A hash of Redis.
+pub(super) type Fields = HashMap<String, String>;
 
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
@@ -95,7 +96,7 @@ struct OneDay {
 
 /// The counts of a key's day, as `charge.lua` keeps them.
 #[derive(Default)]
-struct Counts {
+pub(super) struct Counts {
     used: i64,
     /// Granted and given back, by producer.
     marks: BTreeMap<String, (i64, i64)>,
@@ -113,7 +114,8 @@ struct Said {
 }
 
 impl Counts {
-    fn of(fields: &Fields) -> Option<Counts> {
+    /// What the fields say; `None` where there are none.
+    pub(super) fn of(fields: &Fields) -> Option<Counts> {
         if fields.is_empty() {
             return None;
         }
@@ -144,6 +146,31 @@ impl Counts {
         }
         counts.adjustments.sort_by_key(|adjustment| adjustment.came);
         Some(counts)
+    }
+
+    /// What is none of ours.
+    pub(super) fn unreadable(&self) -> &[String] {
+        &self.unreadable
+    }
+
+    /// By producer.
+    pub(super) fn accounts(&self) -> impl Iterator<Item = Account> {
+        let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
+        self.marks
+            .iter()
+            .map(move |(producer, (granted, returned))| Account {
+                producer: producer.clone(),
+                granted: unsigned(*granted),
+                returned: unsigned(*returned),
+            })
+    }
+
+    /// What came after the day was closed.
+    pub(super) fn late(&self) -> impl Iterator<Item = Late> {
+        self.adjustments.iter().map(|adjustment| Late {
+            came: adjustment.came.as_second(),
+            units: adjustment.units,
+        })
     }
 }
 
@@ -294,6 +321,7 @@ async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<D
     Ok(dates)
 }
 
-fn unreadable(error: redis::ParsingError) -> StoreError {
+/// What is said of a reply of another type.
+pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
     StoreError::Failed(format!("Redis answered what cannot be read: {error}"))
 }

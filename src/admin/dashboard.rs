@@ -1,0 +1,328 @@
+//! The dashboard: one page that shows what its JSON says, and the JSON.
+//!
+//! The page is the same for everybody and tells nothing; it is compiled in, asks for nothing but the JSON, and its policy lets it
+//! run nothing but its own script and lets that put text on the page only as text. The JSON is made of what this process knows, and
+//! of the [survey](super::today) of the store.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::LazyLock;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use http::HeaderValue;
+use jiff::Timestamp;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+
+use super::today::Today;
+use super::{Readiness, Reload};
+use crate::telemetry::history::{SAMPLE_INTERVAL, Sample};
+use crate::telemetry::metrics::Metrics;
+use crate::telemetry::reading::{Series, series};
+
+/// The document, with the places of style and script.
+const DOCUMENT: &str = include_str!("dashboard/page.html");
+const STYLE: &str = include_str!("dashboard/style.css");
+const SCRIPT: &str = include_str!("dashboard/script.js");
+
+/// The page.
+#[derive(Debug)]
+pub struct Page {
+    /// HTML.
+    pub body: Vec<u8>,
+    /// Its `Content-Security-Policy` (CSP Level 3): style and script by their digests, nothing from elsewhere, no markup made of text.
+    pub policy: String,
+}
+
+/// The page, put together once.
+pub static PAGE: LazyLock<Page> = LazyLock::new(|| {
+    let digest = |text: &str| format!("'sha256-{}'", BASE64.encode(Sha256::digest(text)));
+    let body = DOCUMENT
+        .replace("{style}", STYLE)
+        .replace("{script}", SCRIPT);
+    Page {
+        body: body.into_bytes(),
+        policy: format!(
+            "default-src 'none'; script-src {}; style-src {}; img-src data:; connect-src 'self'; base-uri 'none'; \
+             form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+            digest(SCRIPT),
+            digest(STYLE),
+        ),
+    }
+});
+
+/// The body of `/dashboard.json`.
+#[derive(Debug, Serialize)]
+pub struct Dashboard {
+    /// The store's time as this gateway knows it.
+    pub time: Timestamp,
+    /// The gateway's version.
+    pub version: &'static str,
+    /// What `/readyz` says.
+    pub readiness: Readiness,
+    /// What became of configurations, the newest first.
+    pub reloads: Vec<Reload>,
+    /// The quota day so far, of all gateways; `None` until the store has told it.
+    pub today: Option<Today>,
+    /// Why the store did not tell it when it was last asked.
+    pub today_error: Option<String>,
+    /// What this gateway has answered since its start.
+    pub answered: Vec<Answers>,
+    /// The servers that requests go to.
+    pub upstreams: Vec<UpstreamNow>,
+    /// Seconds from one sample to the next.
+    pub sample_seconds: u64,
+    /// The last hour of this gateway, the oldest sample first.
+    pub samples: Vec<Sample>,
+}
+
+/// Requests of one tier and outcome.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Answers {
+    /// The tier, or `none`.
+    pub tier: String,
+    /// As in `touchline_requests_total`.
+    pub outcome: String,
+    /// How many.
+    pub requests: u64,
+}
+
+/// An upstream with its figures since the start.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+pub struct UpstreamNow {
+    /// Its name in the configuration.
+    pub name: String,
+    /// Its servers.
+    pub servers: Vec<ServerNow>,
+    /// Requests sent again.
+    pub retries: u64,
+    /// Servers taken out by failing requests.
+    pub ejections: u64,
+    /// Health checks that failed.
+    pub checks_failed: u64,
+    /// Names that could not be resolved anew.
+    pub resolve_failures: u64,
+}
+
+/// A server of an upstream.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct ServerNow {
+    /// Its label in the metrics.
+    pub server: String,
+    /// Whether neither checks nor failing requests have taken it out.
+    pub up: bool,
+    /// Requests under way.
+    pub in_flight: u64,
+}
+
+impl Dashboard {
+    /// Seconds from one sample to the next.
+    pub const SAMPLE_SECONDS: u64 = SAMPLE_INTERVAL.as_secs();
+}
+
+/// What was answered, by tier and outcome.
+pub fn answered(metrics: &Metrics) -> Vec<Answers> {
+    let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
+    for one in series(&metrics.requests) {
+        let place = (
+            one.label("tier").to_owned(),
+            one.label("outcome").to_owned(),
+        );
+        *sums.entry(place).or_default() += one.count();
+    }
+    let sums = sums.into_iter();
+    sums.map(|((tier, outcome), requests)| Answers {
+        tier,
+        outcome,
+        requests,
+    })
+    .collect()
+}
+
+/// The upstreams as the metric families show them, by name; servers by address.
+pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
+    let mut all: BTreeMap<String, UpstreamNow> = BTreeMap::new();
+    let in_flight: BTreeMap<(String, String), u64> = series(&metrics.upstream_in_flight)
+        .into_iter()
+        .map(|one| (place(&one), one.count()))
+        .collect();
+    for one in series(&metrics.upstream_server_up) {
+        let place = place(&one);
+        let upstream = all.entry(place.0.clone()).or_default();
+        upstream.name.clone_from(&place.0);
+        upstream.servers.push(ServerNow {
+            in_flight: in_flight.get(&place).copied().unwrap_or(0),
+            up: one.count() == 1,
+            server: place.1,
+        });
+    }
+    for upstream in all.values_mut() {
+        upstream
+            .servers
+            .sort_by(|one, other| one.server.cmp(&other.server));
+        let sum = |all: Vec<Series>, counts: &dyn Fn(&Series) -> bool| -> u64 {
+            let own = all
+                .iter()
+                .filter(|one| one.label("upstream") == upstream.name);
+            own.filter(|one| counts(one)).map(Series::count).sum()
+        };
+        upstream.retries = sum(series(&metrics.upstream_retries), &|_| true);
+        upstream.ejections = sum(series(&metrics.upstream_ejections), &|_| true);
+        upstream.checks_failed = sum(series(&metrics.upstream_checks), &|one| {
+            one.label("outcome") == "failed"
+        });
+        upstream.resolve_failures = sum(series(&metrics.upstream_resolve_failures), &|_| true);
+    }
+    all.into_values().collect()
+}
+
+fn place(one: &Series) -> (String, String) {
+    (
+        one.label("upstream").to_owned(),
+        one.label("server").to_owned(),
+    )
+}
+
+/// Whether a `Host` names this machine as such. A page of another site that has its own name resolve to 127.0.0.1 (DNS rebinding)
+/// comes with that name, and could else read from a listener without a token what only its operator may.
+pub fn is_local(host: Option<&HeaderValue>) -> bool {
+    let Some(host) = host.and_then(|host| host.to_str().ok()) else {
+        return false;
+    };
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or("", |(address, _)| address),
+        None => host.split_once(':').map_or(host, |(name, _)| name),
+    };
+    let name = name.to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_is_whole_and_has_nothing_from_elsewhere() {
+        let page = String::from_utf8(PAGE.body.clone()).unwrap();
+        assert!(page.contains(STYLE) && page.contains(SCRIPT));
+        for place in [
+            "{style}", "{script}", "https://", "//cdn", "@import", "style=",
+        ] {
+            assert!(!page.contains(place), "{place}");
+        }
+        // Names of XML are the only addresses.
+        let addresses = page.matches("http://").count();
+        assert_eq!(
+            addresses,
+            page.matches("http://www.w3.org/2000/svg").count()
+        );
+        for way in [
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacentHTML",
+            "document.write",
+            "eval(",
+            "onclick=",
+            "onload=",
+        ] {
+            assert!(!page.contains(way), "{way}");
+        }
+        assert!(
+            PAGE.policy
+                .starts_with("default-src 'none'; script-src 'sha256-")
+        );
+        assert!(!PAGE.policy.contains("unsafe"));
+    }
+
+    #[test]
+    fn only_addresses_and_localhost_name_this_machine() {
+        let local = |host: &str| is_local(Some(&HeaderValue::from_str(host).unwrap()));
+        for host in [
+            "127.0.0.1:9090",
+            "localhost",
+            "LOCALHOST:9090",
+            "[::1]:9090",
+            "a.localhost:1",
+            "10.0.0.1",
+        ] {
+            assert!(local(host), "{host}");
+        }
+        for host in [
+            "evil.example:9090",
+            "evil.example",
+            "localhost.evil.example",
+            "127.0.0.1.evil.example",
+            "",
+            "[::1",
+        ] {
+            assert!(!local(host), "{host}");
+        }
+        assert!(!is_local(None));
+    }
+
+    #[test]
+    fn servers_are_told_with_what_happened_to_their_upstream() {
+        let metrics = Metrics::new().unwrap();
+        for (server, up) in [("10.0.0.2:1", 0), ("10.0.0.1:1", 1)] {
+            let labels = ["data", server];
+            metrics
+                .upstream_server_up
+                .with_label_values(&labels)
+                .set(up);
+        }
+        let labels = ["data", "10.0.0.1:1"];
+        metrics.upstream_in_flight.with_label_values(&labels).set(4);
+        metrics
+            .upstream_retries
+            .with_label_values(&["data", "connect"])
+            .inc_by(2);
+        metrics
+            .upstream_retries
+            .with_label_values(&["data", "stale"])
+            .inc();
+        metrics
+            .upstream_retries
+            .with_label_values(&["other", "stale"])
+            .inc();
+        metrics
+            .upstream_checks
+            .with_label_values(&["data", "failed"])
+            .inc();
+        metrics
+            .upstream_checks
+            .with_label_values(&["data", "passed"])
+            .inc_by(9);
+        let server = |server: &str, up, in_flight| ServerNow {
+            server: server.into(),
+            up,
+            in_flight,
+        };
+        let expected = UpstreamNow {
+            name: "data".into(),
+            servers: vec![
+                server("10.0.0.1:1", true, 4),
+                server("10.0.0.2:1", false, 0),
+            ],
+            retries: 3,
+            checks_failed: 1,
+            ..UpstreamNow::default()
+        };
+        assert_eq!(upstreams(&metrics), [expected]);
+    }
+
+    #[test]
+    fn answers_are_summed_over_endpoints() {
+        let metrics = Metrics::new().unwrap();
+        for endpoint in ["/a", "/b"] {
+            let labels = [endpoint, "pro", "served"];
+            metrics.requests.with_label_values(&labels).inc_by(2);
+        }
+        let expected = Answers {
+            tier: "pro".into(),
+            outcome: "served".into(),
+            requests: 4,
+        };
+        assert_eq!(answered(&metrics), [expected]);
+    }
+}

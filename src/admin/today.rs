@@ -1,0 +1,281 @@
+//! The quota day so far, of all gateways: units and refusals by tier, and the keys nearest their limits.
+//!
+//! Only the store knows both where several gateways charge, and after a restart. So it is asked, key by key as the ledger is, and
+//! only while somebody wants to know: [`DAY_OF_KEYS_MAX`] keys at once, after each such reading a pause of `PAUSE` times its length,
+//! and after the last a rest of `REST`. A survey so takes a tenth of the time of one connection at most, however many keys there
+//! are; what is told is as old as it says. Requests never wait for it. Memory: the ids of all keys while it goes on (12 bytes each).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::{KeyState, TierName};
+use crate::policy::nearest::{Nearest, Nearness};
+use crate::store::{DAY_OF_KEYS_MAX, DayUsage, Store, StoreError, Totals};
+
+/// Keys that are told of by name.
+const NEAREST_MAX: usize = 20;
+/// The shares, in hundredths, for which is told how many keys have come to them.
+const SHARES: [u8; 3] = [80, 95, 100];
+/// After each reading, so many times as long as it took.
+const PAUSE: u32 = 9;
+/// Between the end of a survey and the beginning of the next.
+const REST: Duration = Duration::from_secs(5);
+
+/// What a survey needs to know of the running configuration.
+#[derive(Debug, Clone)]
+pub struct Terms {
+    /// The quota day.
+    pub day: Day,
+    /// The units a day of each tier.
+    pub tiers: Vec<(TierName, u64)>,
+}
+
+/// The quota day so far.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Today {
+    /// Its date.
+    pub date: Date,
+    /// When it ends.
+    pub ends: Timestamp,
+    /// When the survey was done.
+    pub read: Timestamp,
+    /// How long it took.
+    pub took_seconds: f64,
+    /// Units used, as the quota counts them.
+    pub used: u64,
+    /// Units of which no endpoint is known (yet): `unattributed` of the ledger.
+    pub unattributed: i64,
+    /// What the ledger holds, by the tier that the keys had then.
+    pub tiers: Vec<TierToday>,
+    /// How many usable keys have come to a share of their limit.
+    pub reached: Vec<Reached>,
+    /// The usable keys nearest their limits, the nearest first; none that used nothing.
+    pub nearest: Vec<NearKey>,
+}
+
+/// One tier's part of the day.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TierToday {
+    /// The tier, or `?`: charged by an older version, which did not write it down.
+    pub tier: String,
+    /// Keys that called.
+    pub keys: u64,
+    /// The ledger's numbers.
+    #[serde(flatten)]
+    pub totals: Totals,
+}
+
+/// How many keys have come to a share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Reached {
+    /// The share in hundredths.
+    pub percent: u8,
+    /// The keys: those of higher shares included.
+    pub keys: u64,
+}
+
+/// A key near its limit.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct NearKey {
+    /// Its public id.
+    pub key_id: KeyId,
+    /// Who pays.
+    pub customer: String,
+    /// What the customer calls it.
+    pub label: Option<String>,
+    /// Its tier now.
+    pub tier: TierName,
+    /// Units used.
+    pub used: u64,
+    /// Units allowed: by its tier now and its grants.
+    pub limit: u64,
+}
+
+/// What is known of the day, and why not more.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// The last survey that was finished.
+    pub today: Option<Today>,
+    /// Why the last one was not.
+    pub error: Option<String>,
+}
+
+/// Surveys the day where somebody asks for it.
+pub struct Surveyor {
+    store: Arc<dyn Store>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    known: Known,
+    /// Whether a survey goes on.
+    going_on: bool,
+    ended: Option<Instant>,
+}
+
+impl Surveyor {
+    /// Nothing is known yet.
+    pub fn new(store: Arc<dyn Store>) -> Arc<Surveyor> {
+        Arc::new(Surveyor {
+            store,
+            state: Mutex::default(),
+        })
+    }
+
+    /// What is known. Begins a survey beside the caller where the last one is too old; never waits. Needs a tokio runtime.
+    pub fn ask(self: &Arc<Self>, terms: Terms) -> Known {
+        let today = terms.day.date;
+        let mut state = self.state.lock();
+        let rested = state.ended.is_none_or(|ended| ended.elapsed() >= REST);
+        if rested && !state.going_on {
+            state.going_on = true;
+            let going = Going(self.clone());
+            tokio::spawn(async move { going.survey(terms).await });
+        }
+        let mut known = state.known.clone();
+        // A day that is over is not today.
+        known.today = known.today.filter(|last| last.date == today);
+        known
+    }
+}
+
+/// A survey that goes on; however it ends, another may begin.
+struct Going(Arc<Surveyor>);
+
+impl Going {
+    async fn survey(self, terms: Terms) {
+        let surveyed = survey(&*self.0.store, &terms).await;
+        let mut state = self.0.state.lock();
+        match surveyed {
+            Ok(today) => {
+                state.known = Known {
+                    today: Some(today),
+                    error: None,
+                };
+            }
+            Err(error) => state.known.error = Some(error.to_string()),
+        }
+    }
+}
+
+impl Drop for Going {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.going_on = false;
+        state.ended = Some(Instant::now());
+    }
+}
+
+async fn survey(store: &dyn Store, terms: &Terms) -> Result<Today, StoreError> {
+    let began = Instant::now();
+    let mut keys: Vec<KeyId> = {
+        let entries = store.keys().entries();
+        entries.iter().map(|entry| entry.record.id).collect()
+    };
+    keys.sort_unstable();
+    let mut sums = Sums::new();
+    let mut batches = keys.chunks(DAY_OF_KEYS_MAX).peekable();
+    while let Some(batch) = batches.next() {
+        let asked = Instant::now();
+        for usage in store.day_of(terms.day.date, batch).await? {
+            sums.add(store, terms, &usage);
+        }
+        if batches.peek().is_some() {
+            tokio::time::sleep(asked.elapsed() * PAUSE).await;
+        }
+    }
+    Ok(sums.told(store, terms, began.elapsed()))
+}
+
+/// What is known of the keys that have been read.
+struct Sums {
+    used: u64,
+    unattributed: i64,
+    tiers: BTreeMap<String, (u64, Totals)>,
+    reached: [u64; SHARES.len()],
+    nearest: Nearest,
+}
+
+impl Sums {
+    fn new() -> Sums {
+        Sums {
+            used: 0,
+            unattributed: 0,
+            tiers: BTreeMap::new(),
+            reached: [0; SHARES.len()],
+            nearest: Nearest::new(NEAREST_MAX),
+        }
+    }
+
+    fn add(&mut self, store: &dyn Store, terms: &Terms, usage: &DayUsage) {
+        self.used = self.used.saturating_add(usage.used);
+        self.unattributed = self.unattributed.saturating_add(usage.unattributed);
+        for (tier, totals) in &usage.tiers {
+            let (keys, sum) = self.tiers.entry(tier.clone()).or_default();
+            *keys += 1;
+            sum.add(totals);
+        }
+        let Some(near) = nearness(store, terms, usage) else {
+            return;
+        };
+        for (percent, keys) in SHARES.iter().zip(&mut self.reached) {
+            *keys += u64::from(near.has_reached(*percent));
+        }
+        self.nearest.put(near);
+    }
+
+    fn told(self, store: &dyn Store, terms: &Terms, took: Duration) -> Today {
+        let tiers = self.tiers.into_iter();
+        let nearest = self.nearest.into_vec().into_iter();
+        let named = |near: Nearness| {
+            let record = &store.keys().get(near.key)?.record;
+            Some(NearKey {
+                key_id: near.key,
+                customer: record.customer.clone(),
+                label: record.label.clone(),
+                tier: record.tier.clone(),
+                used: near.used,
+                limit: near.limit,
+            })
+        };
+        let shares = SHARES.into_iter().zip(self.reached);
+        Today {
+            date: terms.day.date,
+            ends: Timestamp::from_second(terms.day.end).unwrap_or_default(),
+            read: store.now(),
+            took_seconds: took.as_secs_f64(),
+            used: self.used,
+            unattributed: self.unattributed,
+            tiers: tiers
+                .map(|(tier, (keys, totals))| TierToday { tier, keys, totals })
+                .collect(),
+            reached: shares
+                .map(|(percent, keys)| Reached { percent, keys })
+                .collect(),
+            nearest: nearest.filter_map(named).collect(),
+        }
+    }
+}
+
+/// How near a key is to its limit; `None` where it used nothing, nobody may use it, or its tier is gone.
+fn nearness(store: &dyn Store, terms: &Terms, usage: &DayUsage) -> Option<Nearness> {
+    let entry = store.keys().get(usage.key)?;
+    let record = &entry.record;
+    let usable = record.state == KeyState::Active
+        && record.expires.is_none_or(|expires| store.now() < expires);
+    let (_, daily) = terms.tiers.iter().find(|(tier, _)| *tier == record.tier)?;
+    (usable && usage.used > 0).then(|| Nearness {
+        key: usage.key,
+        used: usage.used,
+        limit: record.limit_on(terms.day.date, *daily),
+    })
+}

@@ -1,0 +1,447 @@
+//! `touchline store backup`, `restore` and `copy`: what a store holds, carried into a file and out of it, or straight into
+//! another store, beside running gateways.
+//!
+//! Nothing is doubled by carrying it twice (see [`crate::store::carried`]): whatever was interrupted is begun anew, and what
+//! was used meanwhile is brought by carrying again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use jiff::Timestamp;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::place::StorePlace;
+use crate::cli::output::{RecordFormat, to_the_second, write_json, write_record};
+use crate::cli::{CLOSE_DEADLINE, note, on_runtime};
+use crate::clock::Clock;
+use crate::config::StoreConfig;
+use crate::server;
+use crate::store::backup::{Contents, FORMAT, Header, Reader, Writer};
+use crate::store::carried::{Carried, Taken, Taking};
+use crate::store::redis::journal_facts;
+use crate::store::{Role, Store};
+
+/// Pieces that are taken in at once: some milliseconds in which other processes wait for the embedded store.
+const BATCH: usize = 250;
+/// Pieces that are read ahead.
+const AHEAD: usize = 1_000;
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct BackupArguments {
+    /// The file, which must not be there yet and is made readable by its owner only: digests of keys are in it. `-` is
+    /// standard output.
+    file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct RestoreArguments {
+    /// The file; it is read twice, the first time to see that it is whole.
+    file: PathBuf,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct CopyArguments {
+    /// The store to copy: a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db); the configured
+    /// one if left out.
+    #[arg(long, value_name = "STORE")]
+    from: Option<String>,
+    /// The store to copy into, named in the same way.
+    #[arg(long, value_name = "STORE")]
+    to: String,
+    #[command(flatten)]
+    how: How,
+}
+
+#[derive(Debug, Args)]
+struct How {
+    /// Take it into a store that holds something already. Of two records of a key the newer is kept, and what was counted in
+    /// both stores is counted once.
+    #[arg(long)]
+    merge: bool,
+    /// Write nothing, only say what would be written.
+    #[arg(long)]
+    dry_run: bool,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RecordFormat,
+}
+
+/// What was done, or would be.
+#[derive(Debug, Serialize)]
+struct Outcome {
+    /// The file or store that was read.
+    from: String,
+    /// The store that was written.
+    to: String,
+    /// Whether nothing was written.
+    dry_run: bool,
+    /// What was read.
+    read: Contents,
+    /// What came of it.
+    taken: Taken,
+}
+
+/// Where pieces go, batch by batch.
+struct Target {
+    /// `None`: a database that does not exist, which a rehearsal does not make.
+    store: Option<Arc<dyn Store>>,
+    taking: Taking,
+    batch: Vec<Carried>,
+    read: Contents,
+    taken: Taken,
+}
+
+pub(super) fn backup(
+    order: &BackupArguments,
+    configuration: &Path,
+    out: &mut (dyn Write + Send),
+) -> anyhow::Result<()> {
+    let from = StorePlace::configured(configuration)?;
+    let header = Header {
+        format: FORMAT,
+        made: Timestamp::now(),
+        by: format!("touchline {}", env!("CARGO_PKG_VERSION")),
+        store: from.kind().to_owned(),
+        zone: from.config.calendar.name().to_owned(),
+    };
+    if order.file == Path::new("-") {
+        let contents = on_runtime(write_backup(&from, &header, BufWriter::new(out)))?;
+        note(&format!("{} backed up", told(&contents)));
+        return Ok(());
+    }
+    let shown = order.file.display();
+    let file = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&order.file)
+        .with_context(|| format!("{shown} cannot be made"))?;
+    let written = on_runtime(write_backup(&from, &header, BufWriter::new(&file)))
+        .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
+    match written {
+        Ok(contents) => {
+            note(&format!("{} backed up to {shown}", told(&contents)));
+            Ok(())
+        }
+        Err(error) => {
+            // A part of a backup is good for nothing, and in the way of the next attempt.
+            let _ = std::fs::remove_file(&order.file);
+            Err(error)
+        }
+    }
+}
+
+async fn write_backup(
+    from: &StorePlace,
+    header: &Header,
+    out: impl Write,
+) -> anyhow::Result<Contents> {
+    let source = open_source(from).await?;
+    let mut writer = Writer::begin(out, header)?;
+    let carried = carry(&*source, async |piece| Ok(writer.put(&piece)?)).await;
+    source.close(CLOSE_DEADLINE).await;
+    carried?;
+    let (contents, mut out) = writer.end()?;
+    out.flush()?;
+    Ok(contents)
+}
+
+pub(super) fn restore(
+    order: &RestoreArguments,
+    configuration: &Path,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let to = StorePlace::configured(configuration)?;
+    let shown = order.file.display().to_string();
+    let mut whole = opened(&order.file)?;
+    while whole.next_piece().with_context(|| shown.clone())?.is_some() {}
+    let header = whole.header();
+    same_zone(&shown, &header.zone, to.config.calendar.name())?;
+    let made = to_the_second(header.made);
+    note(&format!(
+        "{shown}: {} of a store ({}), made {made} by {}",
+        told(whole.contents()),
+        header.store,
+        header.by
+    ));
+    let mut target = on_runtime(async {
+        let mut target = Target::open(&to, &order.how).await?;
+        let filled = async {
+            let mut reader = opened(&order.file)?;
+            while let Some(piece) = reader.next_piece().with_context(|| shown.clone())? {
+                target.put(piece).await?;
+            }
+            target.flush().await
+        };
+        let filled = filled.await;
+        target.close().await;
+        interrupted(filled, &target)?;
+        Ok(target)
+    })?;
+    target.tell((shown, to.shown()), &order.how, out)
+}
+
+fn opened(file: &Path) -> anyhow::Result<Reader<BufReader<File>>> {
+    let shown = file.display();
+    let file = File::open(file).with_context(|| format!("{shown} cannot be read"))?;
+    Reader::begin(BufReader::new(file)).with_context(|| shown.to_string())
+}
+
+pub(super) fn copy(
+    order: &CopyArguments,
+    configuration: &Path,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let from = match &order.from {
+        Some(from) => StorePlace::of(from, configuration)?,
+        None => StorePlace::configured(configuration)?,
+    };
+    let to = StorePlace::of(&order.to, configuration)?;
+    same_zone(
+        &from.shown(),
+        from.config.calendar.name(),
+        to.config.calendar.name(),
+    )?;
+    note_journal(&from);
+    let mut target = on_runtime(async {
+        let source = open_source(&from).await?;
+        let mut target = Target::open(&to, &order.how).await?;
+        let filled = carry(&*source, async |piece| target.put(piece).await).await;
+        let filled = match filled {
+            Ok(()) => target.flush().await,
+            Err(error) => Err(error),
+        };
+        source.close(CLOSE_DEADLINE).await;
+        target.close().await;
+        interrupted(filled, &target)?;
+        Ok(target)
+    })?;
+    target.tell((from.shown(), to.shown()), &order.how, out)
+}
+
+/// Counts of the one are not the other's where midnights differ.
+fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
+    if theirs != ours {
+        bail!(
+            "{from} counts days in the zone {theirs}, and the store to write in the zone {ours}: set quota.timezone to {theirs} \
+             and use a new store"
+        );
+    }
+    Ok(())
+}
+
+/// Says so where gateways of this machine have counted what their Redis may not know.
+fn note_journal(from: &StorePlace) {
+    let journal = match &from.store {
+        StoreConfig::Embedded(_) => None,
+        StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
+    };
+    if let Some(journal) = journal
+        && journal.pending_units + journal.unsettled_counts > 0
+    {
+        note(&format!(
+            "{} holds {} units and {} counts that Redis may not know yet: if no gateway runs on that store any more, start one \
+             until touchline store status shows none, and copy again with --merge",
+            journal.path.display(),
+            journal.pending_units,
+            journal.unsettled_counts
+        ));
+    }
+}
+
+async fn open_source(from: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
+    if let Some(path) = from.missing_file() {
+        bail!(
+            "there is no database {}; see that --from or store.embedded.path names the one to read",
+            path.display()
+        );
+    }
+    open(from).await
+}
+
+async fn open(place: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
+    let clock = Clock::system();
+    Ok(server::open_store_at(&place.store, &place.config, Role::Command, clock).await?)
+}
+
+/// Has all that a store holds taken, piece by piece.
+async fn carry(
+    from: &dyn Store,
+    mut take: impl AsyncFnMut(Carried) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (told, mut heard) = mpsc::channel(AHEAD);
+    let listen = async move {
+        while let Some(piece) = heard.recv().await {
+            take(piece).await?;
+        }
+        anyhow::Ok(())
+    };
+    let (said, listened) = tokio::join!(from.carry_out(told), listen);
+    listened?;
+    Ok(said?)
+}
+
+/// An error with what it leaves behind.
+fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()> {
+    let Err(error) = filled else { return Ok(()) };
+    let begun = target.taking == Taking::Write && target.taken != Taken::default();
+    match begun {
+        true => Err(error.context(
+            "it was not finished; what was written stays and does no harm: when this is mended, run it again with --merge",
+        )),
+        false => Err(error),
+    }
+}
+
+impl Target {
+    async fn open(to: &StorePlace, how: &How) -> anyhow::Result<Target> {
+        let taking = match how.dry_run {
+            true => Taking::Rehearse,
+            false => Taking::Write,
+        };
+        let missing = how.dry_run && to.missing_file().is_some();
+        let store = match missing {
+            true => None,
+            false => Some(open(to).await?),
+        };
+        let target = Target {
+            store,
+            taking,
+            batch: Vec::with_capacity(BATCH),
+            read: Contents::default(),
+            taken: Taken::default(),
+        };
+        if let Some(store) = target.store.as_ref().filter(|_| !how.merge) {
+            let status = store.status().await?;
+            if status.keys + status.days > 0 {
+                target.close().await;
+                bail!(
+                    "{} holds {} keys and {} days already: name an empty store, or add --merge to take it in beside what is \
+                     there (after an interruption, for what was used since, or for both stores in one)",
+                    to.shown(),
+                    status.keys,
+                    status.days
+                );
+            }
+        }
+        Ok(target)
+    }
+
+    async fn put(&mut self, piece: Carried) -> anyhow::Result<()> {
+        self.read.count(&piece);
+        self.batch.push(piece);
+        match self.batch.len() < BATCH {
+            true => Ok(()),
+            false => self.flush().await,
+        }
+    }
+
+    async fn flush(&mut self) -> anyhow::Result<()> {
+        let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
+        let taken = match &self.store {
+            Some(store) => store.take_in(batch, self.taking).await?,
+            None => all_new(&batch),
+        };
+        self.taken.add(&taken);
+        Ok(())
+    }
+
+    async fn close(&self) {
+        if let Some(store) = &self.store {
+            store.close(CLOSE_DEADLINE).await;
+        }
+    }
+
+    fn tell(
+        &mut self,
+        (from, to): (String, String),
+        how: &How,
+        out: &mut dyn Write,
+    ) -> anyhow::Result<()> {
+        let outcome = Outcome {
+            from,
+            to,
+            dry_run: how.dry_run,
+            read: self.read.clone(),
+            taken: self.taken,
+        };
+        match how.output {
+            RecordFormat::Json => write_json(out, &outcome),
+            RecordFormat::Table => write_record(out, &fields(&outcome)),
+        }
+    }
+}
+
+/// What comes of a batch in an empty store.
+fn all_new(batch: &[Carried]) -> Taken {
+    let mut contents = Contents::default();
+    batch.iter().for_each(|piece| contents.count(piece));
+    Taken {
+        keys_added: contents.keys,
+        audit_entries_added: contents.audit_entries,
+        key_days_added: contents.key_days,
+        events_added: contents.events,
+        ..Taken::default()
+    }
+}
+
+fn told(contents: &Contents) -> String {
+    format!(
+        "{} keys, {} audit entries, {} days of keys, {} events",
+        contents.keys, contents.audit_entries, contents.key_days, contents.events
+    )
+}
+
+fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
+    let Outcome {
+        from,
+        to,
+        dry_run,
+        read,
+        taken,
+    } = outcome;
+    let written = match dry_run {
+        true => "would be written",
+        false => "written",
+    };
+    vec![
+        ("from", from.clone()),
+        ("to", to.clone()),
+        (
+            "keys",
+            format!(
+                "{} read: {} new and {} newer {written}, {} there already",
+                read.keys, taken.keys_added, taken.keys_replaced, taken.keys_held
+            ),
+        ),
+        (
+            "audit entries",
+            format!(
+                "{} read: {} {written}",
+                read.audit_entries, taken.audit_entries_added
+            ),
+        ),
+        (
+            "days of keys",
+            format!(
+                "{} read: {} {written}, {} there already",
+                read.key_days, taken.key_days_added, taken.key_days_held
+            ),
+        ),
+        (
+            "events",
+            format!(
+                "{} read: {} {written}, {} there already",
+                read.events, taken.events_added, taken.events_held
+            ),
+        ),
+    ]
+}

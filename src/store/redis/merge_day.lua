@@ -1,0 +1,90 @@
+-- Merges what producers counted on a key's day, as a backup or another store tells it.
+--
+-- Invariants: no number is lowered, so an older telling changes nothing and telling twice does no harm; t stays the sum of all
+-- g<producer> minus the sum of all r<producer>.
+--
+-- KEYS[1]  <prefix>:q:{id}:<date>  hash: the counts, see charge.lua
+-- KEYS[2]  <prefix>:e:{id}:<date>  hash: the ledger, <producer>|<endpoint> -> numbers and the tier's name, with spaces between
+-- ARGV[1]  s: the day's first second (Unix seconds)
+-- ARGV[2]  e: the next day's first second (Unix seconds)
+-- ARGV[3]  when counts and ledger go (Unix seconds)
+-- ARGV[4]  1: write; 0: only say what would come of it
+-- ARGV[5]  how many accounts; then for each: producer, units granted, units given back
+-- then     how many sheets; then for each: field and value of KEYS[2]; a field is of one producer, so the tier is the same
+-- then     how many late entries; then for each: when they came (Unix seconds), units charged minus units given back
+--
+-- Reply: 1 something was not there; 0 all of it was; -1 the store knows the day by other boundaries, nothing was written
+local at = 4
+local function next_argument()
+  at = at + 1
+  return ARGV[at]
+end
+
+local day = redis.call('HMGET', KEYS[1], 's', 'e', 't')
+if day[1] and (tonumber(day[1]) ~= tonumber(ARGV[1]) or tonumber(day[2]) ~= tonumber(ARGV[2])) then return -1 end
+local t, counts, sheets = tonumber(day[3]) or 0, {}, {}
+
+for _ = 1, tonumber(next_argument()) do
+  local producer = next_argument()
+  local granted = tonumber(next_argument())
+  local returned = tonumber(next_argument())
+  local held = redis.call('HMGET', KEYS[1], 'g' .. producer, 'r' .. producer)
+  local g, r = tonumber(held[1]) or 0, tonumber(held[2]) or 0
+  if granted > g then
+    t = t + granted - g
+    counts[#counts + 1] = 'g' .. producer
+    counts[#counts + 1] = string.format('%.0f', granted)
+  end
+  if returned > r then
+    t = t - (returned - r)
+    counts[#counts + 1] = 'r' .. producer
+    counts[#counts + 1] = string.format('%.0f', returned)
+  end
+end
+
+for _ = 1, tonumber(next_argument()) do
+  local field = next_argument()
+  local told = next_argument()
+  local held = {}
+  for word in string.gmatch(redis.call('HGET', KEYS[2], field) or '', '%S+') do
+    held[#held + 1] = word
+  end
+  local merged, is_new = {}, #held == 0
+  for word in string.gmatch(told, '%S+') do
+    local mine = held[#merged + 1]
+    local number, other = tonumber(word), tonumber(mine or '')
+    if number and other and other >= number then
+      merged[#merged + 1] = mine
+    else
+      is_new = is_new or word ~= mine
+      merged[#merged + 1] = word
+    end
+  end
+  if is_new then
+    sheets[#sheets + 1] = field
+    sheets[#sheets + 1] = table.concat(merged, ' ')
+  end
+end
+
+for _ = 1, tonumber(next_argument()) do
+  local field = 'a' .. next_argument()
+  local units = tonumber(next_argument())
+  local held = tonumber(redis.call('HGET', KEYS[1], field)) or 0
+  if math.abs(units) > math.abs(held) then
+    counts[#counts + 1] = field
+    counts[#counts + 1] = string.format('%.0f', units)
+  end
+end
+
+if #counts + #sheets == 0 then return 0 end
+if ARGV[4] == '0' then return 1 end
+if #counts > 0 then
+  redis.call('HSET', KEYS[1], 't', string.format('%.0f', t), 's', ARGV[1], 'e', ARGV[2])
+  for field = 1, #counts, 2 do redis.call('HSET', KEYS[1], counts[field], counts[field + 1]) end
+  redis.call('EXPIREAT', KEYS[1], ARGV[3])
+end
+if #sheets > 0 then
+  for field = 1, #sheets, 2 do redis.call('HSET', KEYS[2], sheets[field], sheets[field + 1]) end
+  redis.call('EXPIREAT', KEYS[2], ARGV[3])
+end
+return 1

@@ -1,0 +1,467 @@
+//! `/dashboard` and `/dashboard.json`: right figures of all gateways, a page that trusts nothing, and who may see it.
+
+use std::sync::Arc;
+
+use harness::{Answer, Behaviour, Call, Client, Protocol, Scene, Store, eventually};
+use serde_json::{Value, json};
+
+use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
+
+const PAGE: &str = "/dashboard";
+const FIGURES: &str = "/dashboard.json";
+const DAILY: u64 = 20;
+
+async fn ask(scene: &Scene, gateway: usize, call: Call) -> Answer {
+    let address = scene.gateways[gateway].admin;
+    let client = Client::new(Protocol::Http1, address, Arc::default());
+    client.call(call).await
+}
+
+async fn figures(scene: &Scene, gateway: usize) -> Value {
+    let answer = ask(scene, gateway, Call::get(FIGURES)).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    assert_eq!(answer.header("content-type"), Some("application/json"));
+    assert_eq!(answer.header("cache-control"), Some("no-store"));
+    answer.json()
+}
+
+/// What the command says of today by tier: the sum of everything, and the rows.
+async fn told_by_the_command(scene: &Scene) -> Value {
+    let words = ["usage", "--by", "tier", "--output", "json"];
+    serde_json::from_str(&scene.cli(&words).await).unwrap()
+}
+
+/// Waits for a survey that knows so many units.
+async fn surveyed(scene: &Scene, gateway: usize, expected: &Value) -> Value {
+    eventually("the survey is done", async || {
+        let figures = figures(scene, gateway).await;
+        let today = &figures["today"];
+        let total = &expected["total"];
+        let sum = |name: &str| -> u64 {
+            let tiers = today["tiers"].as_array().into_iter().flatten();
+            tiers.map(|tier| tier[name].as_u64().unwrap()).sum()
+        };
+        let names = ["requests", "charged", "refused_quota", "refused_tier"];
+        let whole = names.iter().all(|name| total[name] == sum(name));
+        (whole && today["used"] == total["used"]).then_some(figures)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_dashboard_of_each_gateway_tells_what_the_ledger_holds_of_all() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .daily("starter", DAILY)
+            .start()
+            .await;
+        let (full, idle) = (scene.issue("starter").await, scene.issue("starter").await);
+        let (pro, half) = (scene.issue("pro").await, scene.issue("starter").await);
+        scene
+            .cli(&[
+                "keys", "grant", &half.id, "--extra", "20", "--reason", "Cup",
+            ])
+            .await;
+        for turn in 0..DAILY as usize + 3 {
+            let client = scene.client_of(turn % 2, Protocol::Http1);
+            client.get(&full, MARKETS).await;
+        }
+        // This one is known to one gateway only.
+        let client = scene.client_of(1, Protocol::Http1);
+        for _ in 0..DAILY {
+            assert_eq!(client.get(&half, MARKETS).await.status, 200);
+        }
+        for _ in 0..4 {
+            assert_eq!(client.get(&pro, RANKINGS).await.status, 403);
+        }
+        client.get(&pro, MARKETS).await;
+        scene.upstream.always(Behaviour::Status(503));
+        client.get(&pro, MARKETS).await;
+
+        let expected = eventually("the ledger is whole", async || {
+            let told = told_by_the_command(&scene).await;
+            let total = &told["total"];
+            let whole = total["requests"] == 2 * DAILY + 2 && total["refunded"] == 1;
+            let refused = total["refused_quota"] == 3 && total["refused_tier"] == 4;
+            (whole && refused && total["unattributed"] == 0).then_some(told)
+        })
+        .await;
+        for gateway in 0..2 {
+            let told = surveyed(&scene, gateway, &expected).await;
+            let today = &told["today"];
+            assert_eq!(today["unattributed"], 0, "{today:#}");
+            let tiers = today["tiers"].as_array().unwrap();
+            let rows = expected["rows"].as_array().unwrap();
+            assert_eq!(tiers.len(), rows.len());
+            for (tier, row) in tiers.iter().zip(rows) {
+                for name in [
+                    "tier",
+                    "keys",
+                    "requests",
+                    "charged",
+                    "refunded",
+                    "refused_quota",
+                    "refused_tier",
+                ] {
+                    assert_eq!(tier[name], row[name], "{name} of {tier}");
+                }
+            }
+            let near: Vec<(&str, u64, u64)> = today["nearest"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|key| {
+                    let number = |name: &str| key[name].as_u64().unwrap();
+                    (
+                        key["key_id"].as_str().unwrap(),
+                        number("used"),
+                        number("limit"),
+                    )
+                })
+                .collect();
+            let expected_near = [
+                (full.id.as_str(), DAILY, DAILY),
+                (half.id.as_str(), DAILY, 2 * DAILY),
+                (pro.id.as_str(), 1, 3_000),
+            ];
+            assert_eq!(near, expected_near);
+            let reached = json!([{ "percent": 80, "keys": 1 }, { "percent": 95, "keys": 1 }, { "percent": 100, "keys": 1 }]);
+            assert_eq!(today["reached"], reached);
+            // Asked again at once, the store is not: it has a rest.
+            let again = figures(&scene, gateway).await;
+            let rested = again["today"]["read"] == today["read"];
+            let known = again["today"]["used"] == today["used"];
+            assert!(rested || known, "{again}");
+        }
+        let text = ask(&scene, 0, Call::get(FIGURES)).await.body;
+        let text = String::from_utf8(text.to_vec()).unwrap();
+        for key in [&full, &idle, &pro, &half] {
+            assert!(!text.contains(&key.key), "{text}");
+        }
+        assert!(
+            !text.contains("digest") && !text.contains(&idle.id),
+            "{text}"
+        );
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_key_that_nobody_may_use_is_not_told_as_near_its_limit() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let client = scene.client(Protocol::Http1);
+    let keys = [
+        scene.issue("starter").await,
+        scene.issue("starter").await,
+        scene.issue("starter").await,
+        scene.issue("starter").await,
+    ];
+    for key in &keys {
+        assert_eq!(client.get(key, MARKETS).await.status, 200);
+    }
+    scene.cli(&["keys", "suspend", &keys[0].id, "--yes"]).await;
+    scene
+        .cli(&["keys", "set-expiry", &keys[1].id, "2020-01-31", "--yes"])
+        .await;
+    scene.revoke(&keys[2]).await;
+    eventually("the one key that is left is told alone", async || {
+        let today = figures(&scene, 0).await["today"].clone();
+        let nearest = today["nearest"].as_array()?;
+        (today["used"] == 4 && nearest.len() == 1 && nearest[0]["key_id"] == keys[3].id.as_str())
+            .then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn samples_tell_every_request_once() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for target in [MARKETS, MARKETS, RANKINGS, "/none"] {
+        client.get(&key, target).await;
+    }
+    client.call(Call::get(MARKETS)).await;
+    scene.upstream.always(Behaviour::Status(503));
+    client.get(&key, MARKETS).await;
+    let told = eventually("the sample has ended", async || {
+        let told = figures(&scene, 0).await;
+        let samples = told["samples"].as_array().unwrap();
+        let sum = |name: &str| -> u64 {
+            let counts = samples.iter().map(|one| &one["requests"][name]);
+            counts.map(|count| count.as_u64().unwrap()).sum()
+        };
+        let sums = ["served", "refused", "limited", "failed", "client_closed"].map(sum);
+        (sums == [2, 3, 0, 1, 0]).then_some(told)
+    })
+    .await;
+    let samples = told["samples"].as_array().unwrap();
+    let busy = samples
+        .iter()
+        .find(|one| one["requests"]["served"] != 0)
+        .unwrap();
+    assert!(
+        busy["duration_seconds"]["p99"].as_f64().unwrap() > 0.0,
+        "{busy}"
+    );
+    assert!(busy["store_seconds"]["p50"].is_number(), "{busy}");
+    let answered = json!([
+        { "tier": "none", "outcome": "MISSING_API_KEY", "requests": 1 },
+        { "tier": "starter", "outcome": "INTERNAL_ERROR", "requests": 1 },
+        { "tier": "starter", "outcome": "NOT_FOUND", "requests": 1 },
+        { "tier": "starter", "outcome": "TIER_INSUFFICIENT", "requests": 1 },
+        { "tier": "starter", "outcome": "served", "requests": 2 },
+    ]);
+    assert_eq!(told["answered"], answered);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn servers_that_are_out_are_told() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .more_servers(1)
+        .spec(|spec| {
+            spec.upstream_extra =
+                "health: { path: /healthz, interval: 100ms, unhealthy_after: 1, healthy_after: 1 }"
+                    .into();
+        })
+        .start()
+        .await;
+    let addresses = [&scene.upstream, &scene.more_upstreams[0]];
+    let addresses = addresses.map(|one| one.address().to_string());
+    let servers = async |scene: &Scene| {
+        let told = figures(scene, 0).await;
+        let upstream = &told["upstreams"][0];
+        let servers = upstream["servers"].as_array().cloned().unwrap_or_default();
+        let up = |address: &String| {
+            let server = servers
+                .iter()
+                .find(|one| one["server"] == address.as_str())?;
+            server["up"].as_bool()
+        };
+        let both = [up(&addresses[0]), up(&addresses[1])];
+        (both, upstream["checks_failed"].as_u64().unwrap_or(0))
+    };
+    eventually("both are asked", async || {
+        (servers(&scene).await.0 == [Some(true), Some(true)]).then_some(())
+    })
+    .await;
+    scene.more_upstreams[0].stop().await;
+    eventually("one is out", async || {
+        let (up, failed) = servers(&scene).await;
+        (up == [Some(true), Some(false)] && failed > 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn without_redis_the_dashboard_says_so_and_keeps_what_it_knew() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    eventually("the survey is done", async || {
+        (figures(&scene, 0).await["today"]["used"] == 1).then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().kill9();
+    eventually("the store is told as away", async || {
+        let told = figures(&scene, 0).await;
+        let away =
+            told["readiness"]["status"] == "degraded" && told["readiness"]["store_up"] == false;
+        let known = told["today"]["used"] == 1;
+        (away && known && told["today_error"].is_string()).then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().restart().await;
+    eventually("the store is asked again", async || {
+        let told = figures(&scene, 0).await;
+        (told["readiness"]["status"] == "ready" && told["today_error"].is_null()).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn reloads_are_told_with_outcome_and_reason() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let started = figures(&scene, 0).await;
+    let first = &started["reloads"][0];
+    assert_eq!(
+        (&first["outcome"], &first["cause"]),
+        (&"applied".into(), &"start".into())
+    );
+    assert_eq!(first["hash"], started["readiness"]["config"]["hash"]);
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    scene.gateways[0].put_file(&text.replace("daily: 1000", "daily: </script>"));
+    let reloads = async |count: usize| {
+        eventually("the reload is told", async || {
+            let told = figures(&scene, 0).await;
+            let reloads = told["reloads"].as_array().unwrap();
+            (reloads.len() == count).then(|| reloads.clone())
+        })
+        .await
+    };
+    let refused = reloads(2).await;
+    assert_eq!(
+        (&refused[0]["outcome"], &refused[0]["cause"]),
+        (&"refused".into(), &"change".into())
+    );
+    let reason = refused[0]["reason"].as_str().unwrap();
+    assert!(
+        reason.contains("daily") && reason.contains("</script>"),
+        "{reason}"
+    );
+    assert_eq!(refused[0]["hash"], first["hash"]);
+    scene.gateways[0].put_file(&text.replace("daily: 1000", "daily: 1001"));
+    let applied = reloads(3).await;
+    assert_eq!(applied[0]["outcome"], "applied");
+    assert_ne!(applied[0]["hash"], first["hash"]);
+    assert_eq!(applied[2], *first);
+}
+
+#[tokio::test]
+async fn the_page_is_one_file_that_may_run_nothing_but_its_own_script() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let page = ask(&scene, 0, Call::get(PAGE)).await;
+    assert_eq!(page.status, 200);
+    for (name, value) in [
+        ("content-type", "text/html; charset=utf-8"),
+        ("cache-control", "no-store"),
+        ("x-content-type-options", "nosniff"),
+        ("x-frame-options", "DENY"),
+        ("referrer-policy", "no-referrer"),
+        ("cross-origin-opener-policy", "same-origin"),
+        ("cross-origin-resource-policy", "same-origin"),
+    ] {
+        assert_eq!(page.header(name), Some(value), "{name}");
+    }
+    let policy = page.header("content-security-policy").unwrap();
+    for part in [
+        "default-src 'none'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    ] {
+        assert!(
+            policy.split("; ").any(|one| one == part),
+            "{part}: {policy}"
+        );
+    }
+    assert!(
+        !policy.contains("unsafe") && !policy.contains('*') && !policy.contains("http"),
+        "{policy}"
+    );
+    let html = String::from_utf8(page.body.to_vec()).unwrap();
+    // Style and script are those whose digests the policy names.
+    for (tag, directive) in [("style", "style-src"), ("script", "script-src")] {
+        assert_eq!(html.matches(&format!("<{tag}")).count(), 1, "{tag}");
+        let (_, rest) = html.split_once(&format!("<{tag}>")).unwrap();
+        let (text, _) = rest.split_once(&format!("</{tag}>")).unwrap();
+        let digest = base64::Engine::encode(
+            &base64::engine::general_purpose::STANDARD,
+            <sha2::Sha256 as sha2::Digest>::digest(text),
+        );
+        assert!(
+            policy.contains(&format!("{directive} 'sha256-{digest}'")),
+            "{tag}: {policy}"
+        );
+    }
+    for part in [
+        "https:", "src=", "@import", "url(", " onclick", " onload", " style=",
+    ] {
+        assert!(!html.contains(part), "{part}");
+    }
+    let outside = html.replace("http://www.w3.org/2000/svg", "");
+    assert!(!outside.contains("http:"), "an address from elsewhere");
+}
+
+#[tokio::test]
+async fn the_page_is_the_same_whatever_the_names_and_the_figures_have_them_as_they_are() {
+    const NAMES: [&str; 3] = [
+        "</script><img src=x onerror=alert(1)>",
+        "\u{5e9}\u{5dc}\u{5d5}\u{5dd} (right to left)",
+        "\u{26bd} \u{1f981} \"quoted\" & 'such'",
+    ];
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let before = ask(&scene, 0, Call::get(PAGE)).await.body;
+    let client = scene.client(Protocol::Http1);
+    for name in NAMES {
+        let key = scene.issue_with("starter", &["--label", name]).await;
+        scene.cli(&["keys", "set-customer", &key.id, name]).await;
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    eventually("the names are told", async || {
+        let told = figures(&scene, 0).await;
+        let nearest = told["today"]["nearest"].as_array()?.clone();
+        let has = |name: &&str| {
+            let mut keys = nearest.iter();
+            keys.any(|key| key["customer"] == **name && key["label"] == **name)
+        };
+        NAMES.iter().all(has).then_some(())
+    })
+    .await;
+    assert_eq!(ask(&scene, 0, Call::get(PAGE)).await.body, before);
+}
+
+#[tokio::test]
+async fn a_token_opens_the_figures_and_the_page_shows_none() {
+    const TOKEN: &str = "0123456789abcdef-token";
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("token");
+    std::fs::write(&file, TOKEN).unwrap();
+    let admin = format!("token_file: \"{}\"", file.display());
+    let open = Scene::builder(TOUCHLINE).start().await;
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| spec.admin_extra = admin)
+        .start()
+        .await;
+    let page = ask(&scene, 0, Call::get(PAGE)).await;
+    assert_eq!(page.status, 200);
+    assert_eq!(page.body, ask(&open, 0, Call::get(PAGE)).await.body);
+    for call in [
+        Call::get(FIGURES),
+        Call::get(FIGURES).header("Authorization", "Bearer wrong"),
+        Call::get(FIGURES).header("Authorization", format!("Basic {TOKEN}")),
+        Call::get(&format!("{FIGURES}?token={TOKEN}")),
+    ] {
+        let refused = ask(&scene, 0, call).await;
+        assert_eq!(refused.status, 401);
+        assert_eq!(refused.json(), json!({ "status": "unauthorized" }));
+    }
+    // With a token, by whatever name: a proxy before it may have one of its own.
+    let call = Call::get(FIGURES).header("Authorization", format!("Bearer {TOKEN}"));
+    assert_eq!(
+        ask(&scene, 0, call.header("Host", "admin.example"))
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn without_a_token_the_figures_are_for_whoever_asks_for_this_machine() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    for (host, status) in [
+        ("localhost:9090", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:9090", 200),
+        ("evil.example:9090", 421),
+        ("127.0.0.1.evil.example", 421),
+    ] {
+        let answer = ask(&scene, 0, Call::get(FIGURES).header("Host", host)).await;
+        assert_eq!(answer.status, status, "{host}");
+        assert_eq!(
+            answer.json()["today"].is_null() && answer.json()["hint"].is_string(),
+            status == 421
+        );
+    }
+}

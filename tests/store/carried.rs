@@ -1,0 +1,207 @@
+//! What only operators of two stores meet: everything of the one carried into the other, through the trait.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use harness::RedisServer;
+use jiff::Timestamp;
+use redis::AsyncCommands;
+use tokio::sync::mpsc;
+use touchline::clock::Clock;
+use touchline::policy::calendar::Calendar;
+use touchline::policy::crossing::{Crossing, Share};
+use touchline::policy::key_record::KeyRecord;
+use touchline::policy::rate_limit::Standing;
+use touchline::store::carried::{Carried, Taken, Taking};
+use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
+
+use crate::suite::{ZONE, charge, granted, issue, new_record, today};
+
+/// A Redis and directories for databases.
+struct Stores {
+    directory: tempfile::TempDir,
+    server: RedisServer,
+}
+
+impl Stores {
+    async fn new() -> Stores {
+        let directory = tempfile::tempdir().unwrap();
+        let server = RedisServer::start(directory.path(), false, None).await;
+        Stores { directory, server }
+    }
+
+    async fn file(&self, name: &str) -> Arc<dyn Store> {
+        let settings = embedded::Settings::new(self.directory.path().join(name));
+        let opened = embedded::open(settings, Role::Command, ZONE, Clock::system()).await;
+        opened.unwrap()
+    }
+
+    async fn redis(&self, prefix: &str) -> Arc<dyn Store> {
+        let settings = redis_store::Settings {
+            key_prefix: prefix.into(),
+            ..redis_store::Settings::of_url(self.server.url())
+        };
+        let opened = redis_store::open(settings, Role::Command, ZONE, Clock::system()).await;
+        opened.unwrap()
+    }
+}
+
+async fn told(from: &Arc<dyn Store>) -> Vec<Carried> {
+    let (sender, mut receiver) = mpsc::channel(16);
+    let heard = async {
+        let mut pieces = Vec::new();
+        while let Some(piece) = receiver.recv().await {
+            pieces.push(piece);
+        }
+        pieces
+    };
+    let (said, pieces) = tokio::join!(from.carry_out(sender), heard);
+    said.unwrap();
+    pieces
+}
+
+async fn carry(from: &Arc<dyn Store>, to: &Arc<dyn Store>) -> Taken {
+    to.take_in(told(from).await, Taking::Write).await.unwrap()
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName(name.into())
+}
+
+#[tokio::test]
+async fn an_event_is_told_once_although_its_store_was_changed() {
+    let stores = Stores::new().await;
+    let ways = [
+        (stores.file("a.db").await, stores.redis("a").await),
+        (stores.redis("b").await, stores.file("b.db").await),
+        (stores.file("c.db").await, stores.file("d.db").await),
+    ];
+    let crossing = Crossing {
+        key: new_record("pro").id,
+        tier: "pro".parse().unwrap(),
+        standing: Standing {
+            limit: 10,
+            used: Some(8),
+            day: today(),
+        },
+        share: Share::of_percent(80).unwrap(),
+        at: Timestamp::now(),
+    };
+    let lease = Duration::from_secs(60);
+    for (from, to) in ways {
+        let made = from.claim(&crossing, &node("a"), Delivery::Wanted).await;
+        assert!(matches!(made.unwrap(), Claim::Made));
+        carry(&from, &to).await;
+        let again = to.claim(&crossing, &node("b"), Delivery::Wanted).await;
+        assert_eq!(again.unwrap(), Claim::Held);
+        let waiting = to.undelivered(&node("b"), lease).await.unwrap().unwrap();
+        assert_eq!(waiting.len(), 1);
+        assert_eq!(waiting[0].body, crossing.event().body);
+        to.resign(&node("b")).await.unwrap();
+        // Delivered there, it does not come back with the next telling.
+        let here = from.undelivered(&node("a"), lease).await.unwrap().unwrap();
+        assert_eq!(here, waiting);
+        to.delivered(&waiting[0]).await.unwrap();
+        let taken = carry(&from, &to).await;
+        assert_eq!((taken.events_added, taken.events_held), (0, 1));
+        let waiting = to.undelivered(&node("b"), lease).await.unwrap();
+        assert_eq!(waiting, Some(Vec::new()));
+    }
+}
+
+#[tokio::test]
+async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_alike() {
+    let stores = Stores::new().await;
+    let redis = stores.redis("a").await;
+    let key = issue(&redis).await;
+    let (id, today) = (key.record.id, today());
+    let calendar = Calendar::of_zone(ZONE).unwrap();
+    let closed = today.date.checked_sub(jiff::Span::new().days(30)).unwrap();
+    let closed = calendar.day_of(closed).unwrap();
+    let client = redis::Client::open(stores.server.url()).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    for (day, late) in [(closed, Some(("a900", -2))), (today, None)] {
+        // Two processes; one died before it said what 3 units were for, the other served above the limit of 10.
+        let mut fields = vec![
+            ("t", 18),
+            ("s", day.start),
+            ("e", day.end),
+            ("gaa.0", 9),
+            ("gbb.0", 12),
+            ("rbb.0", 3),
+        ];
+        fields.extend(late);
+        let counts = format!("a:q:{{{id}}}:{}", day.date);
+        let _: () = connection.hset_multiple(counts, &fields).await.unwrap();
+        let cells = [
+            ("aa.1|/x", "6 6 0 0 0 0 0 0 0 10 0 pro"),
+            ("bb.1|/x", "10 12 3 1 2 3 4 5 6 10 1 pro"),
+            ("bb.2|/y", "0 0 0 0 7 0 0 0 0 10 0 starter"),
+        ];
+        let ledger = format!("a:e:{{{id}}}:{}", day.date);
+        let _: () = connection.hset_multiple(ledger, &cells).await.unwrap();
+        let date = day.date.to_string();
+        let _: () = connection.sadd("a:days", date).await.unwrap();
+    }
+    let read = async |store: &Arc<dyn Store>| {
+        let proofs = store.prove(closed.date, today.date, None).await;
+        proofs.unwrap()
+    };
+    let before = read(&redis).await;
+    let figures: Vec<_> = before
+        .iter()
+        .map(|proof| {
+            assert_eq!(proof.faults, Vec::<String>::new());
+            let usage = &proof.usage;
+            (usage.used, usage.unattributed, usage.over)
+        })
+        .collect();
+    assert_eq!(figures, [(20, 5, 10), (18, 3, 8)]);
+    let file = stores.file("a.db").await;
+    let back = stores.redis("b").await;
+    carry(&redis, &file).await;
+    assert_eq!(read(&file).await, before);
+    carry(&file, &back).await;
+    assert_eq!(read(&back).await, before);
+    let used = async |store: &Arc<dyn Store>| {
+        let days = store.usage(today.date, today.date, Some(id)).await;
+        days.unwrap()[0].used
+    };
+    assert_eq!((used(&file).await, used(&back).await), (18, 18));
+    assert_eq!(file.used(id, closed).await.unwrap(), 18);
+    // What is charged in the file goes on from there, and comes back as the file's own.
+    let gateway = embedded::Settings::new(stores.directory.path().join("a.db"));
+    let role = Role::Gateway(node("g"));
+    let gateway = embedded::open(gateway, role, ZONE, Clock::system()).await;
+    let gateway: Arc<dyn Store> = gateway.unwrap();
+    let known = gateway.keys().get(id).unwrap();
+    assert_eq!(
+        granted(gateway.charge(charge(&known, today, 20, 2)).await).0,
+        20
+    );
+    assert_eq!(carry(&file, &redis).await.key_days_added, 1);
+    assert_eq!(used(&redis).await, 20);
+    assert_eq!(carry(&file, &back).await.key_days_added, 1);
+    assert_eq!(used(&back).await, 20);
+    assert_eq!(carry(&back, &redis).await.key_days_added, 0);
+}
+
+#[tokio::test]
+async fn a_secret_that_another_key_of_the_store_has_is_refused_and_both_are_named() {
+    let stores = Stores::new().await;
+    let (file, redis) = (stores.file("a.db").await, stores.redis("a").await);
+    let (record, _) = file.create_key(new_record("pro")).await.unwrap();
+    for to in [redis, stores.file("b.db").await] {
+        let other = KeyRecord {
+            digest: record.digest,
+            ..new_record("pro")
+        };
+        to.create_key(other.clone()).await.unwrap();
+        let refused = to.take_in(told(&file).await, Taking::Write).await;
+        let said = refused.unwrap_err().to_string();
+        for id in [record.id, other.id] {
+            assert!(said.contains(id.as_str()), "{said}");
+        }
+        assert_eq!(to.all_keys().await.unwrap().len(), 1);
+    }
+}
