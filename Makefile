@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench soak fuzz fuzz-api memory dashboard paths suites lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak fuzz fuzz-api memory hostile dashboard paths suites lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ paths: ## millions of paths as attackers write them against what upstreams make 
 
 fuzz: build-tools ## every fuzz target for FUZZ_SECONDS (60) from its seeds; needs nightly and cargo-fuzz
 	FUZZ_SECONDS="$(FUZZ_SECONDS)" tests/fuzz/run
+
+hostile: ## what one hostile HTTP/2 connection costs in memory, form by form; exits with 1 where one costs more than it may
+	cargo bench --locked --bench hostile
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check
