@@ -8,6 +8,7 @@ mod connections;
 mod deadlines;
 mod frames;
 mod heads;
+mod http2_conformance;
 mod http2_floods;
 mod http2_memory;
 mod normalisers;
