@@ -603,6 +603,21 @@ impl Config {
         Config::parse_over(file_name, text, env, None)
     }
 
+    /// As [`Config::parse`], with the addresses of a `host:port` from `resolve`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse_resolving(
+        file_name: &str,
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
+    ) -> Result<Config, ConfigErrors> {
+        let surroundings = check::Surroundings { env, resolve };
+        parse_in(file_name, text, &surroundings, None)
+            .map_err(|problems| ConfigErrors::new(file_name, problems))
+    }
+
     fn parse_over(
         file_name: &str,
         text: &str,
