@@ -146,7 +146,8 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
         let mut bare = text.clone();
         let mapping = bare.as_mapping_mut().unwrap();
         for section in [
-            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "store", "listen",
+            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "tracing",
+            "store", "listen",
         ] {
             let empty = match section {
                 "store" => "{embedded: {}}",
