@@ -64,7 +64,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
 const TELL_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a stopping gateway exports the spans that wait, where its grace leaves so much; and where it does not.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(2);
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
 const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);

@@ -210,6 +210,46 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
 }
 
 #[test]
+fn traces_go_where_the_file_says_and_nowhere_by_default() {
+    let tracing = |more: &str| with(&format!("tracing: {more}\n")).map(|config| config.tracing);
+    assert_eq!(with("").unwrap().tracing, Tracing::default());
+    assert_eq!(tracing("{}").unwrap().otlp, None);
+    let url = "https://collector.example:4318/v1/traces";
+    let otlp = tracing(&format!("{{otlp: {{url: '{url}'}}}}"));
+    let otlp = otlp.unwrap().otlp.unwrap();
+    assert_eq!(otlp.url.reveal(), url);
+    assert_eq!((otlp.sample_percent, otlp.header), (1, None));
+    assert_eq!(otlp.timeout, Duration::from_secs(5));
+    let more =
+        "header: {name: Authorization, value: 'Bearer ${SECRET}'}, sample: 100%, timeout: 1m";
+    let otlp = tracing(&format!("{{otlp: {{url: '{url}', {more}}}}}"));
+    let otlp = otlp.unwrap().otlp.unwrap();
+    assert_eq!(otlp.header.unwrap().value.reveal(), "Bearer hunter2");
+    assert_eq!(otlp.sample_percent, 100);
+    for (more, told) in [
+        ("{otlp: {}}", "tracing.otlp.url: the key is missing"),
+        (
+            "{otlp: {url: 'collector:4318'}}",
+            "tracing.otlp.url: it is not the URL of a collector",
+        ),
+        (
+            "{otlp: {url: 'http://a/', sample: 101%}}",
+            "tracing.otlp.sample: ",
+        ),
+        (
+            "{otlp: {url: 'http://a/', timeout: 2m}}",
+            "tracing.otlp.timeout: ",
+        ),
+    ] {
+        let problems = problems_of(with(&format!("tracing: {more}")), 3);
+        assert!(
+            problems.iter().any(|one| one.contains(told)),
+            "{problems:?}"
+        );
+    }
+}
+
+#[test]
 fn both_ends_of_a_range_are_taken() {
     for more in [
         "limits: {header_count: 8, header_bytes: 1KiB, target_bytes: 256B, body_bytes: 0B, shutdown_grace: 0s}",
