@@ -70,7 +70,7 @@ async fn every_query_of_the_board_finds_series_of_loaded_gateways() {
         .durable_redis()
         .daily("starter", 5)
         .spec(|spec| {
-            spec.redis_extra = "outage: deny".into();
+            spec.redis_extra = "timeout: 2s, outage: deny".into();
             spec.tiers.push(TierSpec {
                 name: "trial".into(),
                 daily: 5,

@@ -6,6 +6,7 @@ use std::process::{Command, Output};
 use serde::Deserialize;
 use serde_yaml::Value;
 
+use super::schema::{complaints, validator};
 use super::{TOUCHLINE, text_of};
 
 /// Files that deployments mount, and what stands in for them here.
@@ -72,6 +73,20 @@ fn the_gateway_takes_the_configurations_of_compose_and_kubernetes() {
             directory.path(),
         );
         assert_eq!(broken.status.code(), Some(78), "{broken:?}");
+    }
+}
+
+#[test]
+fn the_configurations_of_compose_and_kubernetes_meet_the_schema() {
+    let validator = validator();
+    for yaml in [text_of("compose/gateway.yaml"), of_kubernetes()] {
+        assert_eq!(complaints(&validator, &yaml), [""; 0], "{yaml}");
+        let broken = yaml.replace("min_nodes:", "min_nodse:");
+        let complaints = complaints(&validator, &broken);
+        assert!(
+            complaints.iter().any(|one| one.starts_with("/store")),
+            "{complaints:?}"
+        );
     }
 }
 

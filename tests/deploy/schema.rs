@@ -20,14 +20,14 @@ fn schema() -> Value {
     serde_json::from_str(&text_of(KEPT)).unwrap()
 }
 
-fn validator() -> Validator {
+pub(super) fn validator() -> Validator {
     let schema = schema();
     assert!(jsonschema::meta::is_valid(&schema));
     jsonschema::draft202012::new(&schema).unwrap()
 }
 
 /// Where an editor would underline something, and why.
-fn complaints(validator: &Validator, yaml: &str) -> Vec<String> {
+pub(super) fn complaints(validator: &Validator, yaml: &str) -> Vec<String> {
     let value: Value = serde_yaml::from_str(yaml).unwrap();
     validator
         .iter_errors(&value)
