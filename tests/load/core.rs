@@ -29,7 +29,7 @@ use touchline::policy::calendar::Day;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rate_limit::Standing;
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, admit};
+use touchline::proxy::admission::{Admitted, Steps, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role};
@@ -211,8 +211,8 @@ impl Bench {
             header.append_header("x-api-key", key).unwrap();
         }
         Box::new(move || {
-            let mut waited = Duration::default();
-            let admitted = admit(&self.gate, &self.snapshot, &header, None, &mut waited);
+            let mut steps = Steps::default();
+            let admitted = admit(&self.gate, &self.snapshot, &header, None, &mut steps);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

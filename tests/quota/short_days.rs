@@ -18,7 +18,7 @@ use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, admit};
+use touchline::proxy::admission::{Admitted, Steps, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
@@ -88,7 +88,7 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &header, None, &mut Duration::default()).await;
+        let admitted = admit(&gate, &snapshot, &header, None, &mut Steps::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),
