@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench soak fuzz-api dashboard paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak hostile fuzz-api dashboard paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUES
 
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
+
+hostile: ## what one hostile HTTP/2 connection costs in memory, form by form; exits with 1 where one costs more than it may
+	cargo bench --locked --bench hostile
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

@@ -466,6 +466,8 @@ pub struct Limits {
     pub response_rate: u64,
     /// Streams that an HTTP/2 client may have open.
     pub h2_streams: u32,
+    /// About what the requests of one HTTP/2 connection may cost in memory, in bytes.
+    pub h2_memory: u64,
     /// Streams a second that an HTTP/2 client may reset.
     pub h2_resets: u32,
     /// HTTP/2 frames a second of each kind that costs the client nothing.

@@ -9,6 +9,7 @@ mod deadlines;
 mod frames;
 mod heads;
 mod http2_floods;
+mod http2_memory;
 mod normalisers;
 mod pipelines;
 mod proxies;

@@ -41,6 +41,17 @@ impl Process {
         self.child.id()
     }
 
+    /// Memory that only the process itself can give back (resident, anonymous), in bytes; 0 once it has ended.
+    pub fn anonymous_bytes(&self) -> usize {
+        let path = format!("/proc/{}/status", self.pid());
+        let status = std::fs::read_to_string(path).unwrap_or_default();
+        let mut lines = status.lines();
+        let line = lines.find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        kib.and_then(|kib| kib.trim().parse::<usize>().ok())
+            .map_or(0, |kib| kib * 1024)
+    }
+
     /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
