@@ -439,7 +439,7 @@ sections! {
         otlp: Section<OtlpText>,
     }
     OtlpText {
-        /// The whole URL, such as https://collector.example:4318/v1/traces.
+        /// The whole URL with its path, mostly /v1/traces.
         url: Leaf<Text>,
         /// What the collector knows the gateway by.
         header: Section<SecretHeaderText>,
