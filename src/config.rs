@@ -85,6 +85,8 @@ pub struct Config {
     pub limits: Limits,
     /// Logs.
     pub logging: Logging,
+    /// Traces.
+    pub tracing: Tracing,
 }
 
 /// The listeners: at least one of `http` and `https`, all on different addresses.
@@ -403,6 +405,26 @@ pub struct Ledger {
 pub struct Forward {
     /// Request headers of clients that are never passed on, beside those that the contract removes.
     pub headers_denied: Vec<HeaderName>,
+}
+
+/// What becomes of traces.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tracing {
+    /// Where spans are exported to; nowhere without it.
+    pub otlp: Option<Otlp>,
+}
+
+/// A collector that speaks OTLP over HTTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Otlp {
+    /// Where spans are sent: the whole URL.
+    pub url: Secret,
+    /// What the collector knows us by.
+    pub header: Option<SecretHeader>,
+    /// How many of a hundred traces that begin here are recorded, 0 to 100.
+    pub sample_percent: u8,
+    /// How long one export may take.
+    pub timeout: Duration,
 }
 
 /// Threads.

@@ -38,6 +38,7 @@
 //! | [`maintenance`] | what clients are told of an endpoint that is being worked on |
 //! | [`rejection`] | everything a client can be told instead of an answer |
 //! | [`request_id`] | which request ids are kept |
+//! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 
 pub mod address;
 pub mod api_key;
@@ -72,3 +73,4 @@ pub mod server_health;
 pub mod server_name;
 pub mod target;
 pub mod token_bucket;
+pub mod trace_context;

@@ -14,6 +14,7 @@
 //! | [`rates`] | how fast a key may send requests, and how many of it are under way |
 //! | [`record`] | a request's line in the access log and its traces in the metrics |
 //! | [`respond`] | writing the gateway's own answers |
+//! | [`trace`] | the spans of a recorded request |
 //! | [`usage`] | the body of `/api/v1/usage` |
 //! | [`upstreams`] | servers to forward to |
 //!
@@ -31,6 +32,7 @@ pub mod origin;
 pub mod rates;
 pub mod record;
 pub mod respond;
+pub mod trace;
 pub mod upstreams;
 pub mod usage;
 pub mod well_formed;

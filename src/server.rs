@@ -26,11 +26,13 @@ use crate::telemetry::access_log::{AccessLog, Destination, Sink};
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::traces::Tracer;
 
 mod accept;
 mod application;
 mod descriptors;
 mod events;
+mod exporter;
 mod handover;
 mod listeners;
 mod notify;
@@ -43,6 +45,7 @@ mod watched;
 
 use events::Teller;
 use events::courier::Courier;
+use exporter::Exporter;
 use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
@@ -60,6 +63,9 @@ const FAREWELL: Duration = Duration::from_secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
 const TELL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a stopping gateway exports the spans that wait, where its grace leaves so much; and where it does not.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
 const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
 /// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
@@ -203,11 +209,13 @@ async fn run(
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();
+    let (tracer, left) = Tracer::new();
     let gate = Arc::new(Gate::new(
         Snapshot::new(config),
         store.clone(),
         metrics.clone(),
         access_log,
+        tracer,
     ));
 
     warn_of_shadow_tiers(&gate.snapshot().config);
@@ -238,6 +246,9 @@ async fn run(
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
     let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     let sampler = tokio::spawn(sample(gate.clone(), history));
+    let end_of_traces = Arc::new(Notify::new());
+    let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
+    let exporting = tokio::spawn(exporter.run());
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
@@ -273,6 +284,8 @@ async fn run(
             "requests were cut off by the end of limits.shutdown_grace"
         );
     }
+    end_of_traces.notify_one();
+    exported(exporting, deadline).await;
     events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
     for task in [teller, courier, upkeep, sampler] {
         task.abort();
@@ -288,6 +301,19 @@ async fn run(
     let _ = tokio::task::spawn_blocking(move || drop(last_lines)).await;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Waits until the last spans are exported, as long as the grace and [`EXPORT_TIMEOUT`] leave time for it.
+async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
+    let grace = deadline.saturating_duration_since(Instant::now());
+    let patience = grace.clamp(EXPORT_TIMEOUT_MIN, EXPORT_TIMEOUT);
+    if tokio::time::timeout(patience, &mut exporting)
+        .await
+        .is_err()
+    {
+        tracing::warn!("spans were not exported before the end");
+        exporting.abort();
+    }
 }
 
 /// Shows when the present certificates end, and warns of those where that is soon.

@@ -27,10 +27,12 @@ const FIXED: [&str; 9] = [
     "runtime.threads",
 ];
 /// Secrets that may be written into the file itself: it is told that they are there.
-const SECRETS: [&str; 3] = [
+const SECRETS: [&str; 5] = [
     "listen.admin.token",
     "events.webhook.url",
     "events.webhook.secret",
+    "tracing.otlp.url",
+    "tracing.otlp.header.value",
 ];
 /// The same of every upstream.
 const UPSTREAM_SECRET: &str = ".header.value";

@@ -31,6 +31,7 @@ mod outage;
 mod proxies;
 mod redis;
 mod retirement;
+mod tracing;
 mod traffic;
 mod upstream_tls;
 mod upstreams;
@@ -97,6 +98,7 @@ pub(super) fn config(
     let runtime = runtime(check, &at.key("runtime"), text.runtime);
     let limits = limits::limits(check, &at.key("limits"), text.limits);
     let logging = logging(check, &at.key("logging"), text.logging);
+    let tracing = tracing::tracing(check, &at.key("tracing"), text.tracing);
     let endpoints = endpoints?;
     let effective = Effective::of(&hash, check.readings(), &store, &endpoints);
     Some(Config {
@@ -116,6 +118,7 @@ pub(super) fn config(
         runtime,
         limits,
         logging,
+        tracing,
     })
 }
 

@@ -146,7 +146,8 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
         let mut bare = text.clone();
         let mapping = bare.as_mapping_mut().unwrap();
         for section in [
-            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "store", "listen",
+            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "tracing",
+            "store", "listen",
         ] {
             let empty = match section {
                 "store" => "{embedded: {}}",
@@ -206,6 +207,46 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     assert_eq!(told(retirement.deprecation()), "2026-11-30T23:00:00Z");
     assert_eq!(told(retirement.sunset()), "2027-06-30T12:00:00Z");
     assert_eq!(retirement.headers().len(), 3);
+}
+
+#[test]
+fn traces_go_where_the_file_says_and_nowhere_by_default() {
+    let tracing = |more: &str| with(&format!("tracing: {more}\n")).map(|config| config.tracing);
+    assert_eq!(with("").unwrap().tracing, Tracing::default());
+    assert_eq!(tracing("{}").unwrap().otlp, None);
+    let url = "https://collector.example:4318/v1/traces";
+    let otlp = tracing(&format!("{{otlp: {{url: '{url}'}}}}"));
+    let otlp = otlp.unwrap().otlp.unwrap();
+    assert_eq!(otlp.url.reveal(), url);
+    assert_eq!((otlp.sample_percent, otlp.header), (1, None));
+    assert_eq!(otlp.timeout, Duration::from_secs(5));
+    let more =
+        "header: {name: Authorization, value: 'Bearer ${SECRET}'}, sample: 100%, timeout: 1m";
+    let otlp = tracing(&format!("{{otlp: {{url: '{url}', {more}}}}}"));
+    let otlp = otlp.unwrap().otlp.unwrap();
+    assert_eq!(otlp.header.unwrap().value.reveal(), "Bearer hunter2");
+    assert_eq!(otlp.sample_percent, 100);
+    for (more, told) in [
+        ("{otlp: {}}", "tracing.otlp.url: the key is missing"),
+        (
+            "{otlp: {url: 'collector:4318'}}",
+            "tracing.otlp.url: it is not the URL of a collector",
+        ),
+        (
+            "{otlp: {url: 'http://a/', sample: 101%}}",
+            "tracing.otlp.sample: ",
+        ),
+        (
+            "{otlp: {url: 'http://a/', timeout: 2m}}",
+            "tracing.otlp.timeout: ",
+        ),
+    ] {
+        let problems = problems_of(with(&format!("tracing: {more}")), 3);
+        assert!(
+            problems.iter().any(|one| one.contains(told)),
+            "{problems:?}"
+        );
+    }
 }
 
 #[test]

@@ -233,6 +233,8 @@ sections! {
         limits: Section<LimitsText>,
         /// Logs.
         logging: Section<LoggingText>,
+        /// Traces.
+        tracing: Section<TracingText>,
     }
     ListenText {
         /// Cleartext HTTP for clients. At least one of http and https is needed.
@@ -431,6 +433,20 @@ sections! {
         timeout: Leaf<Duration>,
         /// An event that is older is not tried again.
         give_up: Leaf<Duration>,
+    }
+    TracingText {
+        /// Where spans go: a collector that takes OTLP over HTTP, in protobuf. Without it none are made.
+        otlp: Section<OtlpText>,
+    }
+    OtlpText {
+        /// The whole URL with its path, mostly /v1/traces.
+        url: Leaf<Text>,
+        /// What the collector knows the gateway by.
+        header: Section<SecretHeaderText>,
+        /// How many of the traces that begin here are recorded. Where a caller sends one, it decides (the sampled flag).
+        sample: Leaf<Percent>,
+        /// How long one export may take. No request waits for it.
+        timeout: Leaf<Duration>,
     }
     EndpointText {
         /// The path, matched exactly; `{name}` stands for one segment.

@@ -17,6 +17,7 @@ use pingora::http::RequestHeader;
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
 use super::rates::Slot;
+use super::trace::Recording;
 use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
@@ -88,14 +89,22 @@ impl Permit {
     }
 }
 
-/// Lets a request in or says why not. `raw` is the head as it came over HTTP/1; `store_wait` grows by the time spent
-/// waiting for the store.
+/// What is noted on a request's way through the steps.
+#[derive(Debug, Default)]
+pub struct Steps {
+    /// Time spent waiting for the store.
+    pub store_wait: Duration,
+    /// The spans of a recorded request.
+    pub recording: Option<Box<Recording>>,
+}
+
+/// Lets a request in or says why not. `raw` is the head as it came over HTTP/1; `steps` grows by what is noted.
 pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     header: &RequestHeader,
     raw: Option<&[u8]>,
-    store_wait: &mut Duration,
+    steps: &mut Steps,
 ) -> Result<Admitted, Refusal> {
     let target = well_formed::check(header, raw, &snapshot.head_limits).map_err(Refusal::of)?; // 1
     let own = OwnPath::of(target.path);
@@ -110,7 +119,7 @@ pub async fn admit(
         path: target.path,
         own,
         presented,
-        store_wait,
+        steps,
         token: Token::NotTaken,
     };
     let mut now = gate.store.now();
@@ -176,7 +185,7 @@ struct Admission<'a> {
     path: &'a str,
     own: Option<OwnPath>,
     presented: KeyDigest,
-    store_wait: &'a mut Duration,
+    steps: &'a mut Steps,
     token: Token,
 }
 
@@ -189,7 +198,11 @@ enum Token {
 impl Admission<'_> {
     /// One judgement, as things are at `now`.
     async fn pass(&mut self, now: Timestamp) -> Result<Admitted, Halt> {
-        let caller = self.authenticate(now)?; // 3
+        let caller = self.authenticate(now); // 3
+        if let Some(recording) = &mut self.steps.recording {
+            recording.authenticated();
+        }
+        let caller = caller?;
         if self.own == Some(OwnPath::Usage) {
             return self.tell_usage(caller).await; // never charged
         }
@@ -424,6 +437,9 @@ impl Admission<'_> {
         let asked = Instant::now();
         let decision = self.gate.store.charge(charge).await;
         self.note_call("charge", asked, &decision);
+        if let Some(recording) = &mut self.steps.recording {
+            recording.charged(asked);
+        }
         if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
             caller.note_share(self.gate, self.snapshot, *used);
         }
@@ -465,7 +481,7 @@ impl Admission<'_> {
     /// Counts a call of the store that began at `asked`.
     fn note_call<T>(&mut self, operation: &str, asked: Instant, outcome: &Result<T, StoreError>) {
         let took = asked.elapsed();
-        *self.store_wait += took;
+        self.steps.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
     }

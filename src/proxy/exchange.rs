@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
-use super::admission::{Permit, Refusal};
+use super::admission::{Permit, Refusal, Steps};
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
@@ -43,8 +43,8 @@ pub struct Exchange {
     pub hsts: Option<HeaderValue>,
     /// Where the request comes from, once its header has been looked at.
     pub origin: Option<Origin>,
-    /// Time spent waiting for the store.
-    pub store_wait: Duration,
+    /// What is noted on its way through the steps, and after.
+    pub steps: Steps,
     /// How far it has come.
     pub stage: Stage,
     _in_flight: InFlight,
@@ -201,7 +201,7 @@ impl Exchange {
             request_id: HeaderValue::from_static(""),
             hsts: None,
             origin: None,
-            store_wait: Duration::ZERO,
+            steps: Steps::default(),
             stage: Stage::Arrived,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
         }

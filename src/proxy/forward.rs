@@ -19,6 +19,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request, response};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::{ErrorType, OrErr};
 
+use crate::policy::trace_context::TraceContext;
 use crate::policy::{caching, own_header, rate_limit};
 
 /// The header that carries the API key.
@@ -30,7 +31,8 @@ pub const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
 /// What caches in front of a service are told past `Cache-Control` (RFC 9213).
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
-const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// The caller's trace (W3C Trace Context).
+pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const X_CONSUMER_ID: HeaderName = HeaderName::from_static("x-consumer-id");
 const X_CONSUMER_TIER: HeaderName = HeaderName::from_static("x-consumer-tier");
@@ -61,8 +63,8 @@ pub struct Identity<'a> {
     pub tier: &'a str,
     /// The upstream server's own name or address.
     pub upstream_host: &'a str,
-    /// 128 and 64 random bits for a trace without one, and for our own span in it.
-    pub trace: (u128, u64),
+    /// The trace that the request is recorded in, and the id of this attempt's span.
+    pub recorded: Option<(TraceContext, u64)>,
 }
 
 /// Request headers that never reach an upstream, beside those that are always removed. Made once for a configuration.
@@ -101,16 +103,17 @@ pub fn rebuild_request(
     denied: &DeniedHeaders,
 ) -> pingora::Result<()> {
     let mut parts = request_parts(header);
-    let traceparent = traceparent(parts.headers.get(TRACEPARENT), identity.trace);
+    let told = parts.headers.get(TRACEPARENT);
+    let (traceparent, goes_on) = traceparent(told, identity.recorded);
     let fields = mem::take(&mut parts.headers);
     let mut fields = kept(fields, |name| {
         let ours = [HOST, TRACEPARENT, X_REQUEST_ID].contains(name);
         // The gateway has answered `Expect` itself.
         let passed = [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT].contains(name);
-        let stale = traceparent.starts_new_trace && *name == TRACESTATE;
+        let stale = !goes_on && *name == TRACESTATE;
         !(ours || passed || stale || denied.contains(name))
     });
-    fields.insert(TRACEPARENT, value(&traceparent.value)?);
+    fields.insert(TRACEPARENT, value(&traceparent)?);
     fields.insert(X_REQUEST_ID, identity.request_id.clone());
     fields.insert(X_CONSUMER_ID, value(identity.key_id)?);
     fields.insert(X_CONSUMER_TIER, value(identity.tier)?);
@@ -172,48 +175,18 @@ fn value(text: &str) -> pingora::Result<HeaderValue> {
     HeaderValue::from_str(text).or_err(ErrorType::InvalidHTTPHeader, "no header value")
 }
 
-struct Traceparent {
-    value: String,
-    starts_new_trace: bool,
-}
-
-/// W3C Trace Context: a valid trace goes on with a span of ours, else a new, unsampled one begins.
-fn traceparent(client_sent: Option<&HeaderValue>, (trace, span): (u128, u64)) -> Traceparent {
-    let kept = client_sent
-        .and_then(|value| value.to_str().ok())
-        .filter(|text| is_traceparent(text));
-    match kept.and_then(|text| Some((text.get(3..35)?, text.get(53..55)?))) {
-        Some((trace_id, flags)) => Traceparent {
-            value: format!("00-{trace_id}-{:016x}-{flags}", span.max(1)),
-            starts_new_trace: false,
-        },
-        None => Traceparent {
-            value: format!("00-{:032x}-{:016x}-00", trace.max(1), span.max(1)),
-            starts_new_trace: true,
-        },
-    }
-}
-
-/// Version 00 of the header: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
-fn is_traceparent(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('-').collect();
-    let is_hex = |part: &str, length: usize| {
-        part.len() == length
-            && part
-                .bytes()
-                .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    };
-    let not_zero = |part: &str| part.bytes().any(|byte| byte != b'0');
-    match parts.as_slice() {
-        ["00", trace, span, flags] => {
-            is_hex(trace, 32)
-                && is_hex(span, 16)
-                && is_hex(flags, 2)
-                && not_zero(trace)
-                && not_zero(span)
-        }
-        _ => false,
-    }
+/// The trace that the request goes on in: the recorded one, else the client's with a span of ours, else a new one that nobody
+/// records. Answers the header, and whether the trace is the client's.
+fn traceparent(
+    client_sent: Option<&HeaderValue>,
+    recorded: Option<(TraceContext, u64)>,
+) -> (String, bool) {
+    let (context, span) = recorded.unwrap_or_else(|| {
+        let kept = client_sent.and_then(TraceContext::of_header);
+        let context = kept.unwrap_or_else(|| TraceContext::begin(fastrand::u128(..), 0));
+        (context, fastrand::u64(1..))
+    });
+    (context.header(span), context.parent.is_some())
 }
 
 /// Whether an upstream's status says that we failed, so that the client gets the contract's 500 instead.
@@ -311,7 +284,7 @@ mod tests {
             key_id: "abcdefghijkl",
             tier: "pro",
             upstream_host: "127.0.0.1:9000",
-            trace: (7, 9),
+            recorded: None,
         };
         let denied = DeniedHeaders::new([
             HeaderName::from_static("cookie"),
@@ -371,10 +344,13 @@ mod tests {
     fn a_valid_trace_goes_on_with_a_span_of_ours_and_a_broken_one_is_replaced() {
         let sent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let headers = rebuilt(&[("traceparent", sent), ("tracestate", "a=b")]);
+        let passed_on = TraceContext::of_header(&headers["traceparent"]).unwrap();
         assert_eq!(
-            headers["traceparent"],
-            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000009-01"
+            passed_on.trace_id,
+            0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736
         );
+        assert!(passed_on.is_recorded());
+        assert_ne!(passed_on.parent, Some(0x00f0_67aa_0ba9_02b7));
         assert_eq!(headers["tracestate"], "a=b");
         for broken in [
             "",
@@ -383,10 +359,8 @@ mod tests {
             "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         ] {
             let headers = rebuilt(&[("traceparent", broken), ("tracestate", "a=b")]);
-            assert_eq!(
-                headers["traceparent"],
-                "00-00000000000000000000000000000007-0000000000000009-00"
-            );
+            let begun = TraceContext::of_header(&headers["traceparent"]).unwrap();
+            assert!(!begun.is_recorded(), "{broken}");
             assert!(!headers.contains_key("tracestate"));
         }
     }

@@ -25,6 +25,7 @@ use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
 use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::metrics::Metrics;
+use crate::telemetry::traces::Tracer;
 
 /// How often a key may read its usage, on each gateway: every read asks the store for the ledger of 30 days.
 const USAGE_RATE: Rate = Rate {
@@ -138,6 +139,8 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub access_log: AccessLog,
+    /// Where spans are left.
+    pub tracer: Tracer,
     /// Keys near their limits.
     pub crossings: Crossings,
     /// The quota day of the last request; asked anew when it is over.
@@ -156,12 +159,14 @@ impl Gate {
         store: Arc<dyn Store>,
         metrics: Arc<Metrics>,
         access_log: AccessLog,
+        tracer: Tracer,
     ) -> Gate {
         Gate {
             snapshot: ArcSwap::from_pointee(snapshot),
             store,
             metrics,
             access_log,
+            tracer,
             crossings: Crossings::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),

@@ -19,11 +19,12 @@ use pingora::{Error, ErrorSource, ErrorType};
 use super::admission::{self, Admitted, Refusal};
 use super::connection::{BodyFault, Connection, pace};
 use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
-use super::forward::{self, Identity, X_REQUEST_ID};
+use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
 use super::origin::Origin;
 use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
+use super::trace::Recording;
 use super::well_formed;
 use crate::policy::forwarded::Client;
 use crate::policy::own_path::OwnPath;
@@ -229,7 +230,10 @@ impl ProxyHttp for Edge {
         // read says so in frames.
         let is_http2 = session.is_http2();
         session.set_write_timeout(is_http2.then_some(limits.response_write));
-        exchange.identify(session.req_header().headers.get(X_REQUEST_ID));
+        let sent = &session.req_header().headers;
+        exchange.identify(sent.get(X_REQUEST_ID));
+        exchange.steps.recording =
+            Recording::begin(sent.get(TRACEPARENT), &exchange.snapshot.config.tracing);
         let trusted = &exchange.snapshot.config.listen.trusted_proxies;
         exchange.origin = Origin::of(session, trusted);
         if is_encrypted(session) {
@@ -244,7 +248,7 @@ impl ProxyHttp for Edge {
             &snapshot,
             session.req_header(),
             raw.as_deref(),
-            &mut exchange.store_wait,
+            &mut exchange.steps,
         )
         .await;
         match admitted {
@@ -392,12 +396,16 @@ impl ProxyHttp for Edge {
         let snapshot = exchange.snapshot.clone();
         let request_id = exchange.request_id.clone();
         let origin = exchange.origin.clone();
-        let Some(forwarding) = exchange.forwarding() else {
+        let Stage::Forwarding(forwarding) = &mut exchange.stage else {
             return Err(Error::explain(
                 ErrorType::InternalError,
                 "nothing is forwarded without a permit",
             ));
         };
+        let recorded = exchange.steps.recording.as_mut().map(|recording| {
+            let span = recording.attempt(forwarding.server());
+            (recording.context, span)
+        });
         let record = &forwarding.key.record;
         let identity = Identity {
             request_id: &request_id,
@@ -407,7 +415,7 @@ impl ProxyHttp for Edge {
             key_id: record.id.as_str(),
             tier: record.tier.as_str(),
             upstream_host: forwarding.server().map_or("", |server| &server.name),
-            trace: (fastrand::u128(..), fastrand::u64(..)),
+            recorded,
         };
         forward::rebuild_request(request, &identity, &snapshot.denied)?;
         if let Some((name, value)) = &forwarding.upstream.header {

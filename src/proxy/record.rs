@@ -1,4 +1,4 @@
-//! What is left of a request when it is over: its line in the access log and its traces in the metrics.
+//! What is left of a request when it is over: its line in the access log, its traces in the metrics, its spans.
 //!
 //! Nothing here decides. An API key that a client put into its path is struck out.
 
@@ -11,6 +11,7 @@ use pingora::proxy::Session;
 use super::admission::Place;
 use super::exchange::{Ending, Exchange, Stage};
 use super::gate::Gate;
+use super::trace::Facts;
 use crate::policy::api_key;
 use crate::policy::enforcement::Waived;
 use crate::telemetry::access_log::Line;
@@ -47,6 +48,26 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         (_, Some(error)) => Some(error.to_string()),
         (_, None) => None,
     };
+    let status = session
+        .response_written()
+        .map_or(0, |header| header.status.as_u16());
+    if let Some(recording) = &exchange.steps.recording {
+        let facts = Facts {
+            method: &header.method,
+            endpoint: outcome.endpoint,
+            key_id: outcome.key_id,
+            tier: outcome.tier,
+            status,
+            outcome: outcome.word,
+            units: outcome.units,
+        };
+        let spans = recording.spans(exchange, &facts);
+        let count = spans.len() as u64;
+        if !gate.tracer.leave(spans) {
+            let dropped = metrics.trace_spans.with_label_values(&["dropped"]);
+            dropped.inc_by(count);
+        }
+    }
     gate.access_log.write(&Line {
         time: exchange.time,
         request_id: exchange.request_id_str(),
@@ -61,16 +82,14 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         endpoint: outcome.endpoint,
         key_id: outcome.key_id,
         tier: outcome.tier,
-        status: session
-            .response_written()
-            .map_or(0, |header| header.status.as_u16()),
+        status,
         outcome: outcome.word,
         policy: outcome.policy,
         would_refuse: outcome.waived.map(Waived::as_str),
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
-        store_ms: exchange.store_wait,
+        store_ms: exchange.steps.store_wait,
         upstream_ms: outcome.upstream.map(|(_, waited)| waited),
         bytes_sent: session.body_bytes_sent(),
         cause: cause.as_deref(),

@@ -68,6 +68,8 @@ pub struct Metrics {
     pub webhook_attempts: IntCounterVec,
     /// `touchline_webhook_pending`: events to be delivered, on the gateway that delivers them.
     pub webhook_pending: IntGauge,
+    /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` for want of room or of a collector.
+    pub trace_spans: IntCounterVec,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
     /// `touchline_connections`: client connections.
@@ -190,7 +192,16 @@ impl Metrics {
         for outcome in ["delivered", "failed", "given_up"] {
             webhook_attempts.with_label_values(&[outcome]);
         }
+        let trace_spans = counter(
+            "touchline_trace_spans_total",
+            "Spans exported, and dropped for want of room or of a collector",
+            &["outcome"],
+        )?;
+        for outcome in ["exported", "dropped"] {
+            trace_spans.with_label_values(&[outcome]);
+        }
         Ok(Metrics {
+            trace_spans,
             requests: counter(
                 "touchline_requests_total",
                 "Answered requests by endpoint, tier and outcome",

@@ -29,12 +29,13 @@ use touchline::policy::calendar::Day;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rate_limit::Standing;
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, admit};
+use touchline::proxy::admission::{Admitted, Steps, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role};
 use touchline::telemetry::access_log::AccessLog;
 use touchline::telemetry::metrics::Metrics;
+use touchline::telemetry::traces::Tracer;
 
 const SHIPPED: &str = include_str!("../../gateway.yaml");
 const MARKETS: &str = "/api/v1/data/markets";
@@ -110,7 +111,14 @@ impl Bench {
             .block_on(open_store(&config, role, Clock::system()))
             .unwrap();
         let metrics = Arc::new(Metrics::new().unwrap());
-        let gate = Gate::new(Snapshot::new(config), opened, metrics, AccessLog::new(None));
+        let (tracer, _) = Tracer::new();
+        let gate = Gate::new(
+            Snapshot::new(config),
+            opened,
+            metrics,
+            AccessLog::new(None),
+            tracer,
+        );
         let issue = |change: &dyn Fn(&mut KeyRecord)| {
             let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
             let now = Timestamp::now();
@@ -203,8 +211,8 @@ impl Bench {
             header.append_header("x-api-key", key).unwrap();
         }
         Box::new(move || {
-            let mut waited = Duration::default();
-            let admitted = admit(&self.gate, &self.snapshot, &header, None, &mut waited);
+            let mut steps = Steps::default();
+            let admitted = admit(&self.gate, &self.snapshot, &header, None, &mut steps);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

@@ -216,6 +216,7 @@ async fn a_store_outgrown_under_load_is_left_for_redis_without_a_charge_lost_or_
     copied(&old, &new, &[]).await;
     at_least(50).await;
     copied(&old, &new, &["--merge"]).await;
+    at_least(50).await;
     scene.spec.store = redis_spec(&server);
     let gateway = &mut scene.gateways[0];
     gateway.configure(&scene.spec);

@@ -27,6 +27,7 @@ mod servers;
 mod service_manager;
 mod slow_client;
 mod start;
+mod traces;
 mod upgrade;
 mod upstream_tls;
 mod usage;

@@ -18,12 +18,13 @@ use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, admit};
+use touchline::proxy::admission::{Admitted, Steps, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
 use touchline::telemetry::access_log::AccessLog;
 use touchline::telemetry::metrics::Metrics;
+use touchline::telemetry::traces::Tracer;
 
 const DAY_SECONDS: i64 = 2;
 const DAILY: u64 = 40;
@@ -47,11 +48,13 @@ async fn gate(store: &str, calendar: &Calendar, name: &str) -> Arc<Gate> {
     let role = Role::Gateway(NodeName(name.into()));
     let opened = open_store(&config, role, Clock::system()).await.unwrap();
     let log = AccessLog::new(None);
+    let (tracer, _) = Tracer::new();
     Arc::new(Gate::new(
         Snapshot::new(config),
         opened,
         Arc::new(Metrics::new().unwrap()),
         log,
+        tracer,
     ))
 }
 
@@ -85,7 +88,7 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &header, None, &mut Duration::default()).await;
+        let admitted = admit(&gate, &snapshot, &header, None, &mut Steps::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),

@@ -216,7 +216,8 @@ fn ejection(check: &mut Check<'_>, at: &Path, section: Section<EjectionText>) ->
     }
 }
 
-fn header(
+/// A header with a secret in it.
+pub(super) fn header(
     check: &mut Check<'_>,
     at: &Path,
     section: Section<SecretHeaderText>,

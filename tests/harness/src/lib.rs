@@ -7,6 +7,7 @@
 //! that a test relies on: every wait polls with a deadline.
 
 pub mod client;
+pub mod collector;
 pub mod faketime;
 pub mod faults;
 pub mod gateway;

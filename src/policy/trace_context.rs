@@ -1,0 +1,123 @@
+//! Which trace a request belongs to, by W3C Trace Context (Recommendation of 2021, version 00 of the header), and whether it
+//! is recorded.
+//!
+//! Invariants: a valid trace of the caller's goes on, with its flags; whether it is recorded is the caller's decision then. Else
+//! a trace begins here, recorded for the configured share of them.
+
+use http::HeaderValue;
+
+/// The flag that says that the caller records the trace.
+const SAMPLED: u8 = 0x01;
+/// Bits of a trace id that are random by whoever made it (Trace Context level 2, "random trace id").
+const RANDOM_BITS: u32 = 56;
+
+/// A trace as its header tells it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The trace; never 0.
+    pub trace_id: u128,
+    /// The caller's span in it; `None` where the trace begins here. Never 0.
+    pub parent: Option<u64>,
+    /// The flags of the header.
+    pub flags: u8,
+}
+
+impl TraceContext {
+    /// The caller's trace, if its header is one: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
+    pub fn of_header(value: &HeaderValue) -> Option<TraceContext> {
+        let text = value.to_str().ok()?;
+        let parts: Vec<&str> = text.split('-').collect();
+        let ["00", trace, span, flags] = parts.as_slice() else {
+            return None;
+        };
+        let is_hex = |part: &str, length: usize| {
+            part.len() == length
+                && part
+                    .bytes()
+                    .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+        };
+        if !is_hex(trace, 32) || !is_hex(span, 16) || !is_hex(flags, 2) {
+            return None;
+        }
+        let trace_id = u128::from_str_radix(trace, 16).ok()?;
+        let parent = u64::from_str_radix(span, 16).ok()?;
+        (trace_id != 0 && parent != 0).then_some(TraceContext {
+            trace_id,
+            parent: Some(parent),
+            flags: u8::from_str_radix(flags, 16).ok()?,
+        })
+    }
+
+    /// A trace that begins here, with random bits for its id, recorded if it is among so many of a hundred.
+    pub fn begin(random: u128, recorded_percent: u8) -> TraceContext {
+        let trace_id = random.max(1);
+        let part = trace_id & ((1 << RANDOM_BITS) - 1);
+        let is_recorded = (part * 100) >> RANDOM_BITS < u128::from(recorded_percent);
+        TraceContext {
+            trace_id,
+            parent: None,
+            flags: if is_recorded { SAMPLED } else { 0 },
+        }
+    }
+
+    /// Whether it is recorded.
+    pub fn is_recorded(&self) -> bool {
+        self.flags & SAMPLED != 0
+    }
+
+    /// The header for whoever is called from the span with this id.
+    pub fn header(&self, span: u64) -> String {
+        format!("00-{:032x}-{span:016x}-{:02x}", self.trace_id, self.flags)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Option<TraceContext> {
+        TraceContext::of_header(&HeaderValue::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn a_valid_header_is_read_and_written_with_another_span() {
+        let sent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let context = read(sent).unwrap();
+        assert!(context.is_recorded());
+        assert_eq!(context.parent, Some(0xb7ad_6b71_6920_3331));
+        assert_eq!(
+            context.header(9),
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000009-01"
+        );
+        assert!(!read(&sent.replace("-01", "-00")).unwrap().is_recorded());
+        assert!(read(&sent.replace("-01", "-03")).unwrap().is_recorded());
+    }
+
+    #[test]
+    fn whatever_is_no_header_of_version_00_is_no_trace() {
+        let zero = "0".repeat(32);
+        for broken in [
+            "",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331",
+            "01-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            &format!("00-{zero}-b7ad6b7169203331-01"),
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-1",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+        ] {
+            assert_eq!(read(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn none_all_or_about_the_wanted_share_of_new_traces_is_recorded() {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut recorded = |percent| {
+            let traces = (0..10_000).map(|_| TraceContext::begin(random.u128(..), percent));
+            traces.filter(TraceContext::is_recorded).count()
+        };
+        assert_eq!((recorded(0), recorded(100)), (0, 10_000));
+        assert!((800..1_200).contains(&recorded(10)));
+    }
+}

@@ -1,0 +1,200 @@
+//! The spans of a recorded request: the request, and in it authenticating, charging, and each attempt at the upstream.
+//!
+//! Instants are noted only for requests that are recorded; where no trace is exported, none is. Every span of an attempt has its own id,
+//! which the upstream is told as its parent.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::{HeaderValue, Method};
+use jiff::{SignedDuration, Timestamp};
+
+use super::exchange::Exchange;
+use super::upstreams::Server;
+use crate::config::Tracing;
+use crate::policy::trace_context::TraceContext;
+use crate::telemetry::traces::{Kind, Span, Value};
+
+/// What is noted of a recorded request.
+#[derive(Debug)]
+pub struct Recording {
+    /// The trace.
+    pub context: TraceContext,
+    /// The id of the request's own span.
+    span: u64,
+    /// When the key was judged.
+    authenticated: Option<Instant>,
+    /// From when to when the store was asked for a charge, each time.
+    charges: Vec<(Instant, Instant)>,
+    attempts: Vec<Attempt>,
+}
+
+#[derive(Debug)]
+struct Attempt {
+    span: u64,
+    server: Option<Arc<Server>>,
+    began: Instant,
+}
+
+/// What the access log says of a request, for its span.
+pub struct Facts<'a> {
+    /// Its method.
+    pub method: &'a Method,
+    /// The endpoint's pattern.
+    pub endpoint: Option<&'a str>,
+    /// The key's id.
+    pub key_id: Option<&'a str>,
+    /// The tier.
+    pub tier: Option<&'a str>,
+    /// The answer's status; 0 without one.
+    pub status: u16,
+    /// How it ended.
+    pub outcome: &'a str,
+    /// Units charged.
+    pub units: u32,
+}
+
+impl Recording {
+    /// A recording, if the request is to be recorded: the caller says so, or else the configured share.
+    pub fn begin(client_sent: Option<&HeaderValue>, tracing: &Tracing) -> Option<Box<Recording>> {
+        let otlp = tracing.otlp.as_ref()?;
+        let context = client_sent
+            .and_then(TraceContext::of_header)
+            .unwrap_or_else(|| TraceContext::begin(fastrand::u128(..), otlp.sample_percent));
+        context.is_recorded().then(|| {
+            Box::new(Recording {
+                context,
+                span: fresh_id(),
+                authenticated: None,
+                charges: Vec::new(),
+                attempts: Vec::new(),
+            })
+        })
+    }
+
+    /// The key has been judged.
+    pub fn authenticated(&mut self) {
+        self.authenticated = Some(Instant::now());
+    }
+
+    /// The store was asked for a charge at `asked`, and has answered.
+    pub fn charged(&mut self, asked: Instant) {
+        self.charges.push((asked, Instant::now()));
+    }
+
+    /// An attempt begins; answers the id of its span.
+    pub fn attempt(&mut self, server: Option<&Arc<Server>>) -> u64 {
+        let span = fresh_id();
+        self.attempts.push(Attempt {
+            span,
+            server: server.cloned(),
+            began: Instant::now(),
+        });
+        span
+    }
+
+    /// All spans of the request, which is over.
+    pub fn spans(&self, exchange: &Exchange, facts: &Facts<'_>) -> Vec<Span> {
+        let at = |instant: Instant| clock_of(exchange, instant);
+        let ended = at(Instant::now());
+        let part = |name: &str, kind, began: Timestamp, ended: Timestamp| Span {
+            trace_id: self.context.trace_id,
+            id: fresh_id(),
+            parent: Some(self.span),
+            name: name.to_owned(),
+            kind,
+            began,
+            ended,
+            attributes: Vec::new(),
+            is_failed: false,
+        };
+        let mut spans = vec![Span {
+            id: self.span,
+            parent: self.context.parent,
+            attributes: attributes(exchange, facts),
+            is_failed: facts.status == 0 || facts.status >= 500,
+            ..part(&name(facts), Kind::Server, at(exchange.started), ended)
+        }];
+        if let Some(authenticated) = self.authenticated {
+            let (began, ended) = (at(exchange.started), at(authenticated));
+            spans.push(part("authenticate", Kind::Internal, began, ended));
+        }
+        for (asked, answered) in &self.charges {
+            spans.push(part("charge", Kind::Internal, at(*asked), at(*answered)));
+        }
+        for (number, attempt) in self.attempts.iter().enumerate() {
+            // One attempt ends where the next begins, and has failed then.
+            let next = self.attempts.get(number + 1);
+            let attempt_ended = next.map_or(ended, |next| at(next.began));
+            let server = attempt.server.as_ref();
+            let server = server.map(|server| ("server.address", Value::from(&*server.name)));
+            let tried = i64::try_from(number).unwrap_or(i64::MAX);
+            let again = (number > 0).then_some(("http.request.resend_count", Value::from(tried)));
+            spans.push(Span {
+                id: attempt.span,
+                attributes: server.into_iter().chain(again).collect(),
+                is_failed: next.is_some() || facts.status >= 500,
+                ..part("upstream", Kind::Client, at(attempt.began), attempt_ended)
+            });
+        }
+        spans
+    }
+}
+
+fn fresh_id() -> u64 {
+    fastrand::u64(1..)
+}
+
+fn clock_of(exchange: &Exchange, instant: Instant) -> Timestamp {
+    let after = instant.saturating_duration_since(exchange.started);
+    let after = SignedDuration::try_from(after).unwrap_or(SignedDuration::ZERO);
+    exchange.time.saturating_add(after).unwrap_or(exchange.time)
+}
+
+/// Method and pattern, by OpenTelemetry's convention; a method that no endpoint can take is not repeated.
+fn name(facts: &Facts<'_>) -> String {
+    let method = known(facts.method);
+    match facts.endpoint {
+        Some(endpoint) => format!("{method} {endpoint}"),
+        None => method.to_owned(),
+    }
+}
+
+fn known(method: &Method) -> &str {
+    match *method {
+        Method::GET
+        | Method::HEAD
+        | Method::POST
+        | Method::PUT
+        | Method::PATCH
+        | Method::DELETE
+        | Method::OPTIONS => method.as_str(),
+        _ => "HTTP",
+    }
+}
+
+fn attributes(exchange: &Exchange, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+    let mut attributes = vec![
+        ("http.request.method", Value::from(known(facts.method))),
+        (
+            "touchline.request_id",
+            Value::from(exchange.request_id_str()),
+        ),
+        ("touchline.outcome", Value::from(facts.outcome)),
+    ];
+    for (key, text) in [
+        ("http.route", facts.endpoint),
+        ("touchline.key_id", facts.key_id),
+        ("touchline.tier", facts.tier),
+    ] {
+        attributes.extend(text.map(|text| (key, Value::from(text))));
+    }
+    if facts.status > 0 {
+        let status = i64::from(facts.status);
+        attributes.push(("http.response.status_code", Value::from(status)));
+    }
+    if facts.units > 0 {
+        attributes.push(("touchline.units", Value::from(i64::from(facts.units))));
+    }
+    attributes
+}

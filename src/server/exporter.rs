@@ -1,0 +1,176 @@
+//! Exporting spans: OTLP over HTTP, in batches.
+//!
+//! What cannot be delivered is tried again twice while other spans wait in their bounded queue, then dropped and counted.
+//! Nothing waits for it but the end of the gateway, for a moment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
+use tokio::sync::{Notify, mpsc};
+
+use crate::config::Otlp;
+use crate::proxy::Gate;
+use crate::store::NodeName;
+use crate::telemetry::traces::{Span, otlp};
+
+/// Spans of one export.
+const BATCH: usize = 512;
+/// How long a batch is waited for.
+const GATHER: Duration = Duration::from_secs(1);
+/// The pauses before a batch is tried again.
+const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+
+/// Exports what requests leave.
+pub struct Exporter {
+    gate: Arc<Gate>,
+    node: NodeName,
+    spans: mpsc::Receiver<Vec<Span>>,
+    /// Told when the gateway ends: what waits is exported, once.
+    end: Arc<Notify>,
+    ending: bool,
+    /// Made when it is needed: without traces a machine needs no roots.
+    client: Option<reqwest::Client>,
+}
+
+/// Why a batch was not taken.
+struct Failed {
+    why: String,
+    is_worth_another: bool,
+}
+
+impl Exporter {
+    /// An exporter on the gateway `node`.
+    pub fn new(
+        gate: Arc<Gate>,
+        node: NodeName,
+        spans: mpsc::Receiver<Vec<Span>>,
+        end: Arc<Notify>,
+    ) -> Exporter {
+        Exporter {
+            gate,
+            node,
+            spans,
+            end,
+            ending: false,
+            client: None,
+        }
+    }
+
+    /// Exports until it is told to end, and then what is left.
+    pub async fn run(mut self) {
+        while let Some(batch) = self.gather().await {
+            match &self.gate.snapshot().config.tracing.otlp {
+                Some(otlp) => self.export(&batch, otlp).await,
+                // Switched off meanwhile.
+                None => self.count("dropped", batch.len()),
+            }
+        }
+    }
+
+    /// The next batch; `None` at the end.
+    async fn gather(&mut self) -> Option<Vec<Span>> {
+        let mut batch = loop {
+            tokio::select! {
+                left = self.spans.recv() => break left?,
+                () = self.end.notified(), if !self.ending => self.begin_to_end(),
+            }
+        };
+        let until = tokio::time::sleep(GATHER);
+        tokio::pin!(until);
+        while batch.len() < BATCH {
+            tokio::select! {
+                left = self.spans.recv() => match left {
+                    Some(spans) => batch.extend(spans),
+                    None => break,
+                },
+                () = self.end.notified(), if !self.ending => self.begin_to_end(),
+                () = &mut until => break,
+            }
+        }
+        Some(batch)
+    }
+
+    fn begin_to_end(&mut self) {
+        self.ending = true;
+        self.spans.close();
+    }
+
+    async fn export(&mut self, batch: &[Span], otlp: &Otlp) {
+        let body = otlp::encoded(batch, &self.node.0);
+        let mut pauses = PAUSES.iter();
+        loop {
+            let failed = match self.attempt(otlp, body.clone()).await {
+                Ok(()) => return self.count("exported", batch.len()),
+                Err(failed) => failed,
+            };
+            let pause = pauses
+                .next()
+                .filter(|_| failed.is_worth_another && !self.ending);
+            let Some(pause) = pause else {
+                tracing::warn!(
+                    spans = batch.len(),
+                    why = failed.why,
+                    "spans were not exported"
+                );
+                return self.count("dropped", batch.len());
+            };
+            tokio::select! {
+                () = tokio::time::sleep(*pause) => {}
+                () = self.end.notified() => self.begin_to_end(),
+            }
+        }
+    }
+
+    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), Failed> {
+        let failed = |error: reqwest::Error, is_worth_another| Failed {
+            // The URL may have a secret in it.
+            why: error.without_url().to_string(),
+            is_worth_another,
+        };
+        let client = self.client().map_err(|error| failed(error, false))?;
+        let mut request = client
+            .post(otlp.url.reveal())
+            .timeout(otlp.timeout)
+            .header(CONTENT_TYPE, "application/x-protobuf")
+            .body(body);
+        if let Some(header) = &otlp.header {
+            request = request.header(header.name.clone(), header.value.reveal());
+        }
+        let answer = request.send().await.map_err(|error| failed(error, true))?;
+        let status = answer.status();
+        if status.is_success() {
+            return Ok(());
+        }
+        Err(Failed {
+            why: format!("the collector answered {status}"),
+            // OTLP 1.x, "Retryable Response Codes".
+            is_worth_another: [
+                StatusCode::TOO_MANY_REQUESTS,
+                StatusCode::BAD_GATEWAY,
+                StatusCode::SERVICE_UNAVAILABLE,
+                StatusCode::GATEWAY_TIMEOUT,
+            ]
+            .contains(&status),
+        })
+    }
+
+    fn client(&mut self) -> Result<reqwest::Client, reqwest::Error> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => reqwest::Client::builder()
+                .user_agent(concat!("touchline/", env!("CARGO_PKG_VERSION")))
+                .redirect(reqwest::redirect::Policy::none())
+                .no_proxy()
+                .build()?,
+        };
+        Ok(self.client.insert(client).clone())
+    }
+
+    fn count(&self, outcome: &str, spans: usize) {
+        let spans = u64::try_from(spans).unwrap_or(u64::MAX);
+        let family = &self.gate.metrics.trace_spans;
+        family.with_label_values(&[outcome]).inc_by(spans);
+    }
+}

@@ -1,0 +1,241 @@
+//! Traces: W3C trace context through the gateway, spans to a collector that speaks OTLP.
+
+use harness::collector::{Collecting, Collector, ReceivedSpan, SpanKind};
+use harness::upstream::Script;
+use harness::{Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
+
+use super::{MARKETS, RANKINGS, TOUCHLINE};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const CALLERS_SPAN: &str = "00f067aa0ba902b7";
+
+/// A gateway that exports to a collector, with more YAML of `tracing.otlp`.
+fn tracing_to(url: &str, more: &str) -> SceneBuilder {
+    let yaml = format!("tracing: {{ otlp: {{ url: \"{url}\", {more} }} }}");
+    Scene::builder(TOUCHLINE).spec(move |spec| spec.extra_yaml = yaml)
+}
+
+fn sampled(target: &str) -> Call {
+    let traceparent = format!("00-{TRACE}-{CALLERS_SPAN}-01");
+    Call::get(target).header("traceparent", traceparent)
+}
+
+/// The spans of the caller's trace, once there are so many.
+async fn spans_of(collector: &Collector, trace: &str, count: usize) -> Vec<ReceivedSpan> {
+    eventually("the spans are exported", async || {
+        let mut spans = collector.spans();
+        spans.retain(|span| span.trace_id == trace);
+        (spans.len() >= count).then_some(spans)
+    })
+    .await
+}
+
+async fn counted(scene: &Scene, outcome: &str) -> f64 {
+    let series = format!("touchline_trace_spans_total{{outcome=\"{outcome}\"}}");
+    scene.metric(&series).await
+}
+
+#[tokio::test]
+async fn a_recorded_request_is_exported_in_its_callers_trace_and_tells_no_key() {
+    let collector = Collector::start().await;
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "Bearer of-the-collector\n").unwrap();
+    let header = format!(
+        "sample: 0%, header: {{ name: Authorization, value_file: \"{}\" }}",
+        secret.path().display()
+    );
+    let mut scene = tracing_to(&collector.url(), &header).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let answer = client.call(sampled(MARKETS).key(&key)).await;
+    assert_eq!(answer.status, 200);
+    let spans = spans_of(&collector, TRACE, 4).await;
+    let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
+    let request = format!("GET {MARKETS}");
+    assert_eq!(
+        names,
+        [request.as_str(), "authenticate", "charge", "upstream"]
+    );
+    let (whole, parts) = spans.split_first().unwrap();
+    assert_eq!(
+        (whole.parent.as_str(), whole.kind),
+        (CALLERS_SPAN, SpanKind::Server)
+    );
+    assert_eq!(whole.attribute("http.route"), Some(MARKETS));
+    assert_eq!(whole.attribute("http.response.status_code"), Some("200"));
+    assert_eq!(whole.attribute("touchline.key_id"), Some(key.id.as_str()));
+    assert_eq!(whole.attribute("touchline.tier"), Some("starter"));
+    assert_eq!(whole.attribute("touchline.outcome"), Some("served"));
+    let id = answer.header("x-request-id");
+    assert_eq!(whole.attribute("touchline.request_id"), id);
+    for part in parts {
+        assert_eq!(part.parent, whole.id, "{part:?}");
+        assert!(
+            whole.began <= part.began && part.began <= part.ended,
+            "{part:?}"
+        );
+        assert!(part.ended <= whole.ended && !part.is_failed, "{part:?}");
+    }
+    // The upstream goes on below the span of its own request.
+    let recorded = scene.upstream.recorded();
+    let passed_on = format!("00-{TRACE}-{}-01", spans[3].id);
+    assert_eq!(recorded[0].values("traceparent"), [passed_on]);
+    assert_eq!(spans[3].kind, SpanKind::Client);
+    eventually("they are counted", async || {
+        (counted(&scene, "exported").await == 4.0).then_some(())
+    })
+    .await;
+    for head in collector.heads() {
+        let head = head.to_lowercase();
+        assert!(head.starts_with("post /v1/traces http/1.1"), "{head}");
+        assert!(head.contains("application/x-protobuf"), "{head}");
+        assert!(
+            head.contains("authorization: bearer of-the-collector"),
+            "{head}"
+        );
+    }
+    let secret = key.key.as_bytes();
+    for body in collector.bodies() {
+        assert!(!body.windows(secret.len()).any(|part| part == secret));
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn refused_and_failed_requests_are_told_with_what_became_of_them() {
+    let collector = Collector::start().await;
+    let scene = tracing_to(&collector.url(), "sample: 0%").start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    scene
+        .upstream
+        .always(Behaviour::Answer(Script::json(503, "{}")));
+    assert_eq!(client.call(sampled(RANKINGS).key(&key)).await.status, 403);
+    assert_eq!(client.call(sampled(MARKETS).key(&key)).await.status, 500);
+    assert_eq!(client.call(sampled(MARKETS)).await.status, 401);
+    let spans = spans_of(&collector, TRACE, 2 + 4 + 1).await;
+    let requests: Vec<_> = spans
+        .iter()
+        .filter(|span| span.kind == SpanKind::Server)
+        .map(|span| (span.attribute("touchline.outcome").unwrap(), span.is_failed))
+        .collect();
+    assert_eq!(
+        requests,
+        [
+            ("TIER_INSUFFICIENT", false),
+            ("INTERNAL_ERROR", true),
+            ("MISSING_API_KEY", false),
+        ]
+    );
+    let upstream: Vec<_> = spans
+        .iter()
+        .filter(|span| span.name == "upstream")
+        .collect();
+    assert!(upstream.iter().all(|span| span.is_failed), "{upstream:?}");
+    assert_eq!(upstream.len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_not_sampled_is_not_exported_and_of_new_traces_only_the_share() {
+    let collector = Collector::start().await;
+    let mut scene = tracing_to(&collector.url(), "sample: 0%").start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    let other = TRACE.replace('4', "5");
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        let unsampled = format!("00-{other}-{CALLERS_SPAN}-00");
+        let call = Call::get(MARKETS).header("traceparent", unsampled);
+        assert_eq!(client.call(call.key(&key)).await.status, 200);
+    }
+    for recorded in scene.upstream.recorded() {
+        assert!(recorded.values("traceparent")[0].ends_with("-00"));
+    }
+    assert_eq!(client.call(sampled(MARKETS).key(&key)).await.status, 200);
+    spans_of(&collector, TRACE, 4).await;
+    assert_eq!(collector.spans().len(), 4);
+
+    // Every trace that begins here, from the next request on.
+    scene.spec.extra_yaml = scene.spec.extra_yaml.replace("sample: 0%", "sample: 100%");
+    scene.gateways[0].configure(&scene.spec);
+    eventually("the share holds", async || {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        let last = scene.upstream.recorded().pop().unwrap();
+        last.values("traceparent")[0].ends_with("-01").then_some(())
+    })
+    .await;
+    let last = scene.upstream.recorded().pop().unwrap();
+    let trace = last.values("traceparent")[0][3..35].to_owned();
+    let spans = spans_of(&collector, &trace, 4).await;
+    assert_eq!(spans[0].parent, "");
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_collector_that_is_away_fails_no_request_and_what_is_dropped_is_counted() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Refuses(503));
+    let mut scene = tracing_to(&collector.url(), "sample: 100%").start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    eventually("the spans are given up", async || {
+        (counted(&scene, "dropped").await >= 80.0).then_some(())
+    })
+    .await;
+    // Tried again before that.
+    assert!(collector.heads().len() >= 3);
+    assert_eq!(counted(&scene, "exported").await, 0.0);
+    collector.set(Collecting::Takes);
+    assert_eq!(client.call(sampled(MARKETS).key(&key)).await.status, 200);
+    spans_of(&collector, TRACE, 4).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_collector_that_hangs_holds_up_no_request_and_the_queue_has_an_end() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Hangs);
+    let mut scene = tracing_to(&collector.url(), "sample: 100%, timeout: 1m")
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    // More than wait in the queue and in one batch.
+    let calls = (0..4).map(|_| {
+        let (client, key) = (scene.client(Protocol::Http1), key.clone());
+        tokio::spawn(async move {
+            for _ in 0..700 {
+                assert_eq!(client.get(&key, MARKETS).await.status, 200);
+            }
+        })
+    });
+    for one in calls.collect::<Vec<_>>() {
+        one.await.unwrap();
+    }
+    eventually("some are dropped", async || {
+        (counted(&scene, "dropped").await > 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(collector.spans(), []);
+    // It ends all the same.
+    let status = scene.gateways[0].terminate();
+    assert!(status.success(), "{status}");
+}
+
+// On two threads: waiting for the gateway's end holds one of them up, and the collector needs one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spans_that_wait_are_exported_when_the_gateway_ends() {
+    let collector = Collector::start().await;
+    let mut scene = tracing_to(&collector.url(), "sample: 100%").start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..10 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.gateways[0].logged(10).await;
+    assert!(scene.gateways[0].terminate().success());
+    let output = scene.gateways[0].output();
+    assert_eq!(collector.spans().len(), 40, "{output}");
+}
