@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench soak fuzz-api dashboard paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench soak hostile siege fuzz-api dashboard paths lint check-tools test-tools advisories clean fuzz memory suites
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,12 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api
 
+suites: suite-tls suite-slow suite-smuggling suite-load suite-metrics suite-answers ## what others wrote against the running gateway; each by itself: make suite-tls, …
+
+suite-%: build-tools
+	@deploy/install openssl python3-venv sslscan testssl.sh slowhttptest nghttp2-client prometheus
+	@tests/edge/suites/$*
+
 dashboard: test-tools ## the dashboard with live data in a headless Chromium, judged by axe-core; pictures in target/dashboard; LOAD_SECONDS (120)
 	@deploy/install chromium-headless-shell npm
 	@npm install --silent --no-save --prefix target/dashboard $(AXE)
@@ -32,8 +38,21 @@ soak: test-tools ## long runs of faults: MINUTES, SEED, PARTS, DECISIONS, REQUES
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \
 		KILLS="$(KILLS)" MIDNIGHTS="$(MIDNIGHTS)" RELOADS="$(RELOADS)" UPGRADES="$(UPGRADES)" cargo bench --locked --bench soak
 
+memory: test-tools ## what idle TLS connections cost in memory; CONNECTIONS says how many (10000)
+	ulimit -n $$(ulimit -Hn); CONNECTIONS="$(CONNECTIONS)" cargo bench --locked --bench connections
+
 paths: ## millions of paths as attackers write them against what upstreams make of them; PATHS (10000000) and SEED say which
 	PATHS="$(PATHS)" SEED="$(SEED)" cargo bench --locked --profile dev --bench paths
+
+fuzz: build-tools ## every fuzz target for FUZZ_SECONDS (60) from its seeds; needs nightly and cargo-fuzz
+	FUZZ_SECONDS="$(FUZZ_SECONDS)" tests/fuzz/run
+
+hostile: ## what one hostile HTTP/2 connection costs in memory, form by form; exits with 1 where one costs more than it may
+	cargo bench --locked --bench hostile
+
+siege: ## attacks beside honest clients, one after the other and all together: IDLE, SLOW, GUESSING, RESETTING, CLIENTS, CALLS (tests/load/siege.rs)
+	IDLE="$(IDLE)" SLOW="$(SLOW)" GUESSING="$(GUESSING)" RESETTING="$(RESETTING)" CLIENTS="$(CLIENTS)" CALLS="$(CALLS)" \
+		cargo bench --locked --bench siege
 
 lint: ## formatting, clippy, documentation, floors of the dependency tree
 	cargo fmt --all -- --check

@@ -444,6 +444,8 @@ pub struct Limits {
     pub response_rate: u64,
     /// Streams that an HTTP/2 client may have open.
     pub h2_streams: u32,
+    /// About what the requests of one HTTP/2 connection may cost in memory, in bytes.
+    pub h2_memory: u64,
     /// Streams a second that an HTTP/2 client may reset.
     pub h2_resets: u32,
     /// HTTP/2 frames a second of each kind that costs the client nothing.
@@ -599,6 +601,21 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigErrors> {
         Config::parse_over(file_name, text, env, None)
+    }
+
+    /// As [`Config::parse`], with the addresses of a `host:port` from `resolve`.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse_resolving(
+        file_name: &str,
+        text: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+        resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
+    ) -> Result<Config, ConfigErrors> {
+        let surroundings = check::Surroundings { env, resolve };
+        parse_in(file_name, text, &surroundings, None)
+            .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
 
     fn parse_over(

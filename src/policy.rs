@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
+//! | [`http2_memory`] | what the requests of an HTTP/2 connection cost in memory |
 //! | [`target`] | is the request target unambiguous (step 1) |
 //! | [`server_name`] | which certificate a client is shown |
 //! | [`proxy_header`] | what a proxy says of a connection before its first byte |
@@ -50,6 +51,7 @@ pub mod explanation;
 pub mod forwarded;
 pub mod http1;
 pub mod http2;
+pub mod http2_memory;
 pub mod key_record;
 pub mod lifecycle;
 pub mod maintenance;

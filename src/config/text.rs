@@ -585,6 +585,8 @@ sections! {
         response_rate: Leaf<Bytes>,
         /// HTTP/2 streams that may be open at once.
         h2_streams: Leaf<u64>,
+        /// About what the requests of one HTTP/2 connection may cost in memory; streams beyond it wait.
+        h2_memory: Leaf<Bytes>,
         /// HTTP/2 resets a second; five seconds' worth may come at once.
         h2_resets: Leaf<u64>,
         /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and

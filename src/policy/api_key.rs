@@ -282,10 +282,13 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
     let start = format!("{}_", prefix.as_str());
     let mut shown = String::new();
-    let mut rest = text;
-    while let Some(at) = rest.find(&start) {
-        let id_end = at + start.len() + ID_CHARS;
-        let secret = rest
+    let (mut written, mut searched) = (0, 0);
+    // Every place is looked at where a key may begin, also within what looks like the id of another: no two of them can
+    // strike out the same characters, since an underscore stands before each secret and none in one.
+    while let Some(found) = text.get(searched..).and_then(|rest| rest.find(&start)) {
+        let id_end = searched + found + start.len() + ID_CHARS;
+        searched += found + start.len();
+        let secret = text
             .get(id_end..)
             .and_then(|tail| tail.strip_prefix('_'))
             .map_or(0, |tail| {
@@ -293,21 +296,16 @@ pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
                 // What looks like the end of a secret may be the beginning of the next key.
                 characters.min(tail.find(&start).unwrap_or(characters))
             });
-        let (kept, next) = if secret >= REDACTED_CHARS_MIN {
-            (id_end, id_end + 1 + secret)
-        } else {
-            (at + start.len(), at + start.len())
-        };
-        shown.push_str(rest.get(..kept).unwrap_or_default());
-        if next > kept {
+        if secret >= REDACTED_CHARS_MIN {
+            shown.push_str(text.get(written..id_end).unwrap_or_default());
             shown.push_str("_REDACTED");
+            written = id_end + 1 + secret;
         }
-        rest = rest.get(next..).unwrap_or_default();
     }
-    if shown.is_empty() {
+    if written == 0 {
         return Cow::Borrowed(text);
     }
-    shown.push_str(rest);
+    shown.push_str(text.get(written..).unwrap_or_default());
     Cow::Owned(shown)
 }
 
@@ -425,6 +423,8 @@ mod tests {
         assert!(!redacted(&beside, &prefix).contains(&key.reveal()[17..]));
         let behind = format!("fpd_AAAAAAAAAAAA_BBBBBBBBBBBB{}", key.reveal());
         assert!(!redacted(&behind, &prefix).contains(&key.reveal()[17..]));
+        let within = format!("fpd_AAAAAAAAA{}", key.reveal());
+        assert!(!redacted(&within, &prefix).contains(&key.reveal()[17..]));
         let half = &key.reveal()[..30];
         assert!(!redacted(half, &prefix).contains(&key.reveal()[17..30]));
         for plain in [

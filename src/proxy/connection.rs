@@ -10,6 +10,7 @@
 //! | [`census`] | how many connections there are, in all and of each client address |
 //! | [`guard`] | the stream that pingora reads from and writes to |
 //! | [`http1`] | what of an HTTP/1 connection pingora may read yet |
+//! | [`pace`] | how many requests of an HTTP/2 connection are worked on while its client takes nothing |
 //! | [`redirect`] | a connection without TLS that is led to HTTPS |
 //! | [`refusal`] | the answer to what is refused before pingora sees it, its line in the log and its traces in the metrics |
 //! | [`timer`] | one deadline after another on one timer |
@@ -29,6 +30,7 @@ use tokio::sync::Notify;
 pub mod census;
 pub mod guard;
 pub mod http1;
+pub mod pace;
 pub mod redirect;
 pub mod refusal;
 pub mod timer;

@@ -99,6 +99,8 @@ pub struct Forwarding {
     pub since: Instant,
     /// How long after that the upstream's header came.
     pub header_after: Option<Duration>,
+    /// The length of the answer's body, if the upstream has said it.
+    pub announced_bytes: Option<u64>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
     /// When the client let the gateway wait.
@@ -262,6 +264,7 @@ impl Forwarding {
             tried: Vec::new(),
             since: Instant::now(),
             header_after: None,
+            announced_bytes: None,
             request_body_bytes: 0,
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
@@ -346,6 +349,11 @@ impl Forwarding {
     /// Whether the upstream has had more than `timeouts.total`.
     pub fn is_over_time(&self) -> bool {
         self.since.elapsed() > self.upstream.timeouts.total
+    }
+
+    /// The same without the time for which the client let the gateway wait.
+    pub fn is_over_time_without(&self, waited: Duration) -> bool {
+        self.since.elapsed().saturating_sub(waited) > self.upstream.timeouts.total
     }
 
     /// Whether the units were given back.

@@ -17,7 +17,7 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::{BodyFault, Connection};
+use super::connection::{BodyFault, Connection, pace};
 use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
 use super::forward::{self, Identity, X_REQUEST_ID};
 use super::gate::Gate;
@@ -372,6 +372,7 @@ impl ProxyHttp for Edge {
         _: Option<&Digest>,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        pace::note_forwarded();
         if let Some(forwarding) = exchange.forwarding() {
             let kind = if reused { "reused" } else { "new" };
             let connections = &self.gate.metrics.upstream_connections;
@@ -438,11 +439,15 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
-        if exchange
-            .forwarding()
-            .is_some_and(|forwarding| forwarding.is_over_time())
-        {
-            return Err(over_time());
+        let paused = pace::paused();
+        if let Some(forwarding) = exchange.forwarding() {
+            if pace::is_given_up() {
+                forwarding.header_after = Some(forwarding.since.elapsed().saturating_sub(paused));
+                return Err(given_up());
+            }
+            if forwarding.is_over_time_without(paused) {
+                return Err(over_time());
+            }
         }
         let switches_protocol = response.status == http::StatusCode::SWITCHING_PROTOCOLS;
         if response.status.is_informational() && !switches_protocol {
@@ -485,6 +490,7 @@ impl ProxyHttp for Edge {
         let now = self.gate.store.now();
         match exchange.forwarding() {
             Some(forwarding) => {
+                forwarding.announced_bytes = announced_body_bytes(response);
                 if ends_with_header(&session.req_header().method, response) {
                     forwarding.leave();
                 }
@@ -498,12 +504,25 @@ impl ProxyHttp for Edge {
     fn response_body_filter(
         &self,
         session: &mut Session,
-        _: &mut Option<Bytes>,
+        body: &mut Option<Bytes>,
         end_of_stream: bool,
         exchange: &mut Exchange,
     ) -> pingora::Result<Option<Duration>> {
         let blocked = client_blocked(session);
         if let Some(forwarding) = exchange.forwarding() {
+            if pace::is_given_up() {
+                return Err(given_up());
+            }
+            let (part, sent) = (
+                body.as_ref().map_or(0, Bytes::len),
+                session.body_bytes_sent(),
+            );
+            pace::note_part(
+                part as u64,
+                forwarding.announced_bytes,
+                sent as u64,
+                end_of_stream,
+            );
             forwarding.client_waits.note(blocked, Instant::now());
             if end_of_stream {
                 forwarding.leave();
@@ -588,6 +607,19 @@ fn over_time() -> Box<Error> {
     Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
 }
 
+/// The client takes nothing of the answers before this one.
+fn given_up() -> Box<Error> {
+    let context = "the client does not read".into();
+    let (kind, source) = (ErrorType::WriteTimedout, ErrorSource::Downstream);
+    Error::create(kind, source, Some(context), None)
+}
+
+/// The length of a body that an answer announces.
+fn announced_body_bytes(response: &ResponseHeader) -> Option<u64> {
+    let length = response.headers.get(http::header::CONTENT_LENGTH)?;
+    length.to_str().ok()?.parse().ok()
+}
+
 fn failed_with(status: u16) -> FailToProxy {
     FailToProxy {
         error_code: status,
@@ -670,11 +702,11 @@ fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bo
     }
 }
 
-/// How long the client's connection has refused bytes so far, in all its requests. Known over HTTP/1 only: HTTP/2
-/// connections are shared.
+/// How long the client's connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it
+/// is known only for how long this request was left alone because of the client.
 fn client_blocked(session: &Session) -> Duration {
     match session.as_http1() {
         Some(session) => session.stream().get_write_pending_time(),
-        None => Duration::ZERO,
+        None => pace::paused(),
     }
 }

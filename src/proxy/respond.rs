@@ -23,8 +23,8 @@ use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 /// The document changes with the configuration only; whoever kept it asks again after five minutes.
-const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("public, max-age=300");
-const USAGE_CACHING: HeaderValue = HeaderValue::from_static("private, no-store");
+const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("max-age=300");
+const USAGE_CACHING: HeaderValue = HeaderValue::from_static("no-store");
 
 /// A whole answer of ours.
 #[derive(Debug)]

@@ -8,6 +8,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
 use pingora::http::RequestHeader;
 
+use super::forward::X_REQUEST_ID;
 use crate::config::Limits;
 use crate::policy::http1::{self, HeadBounds, Scan, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
@@ -15,6 +16,9 @@ use crate::policy::target::{Target, TargetError};
 
 /// Options of `Connection`; pingora gives up above 16.
 const CONNECTION_OPTIONS_MAX: usize = 8;
+
+/// A client's request id that is longer is not kept.
+const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// What a request may measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,12 +85,7 @@ pub fn check<'a>(
     if target.len() > limits.target_bytes_max {
         return Err(Rejection::UriTooLong);
     }
-    let header_bytes: usize = header
-        .headers
-        .iter()
-        .map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum();
-    if header.headers.len() > limits.header_count_max || header_bytes > limits.header_bytes_max {
+    if is_too_large(header, header_bytes(header), limits) {
         return Err(Rejection::HeadersTooLarge);
     }
     if raw
@@ -102,6 +101,40 @@ pub fn check<'a>(
     check_connection(header)?;
     check_body(header, raw, limits)?;
     Ok(target)
+}
+
+fn header_bytes(header: &RequestHeader) -> usize {
+    let fields = header.headers.iter();
+    fields
+        .map(|(name, value)| name.as_str().len() + value.len() + 4)
+        .sum()
+}
+
+fn is_too_large(header: &RequestHeader, header_bytes: usize, limits: &HeadLimits) -> bool {
+    header.headers.len() > limits.header_count_max || header_bytes > limits.header_bytes_max
+}
+
+/// Exchanges a head over HTTP/2 that will be refused for its size for a small one that will be refused just so: a field is one
+/// byte on the wire, and a hundred in memory for as long as the client takes its time with the refusal. The head's size then.
+pub fn lighten(header: &mut RequestHeader, limits: &HeadLimits) -> usize {
+    let bytes = header_bytes(header);
+    if !is_too_large(header, bytes, limits) {
+        return bytes;
+    }
+    let Ok(mut light) = RequestHeader::build_no_case(header.method.clone(), b"/", None) else {
+        return bytes;
+    };
+    light.set_version(header.version);
+    light.set_uri(header.uri.clone());
+    let id = header.headers.get(X_REQUEST_ID);
+    if let Some(id) = id.filter(|id| id.len() <= REQUEST_ID_BYTES_MAX) {
+        let _ = light.insert_header(X_REQUEST_ID, id.clone());
+    }
+    for _ in 0..=limits.header_count_max {
+        let _ = light.append_header(HeaderName::from_static("x"), HeaderValue::from_static(""));
+    }
+    *header = light;
+    header_bytes(header)
 }
 
 fn malformed(reason: Malformed) -> Rejection {

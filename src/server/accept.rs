@@ -211,7 +211,7 @@ impl Room {
                 + longest_upstream(&snapshot)
                 + limits.response_write,
         };
-        let application = Application::new(self.proxy.clone(), limits);
+        let application = Application::new(self.proxy.clone(), &self.gate, limits);
         // A connection that lives on must not hold an old configuration.
         drop(snapshot);
         self.hand_over(application, guard, connection, times).await;

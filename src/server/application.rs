@@ -14,6 +14,9 @@ use pingora::server::ShutdownWatch;
 use pingora::server::configuration::ServerConf;
 
 use crate::config::Limits;
+use crate::policy::http2_memory::{STREAM_WINDOW_BYTES, request_bytes};
+use crate::proxy::connection::pace::Pace;
+use crate::proxy::well_formed::{self, HeadLimits};
 use crate::proxy::{Edge, Gate};
 
 /// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
@@ -42,17 +45,21 @@ pub struct Application {
     proxy: Arc<HttpProxy<Edge>>,
     options: HttpServerOptions,
     h2_options: H2Options,
+    head_limits: HeadLimits,
+    pace: Arc<Pace>,
 }
 
 impl Application {
-    /// The proxy under these limits.
-    pub fn new(proxy: Arc<HttpProxy<Edge>>, limits: &Limits) -> Arc<Application> {
+    /// The proxy for one connection under these limits.
+    pub fn new(proxy: Arc<HttpProxy<Edge>>, gate: &Gate, limits: &Limits) -> Arc<Application> {
         let mut options = options();
         options.h2_idle_timeout = Some(limits.keepalive_idle);
         Arc::new(Application {
             proxy,
             options,
             h2_options: h2_options(limits),
+            head_limits: HeadLimits::of(limits),
+            pace: Pace::new(limits, gate.metrics.limit_hits.clone()),
         })
     }
 }
@@ -63,6 +70,8 @@ fn h2_options(limits: &Limits) -> H2Options {
     options
         .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.h2_streams)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(limits.h2_streams))
         .max_send_buffer_size(H2_SEND_BUFFER_BYTES);
     options
 }
@@ -71,10 +80,16 @@ fn h2_options(limits: &Limits) -> H2Options {
 impl HttpServerApp for Application {
     async fn process_new_http(
         self: &Arc<Self>,
-        session: ServerSession,
+        mut session: ServerSession,
         shutdown: &ShutdownWatch,
     ) -> Option<ReusedHttpStream> {
-        self.proxy.process_new_http(session, shutdown).await
+        if !session.is_http2() {
+            return self.proxy.process_new_http(session, shutdown).await;
+        }
+        let head_bytes = well_formed::lighten(session.req_header_mut(), &self.head_limits);
+        let bytes = request_bytes(head_bytes as u64, !session.is_body_done());
+        let work = || self.proxy.process_new_http(session, shutdown);
+        self.pace.run(bytes, work).await
     }
 
     fn h2_options(&self) -> Option<H2Options> {

@@ -15,7 +15,7 @@ pub const WINDOW_UPDATE: u8 = 8;
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 const ACK: u8 = 1;
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]

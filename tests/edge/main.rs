@@ -8,11 +8,14 @@ mod connections;
 mod deadlines;
 mod frames;
 mod heads;
+mod http2_conformance;
 mod http2_floods;
+mod http2_memory;
 mod normalisers;
 mod pipelines;
 mod proxies;
 mod redirect;
+mod siege;
 mod smuggling;
 
 use harness::Scene;

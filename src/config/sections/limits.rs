@@ -100,6 +100,13 @@ pub(super) fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsTe
         connection_age: limit.of("connection_age", &text.connection_age, HOUR, SECOND, DAY),
         response_rate: limit.size("response_rate", &text.response_rate, KIB, 1, 1024 * KIB),
         h2_streams: limit.rate("h2_streams", &text.h2_streams, 100),
+        h2_memory: limit.size(
+            "h2_memory",
+            &text.h2_memory,
+            4 * 1024 * KIB,
+            1024 * KIB,
+            1024 * 1024 * KIB,
+        ),
         h2_resets: limit.rate("h2_resets", &text.h2_resets, 20),
         h2_control_frames: limit.rate("h2_control_frames", &text.h2_control_frames, 20),
         keepalive_idle: limit.of(

@@ -37,6 +37,10 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:29 limits.h2_control_frames: 10001 is too large",
         ),
         (
+            "limits: {h2_memory: 1023KiB}",
+            "1:21 limits.h2_memory: 1023KiB is too small",
+        ),
+        (
             "limits: {header_count: 257}",
             "1:24 limits.header_count: 257 is too large",
         ),

@@ -497,7 +497,7 @@ pub fn headers() -> Map<String, Value> {
             "Cache-Control",
             "Who may keep the answer, and for how long.",
             &text,
-            json!("public, max-age=300"),
+            json!("max-age=300"),
         ),
     ]
     .into_iter()

@@ -34,7 +34,7 @@ mod http2;
 
 pub(super) use bounds::bounds_of;
 use bounds::{deadlines_of, patience_of, rates_of};
-use http2::Http2;
+use http2::{Breath, Http2};
 
 /// What is read from the socket at a time.
 pub(super) const READ_BYTES: usize = 8 * 1024;
@@ -119,6 +119,7 @@ impl Guard {
                 received: Frames::of_client(),
                 sent: Frames::of_server(),
                 budgets: Budgets::new(rates_of(limits), std::time::Instant::now()),
+                breath: Breath::default(),
             }))
         } else {
             Reading::Http1(Http1::new(bounds_of(limits), deadlines_of(limits), start))

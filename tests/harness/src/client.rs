@@ -749,7 +749,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-async fn tls(
+pub(crate) async fn tls(
     socket: TcpStream,
     protocol: Protocol,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, String> {

@@ -17,6 +17,7 @@ pub mod process;
 pub mod redis;
 pub mod redis_nodes;
 pub mod scene;
+pub mod siege;
 pub mod tcp_proxy;
 pub mod upstream;
 

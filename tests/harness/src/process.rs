@@ -41,6 +41,11 @@ impl Process {
         self.child.id()
     }
 
+    /// Memory that only the process itself can give back; see [`anonymous_bytes`].
+    pub fn anonymous_bytes(&self) -> usize {
+        anonymous_bytes(self.pid())
+    }
+
     /// Its exit status, if it has ended.
     pub fn ended(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
@@ -133,4 +138,14 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.kill9();
     }
+}
+
+/// Memory that only the process with this id can give back (resident, anonymous), in bytes; 0 once it has ended.
+pub fn anonymous_bytes(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.trim().parse::<usize>().ok())
+        .map_or(0, |kib| kib * 1024)
 }

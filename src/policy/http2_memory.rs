@@ -1,0 +1,123 @@
+//! What the requests of one HTTP/2 connection cost in memory, as far as it can be known, and how a connection's allowance is
+//! shared out. Figures are upper bounds of what was measured of pingora 0.9.1 with an HTTP/1.1 upstream.
+
+const KIB: u64 = 1024;
+
+/// A request that waits for its upstream: its task, its session, the connection to the upstream.
+const REQUEST_BYTES: u64 = 36 * KIB;
+/// What pingora keeps of a request's body in case it must be sent again, and what a stream's window lets wait before it.
+const UPLOAD_BYTES: u64 = 64 * KIB + STREAM_WINDOW_BYTES as u64;
+/// An answer: the buffer its body is read into.
+const ANSWER_BYTES: u64 = 64 * KIB;
+/// What pingora may have read of a body beyond what the hooks have seen: four parts wait in a channel, a fifth before it.
+const AHEAD_BYTES: u64 = 5 * 64 * KIB;
+
+/// How much of a request's body a client may send before the gateway takes it. So that requests that have their turn get
+/// theirs while others fill their own windows, the connection's window is as large as all of them together.
+pub const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
+/// Before an answer is looked at, it may be as large as this.
+pub const UNSEEN_BYTES: u64 = ANSWER_BYTES + AHEAD_BYTES;
+
+/// A connection begins with this part of its shares; each request that ends adds half of what it took, so that a client has what it
+/// needs after a few answers, and one that only ever asks has little to hold.
+const FIRST_PART: u64 = 6;
+
+/// How an allowance is shared out. What is left of it is for streams that wait for their turn and for what the library
+/// below has to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shares {
+    /// Requests that are worked on.
+    pub requests_bytes: u64,
+    /// Answers that wait for the client; one that was let in may go beyond it.
+    pub answers_bytes: u64,
+}
+
+impl Shares {
+    /// Of so many bytes.
+    pub fn of(allowance_bytes: u64) -> Shares {
+        Shares {
+            requests_bytes: allowance_bytes / 3,
+            answers_bytes: allowance_bytes / 4,
+        }
+    }
+
+    /// What a connection begins with.
+    pub fn first(self) -> Shares {
+        Shares {
+            requests_bytes: self.requests_bytes / FIRST_PART,
+            answers_bytes: self.answers_bytes / FIRST_PART,
+        }
+    }
+}
+
+/// A request by the bytes of its head and whether a body follows.
+pub fn request_bytes(head_bytes: u64, has_body: bool) -> u64 {
+    // The head is there once as it came and once as it is forwarded.
+    REQUEST_BYTES + 2 * head_bytes + if has_body { UPLOAD_BYTES } else { 0 }
+}
+
+/// How much of an answer's body the gateway holds at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Body {
+    /// Its length, if the upstream has said it.
+    pub announced_bytes: Option<u64>,
+    /// What the hooks have seen of it.
+    pub seen_bytes: u64,
+    /// What the library below has taken.
+    pub sent_bytes: u64,
+    /// Whether that is all of it.
+    pub ended: bool,
+}
+
+impl Body {
+    /// What is held.
+    pub fn held_bytes(&self) -> u64 {
+        let read = match (self.ended, self.announced_bytes) {
+            (true, _) => self.seen_bytes,
+            (false, Some(announced)) => announced.min(self.seen_bytes + AHEAD_BYTES),
+            (false, None) => self.seen_bytes + AHEAD_BYTES,
+        };
+        ANSWER_BYTES + read.saturating_sub(self.sent_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_allowance_lets_dozens_of_requests_be_worked_on() {
+        let shares = Shares::of(4 * 1024 * KIB);
+        assert_eq!(shares.requests_bytes / request_bytes(200, false), 37);
+        assert_eq!(shares.requests_bytes / request_bytes(200, true), 11);
+        assert!(shares.answers_bytes > 2 * UNSEEN_BYTES);
+        assert_eq!(shares.first().requests_bytes / request_bytes(200, false), 6);
+    }
+
+    #[test]
+    fn no_more_of_a_body_is_held_than_was_announced_or_can_have_been_read() {
+        let body = Body {
+            announced_bytes: Some(1_000_000),
+            seen_bytes: 200_000,
+            sent_bytes: 50_000,
+            ended: false,
+        };
+        assert_eq!(body.held_bytes(), 65_536 + 200_000 + 327_680 - 50_000);
+        let short = Body {
+            announced_bytes: Some(220_000),
+            ..body
+        };
+        assert_eq!(short.held_bytes(), 65_536 + 220_000 - 50_000);
+        let ended = Body {
+            announced_bytes: None,
+            ended: true,
+            ..body
+        };
+        assert_eq!(ended.held_bytes(), 65_536 + 150_000);
+        let sent = Body {
+            sent_bytes: 200_000,
+            ..ended
+        };
+        assert_eq!(sent.held_bytes(), 65_536);
+    }
+}

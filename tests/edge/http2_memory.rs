@@ -1,0 +1,193 @@
+//! HTTP/2 clients that ask for much and take nothing: what they cost is bounded, others do not notice, and a client that
+//! takes its answers gets all of them.
+
+use harness::upstream::Script;
+use harness::{Behaviour, Call, EndpointSpec, IssuedKey, PATIENCE, Protocol, Scene, eventually};
+
+use super::frames::{DATA, END_STREAM, Frame, RST_STREAM, SETTINGS, WINDOW_UPDATE, Wire};
+use super::{MARKETS, TOUCHLINE, limit_hits};
+
+/// SETTINGS_INITIAL_WINDOW_SIZE.
+const INITIAL_WINDOW_SIZE: u16 = 4;
+const CLOSED: &[(u16, u32)] = &[(INITIAL_WINDOW_SIZE, 0)];
+const MIB: usize = 1024 * 1024;
+/// As many streams as may be open.
+const STREAMS: u32 = 100;
+/// What a connection may cost; measured are less than two.
+const COST_BYTES_MAX: usize = 4 * MIB;
+
+async fn scene_with(limits: &str, answer_bytes: usize) -> (Scene, IssuedKey) {
+    let yaml = format!("limits: {{ {limits} }}");
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(move |spec| {
+            spec.extra_yaml = yaml;
+            spec.endpoints[0].methods.push("POST".into());
+            let all = ["starter", "pro", "enterprise"];
+            spec.endpoints
+                .push(EndpointSpec::get("/api/v1/data/small", &all));
+        })
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let large = Behaviour::Answer(Script::json(200, &"x".repeat(answer_bytes)));
+    scene
+        .upstream
+        .behave(move |asked| match asked.target_text() {
+            target if target == MARKETS => large.clone(),
+            _ => Behaviour::Echo,
+        });
+    (scene, key)
+}
+
+/// Asks for an answer on every stream.
+async fn ask(wire: &mut Wire, key: &IssuedKey) {
+    for number in 0..STREAMS {
+        assert!(wire.get(2 * number + 1, MARKETS, &key.key).await);
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_no_answer_costs_little_and_others_do_not_notice() {
+    let (mut scene, key) = scene_with("response_write: 60s", MIB).await;
+    let honest = scene.client(Protocol::Http2Tls);
+    let small = "/api/v1/data/small";
+    assert_eq!(honest.call(Call::get(small).key(&key)).await.status, 200);
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let mut wires = Vec::new();
+    for _ in 0..4 {
+        let mut wire = Wire::with_settings(&scene, CLOSED).await;
+        ask(&mut wire, &key).await;
+        wires.push(wire);
+    }
+    let all = f64::from(STREAMS) * 4.0;
+    eventually("streams wait", async || {
+        (limit_hits(&scene, "h2_memory").await > all * 0.8).then_some(())
+    })
+    .await;
+    for _ in 0..50 {
+        let answer = honest.call(Call::get(small).key(&key)).await;
+        assert_eq!(answer.status, 200);
+        let cost = scene.gateways[0].process().anonymous_bytes() - before;
+        assert!(
+            cost < 4 * COST_BYTES_MAX,
+            "{cost} bytes for four connections"
+        );
+    }
+    // The rest of them waits for its turn.
+    assert!(scene.upstream.count() < 200, "{}", scene.upstream.count());
+}
+
+#[tokio::test]
+async fn answers_that_nobody_takes_are_given_up_and_charged_and_those_that_follow_go_on() {
+    let (scene, key) = scene_with("response_write: 1s", MIB).await;
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    ask(&mut wire, &key).await;
+    let mut ended = 0;
+    while ended < STREAMS {
+        let frame = wire.next().await.expect("the connection stays");
+        if frame.kind == RST_STREAM {
+            ended += 1;
+        }
+    }
+    let forwarded = scene.upstream.count() as u64;
+    assert!(forwarded > 0);
+    scene.expect_used(&key, forwarded).await;
+    let open = Frame::new(SETTINGS, 0, 0, [0, 4, 0, 0x10, 0, 0]);
+    assert!(wire.send(&open).await);
+    assert!(wire.get(1_001, "/api/v1/data/small", &key.key).await);
+    assert!(!wire.body(1_001).await.is_empty());
+    scene.expect_used(&key, forwarded + 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_its_answers_late_gets_every_one_whole() {
+    const ANSWER_BYTES: usize = 200_000;
+    let (scene, key) = scene_with("response_write: 60s", ANSWER_BYTES).await;
+    let mut wire = Wire::with_settings(&scene, CLOSED).await;
+    ask(&mut wire, &key).await;
+    eventually("streams wait", async || {
+        (limit_hits(&scene, "h2_memory").await > 80.0).then_some(())
+    })
+    .await;
+    assert!(scene.upstream.count() < 20, "{}", scene.upstream.count());
+    let more = 0x7fff_0000_u32.to_be_bytes();
+    let open = [0, 4, 0x7f, 0xff, 0, 0];
+    assert!(wire.send(&Frame::new(SETTINGS, 0, 0, open)).await);
+    assert!(wire.send(&Frame::new(WINDOW_UPDATE, 0, 0, more)).await);
+    let (mut whole, mut bytes) = (0, 0);
+    while whole < STREAMS {
+        let frame = wire.next().await.expect("an answer");
+        assert_ne!(frame.kind, RST_STREAM, "{frame:?}");
+        if frame.kind == DATA {
+            bytes += frame.payload.len();
+            whole += u32::from(frame.flags & END_STREAM != 0);
+        }
+    }
+    assert_eq!(bytes, ANSWER_BYTES * STREAMS as usize);
+    scene.expect_used(&key, u64::from(STREAMS)).await;
+}
+
+#[tokio::test]
+async fn a_hundred_large_answers_and_uploads_at_once_on_one_connection_are_all_served() {
+    let (mut scene, key) = scene_with("response_write: 60s", MIB).await;
+    let client = scene.client(Protocol::Http2Tls);
+    // Makes the connection.
+    assert_eq!(client.get(&key, "/api/v1/data/small").await.status, 200);
+    let upload = vec![b'x'; 200_000];
+    let calls = (0..STREAMS).map(|number| {
+        let call = match number % 2 {
+            0 => Call::get(MARKETS),
+            _ => Call::new("POST", MARKETS).body(upload.clone()),
+        };
+        client.call(call.key(&key))
+    });
+    let answers = futures_util::future::join_all(calls);
+    let answers = tokio::time::timeout(2 * PATIENCE, answers)
+        .await
+        .expect("every answer");
+    for answer in answers {
+        assert_eq!((answer.status, answer.body.len()), (200, MIB));
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_head_of_many_fields_is_refused_and_not_kept_while_the_client_waits_with_its_windows() {
+    let (mut scene, key) = scene_with("response_write: 60s", MIB).await;
+    let before = scene.gateways[0].process().anonymous_bytes();
+    let mut wires = Vec::new();
+    for _ in 0..4 {
+        let mut wire = Wire::with_settings(&scene, CLOSED).await;
+        let id = "the-clients-own";
+        let mut fields = vec![
+            (":method", "GET"),
+            (":scheme", "http"),
+            (":authority", "localhost"),
+            (":path", MARKETS),
+            ("x-request-id", id),
+        ];
+        fields.resize(700, ("a", ""));
+        for number in 0..STREAMS {
+            assert!(wire.headers(2 * number + 1, &fields, true).await);
+        }
+        wires.push(wire);
+    }
+    let refused = eventually("refusals", async || {
+        let hits = limit_hits(&scene, "headers").await;
+        (hits >= 16.0).then_some(hits)
+    })
+    .await;
+    // How many heads the library reads at once is the machine's to say; kept, these would take 50 MiB.
+    let cost = scene.gateways[0].process().anonymous_bytes() - before;
+    assert!(
+        cost < 8 * COST_BYTES_MAX,
+        "{cost} bytes after {refused} refusals"
+    );
+    let open = Frame::new(SETTINGS, 0, 0, [0, 4, 0, 0, 0xff, 0xff]);
+    assert!(wires[0].send(&open).await);
+    let problem = wires[0].problem(1).await;
+    assert_eq!(problem["code"], "HEADERS_TOO_LARGE");
+    assert_eq!(problem["request_id"], "the-clients-own");
+    assert_eq!(scene.upstream.count(), 0);
+    scene.expect_used(&key, 0).await;
+}
