@@ -131,12 +131,13 @@ impl Surveyor {
         })
     }
 
-    /// What is known. Begins a survey beside the caller where the last one is too old; never waits. Needs a tokio runtime.
+    /// What is known. Begins a survey beside the caller where the last one is too old; never waits. Needs a tokio runtime. While the
+    /// key table is not loaded there is no survey, which would tell of a part of the keys as of all.
     pub fn ask(self: &Arc<Self>, terms: Terms) -> Known {
         let today = terms.day.date;
         let mut state = self.state.lock();
         let rested = state.ended.is_none_or(|ended| ended.elapsed() >= REST);
-        if rested && !state.going_on {
+        if rested && !state.going_on && self.store.freshness().loaded {
             state.going_on = true;
             let going = Going(self.clone());
             tokio::spawn(async move { going.survey(terms).await });
