@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench soak hostile siege fuzz-api dashboard paths lint check-tools test-tools advisories clean fuzz memory suites
+.PHONY: help run test bench growth soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,6 +18,11 @@ bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) a
 	@deploy/install nginx-core libnginx-mod-http-lua lua-nginx-redis haproxy wrk nghttp2-client
 	cargo build --release --locked --bin touchline --example bare_pingora
 	DURATION="$(DURATION)" ROUNDS="$(ROUNDS)" cargo bench --locked --bench peers
+
+growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways; DURATION and ROUNDS as above
+	@deploy/install nginx-core wrk
+	cargo build --release --locked --bin touchline --example bare_pingora
+	DURATION="$(DURATION)" ROUNDS="$(ROUNDS)" cargo bench --locked --bench peers -- growth
 
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api

@@ -18,7 +18,7 @@ const KEYS: usize = 100;
 /// As long as a page of markets.
 const BODY_BYTES: usize = 1_800;
 /// The contender's core, and that of everything else.
-const CORES: [&str; 2] = ["0", "1"];
+pub const CORES: [&str; 2] = ["0", "1"];
 /// Of the kernel's process times: USER_HZ, 100 on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 const PAGE_BYTES: u64 = 4_096;
@@ -159,6 +159,16 @@ impl Stage {
     /// Everything's files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Where Redis is.
+    pub fn redis_url(&self) -> String {
+        self.redis.url()
+    }
+
+    /// Where the upstream is.
+    pub fn upstream_port(&self) -> u16 {
+        self.upstream_port
     }
 
     /// What Redis has used so far.
@@ -397,9 +407,7 @@ impl Contender {
 
     /// Its resident memory.
     pub fn resident_bytes(&mut self) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/statm", self.pid())).unwrap();
-        let pages: u64 = text.split(' ').nth(1).unwrap().parse().unwrap();
-        pages * PAGE_BYTES
+        resident_of(self.pid())
     }
 
     /// Ends it.
@@ -474,7 +482,7 @@ fn spawn(mut command: Command, directory: &Path, name: &str) -> Process {
 }
 
 /// Moves every thread of a process to a core.
-fn pin(pid: u32, core: &str) {
+pub fn pin(pid: u32, core: &str) {
     let done = Command::new("taskset")
         .args(["-acp", core, &pid.to_string()])
         .output()
@@ -499,7 +507,15 @@ fn example(name: &str) -> PathBuf {
     path
 }
 
-fn cpu_of(pid: u32) -> Duration {
+/// The resident memory of a process, in bytes.
+pub fn resident_of(pid: u32) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap();
+    let pages: u64 = text.split(' ').nth(1).unwrap().parse().unwrap();
+    pages * PAGE_BYTES
+}
+
+/// User and system time that a process has used so far.
+pub fn cpu_of(pid: u32) -> Duration {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let after_name = text.rsplit(')').next().unwrap();
     let fields: Vec<&str> = after_name.split_whitespace().collect();
@@ -521,6 +537,7 @@ fn free_port() -> u16 {
     probe.local_addr().unwrap().port()
 }
 
-fn loopback(port: u16) -> SocketAddr {
+/// A port here.
+pub fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }

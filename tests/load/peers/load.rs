@@ -1,7 +1,9 @@
 //! The load generators, on the second core, and what they say: wrk for as much as goes over clear connections with many keys,
 //! h2load for TLS, HTTP/2 and fixed rates, whose log has the time of each request.
 
-use std::process::Command;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use harness::Protocol;
@@ -10,6 +12,7 @@ use super::contender::{Contender, PATH, Stage, beside};
 use super::{CONNECTIONS, STEADY_CONNECTIONS, STEADY_RATE};
 
 /// What a run at saturation gave.
+#[derive(Default)]
 pub struct Saturated {
     /// Answered requests.
     pub requests: f64,
@@ -17,6 +20,8 @@ pub struct Saturated {
     pub seconds: f64,
     /// The 99th percentile of their latency.
     pub p99: Duration,
+    /// Of the requests, those that were not served.
+    pub refused: f64,
 }
 
 /// Latencies at the fixed rate.
@@ -43,6 +48,7 @@ pub fn saturate(contender: &Contender, stage: &Stage, seconds: Duration) -> Satu
                 requests: times.len() as f64,
                 seconds: seconds.as_secs_f64(),
                 p99: percentile(&mut times, 0.99),
+                refused: 0.0,
             }
         }
     }
@@ -67,56 +73,90 @@ enum Rate {
     Steady,
 }
 
+/// What wrk asks for: keys and paths, each in turn.
+pub struct Script(PathBuf);
+
+impl Script {
+    /// A script in `directory`.
+    pub fn new(directory: &Path, keys: &[String], paths: &[String]) -> Script {
+        let write = |name: &str, text: String| {
+            let path = directory.join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let keys = write("keys.txt", keys.join("\n"));
+        let paths = write("paths.txt", paths.join("\n"));
+        let text = format!(
+            "local requests, at = {{}}, 0\n\
+             local function lines(file) local all = {{}}; for line in io.lines(file) do all[#all + 1] = line end; return all end\n\
+             function init()\n\
+             local keys, paths = lines('{}'), lines('{}')\n\
+             for i = 1, math.max(#keys, #paths) do requests[i] = wrk.format('GET', paths[(i - 1) % #paths + 1], \
+             {{ ['X-API-Key'] = keys[(i - 1) % #keys + 1] }}) end end\n\
+             function request() at = at % #requests + 1; return requests[at] end\n\
+             function done(summary, latency) io.write('\\nTOTAL ', summary.requests, ' ', summary.duration, ' ', \
+             latency:percentile(99), ' ', summary.errors.status, ' ', summary.errors.connect + summary.errors.read \
+             + summary.errors.write + summary.errors.timeout, '\\n') end\n",
+            keys.display(),
+            paths.display(),
+        );
+        Script(write("wrk.lua", text))
+    }
+}
+
 fn with_wrk(contender: &Contender, stage: &Stage, seconds: Duration) -> Saturated {
-    let script = stage.directory().join("keys.lua");
-    let keys: Vec<String> = contender
-        .keys()
-        .iter()
-        .map(|key| format!("\"{key}\""))
-        .collect();
-    let text = format!(
-        "local keys, at, requests = {{{}}}, 0, {{}}\n\
-         function init() for i, key in ipairs(keys) do requests[i] = wrk.format('GET', '{PATH}', {{ ['X-API-Key'] = key }}) end end\n\
-         function request() at = at % #keys + 1; return requests[at] end\n\
-         function done(summary, latency) io.write('\\nTOTAL ', summary.requests, ' ', summary.duration, ' ', \
-         latency:percentile(99), ' ', summary.errors.status, ' ', summary.errors.connect + summary.errors.read \
-         + summary.errors.write + summary.errors.timeout, '\\n') end\n",
-        keys.join(",")
-    );
-    std::fs::write(&script, text).unwrap();
-    let said = run(beside("wrk")
-        .args([
-            "-t1",
-            &format!("-c{CONNECTIONS}"),
-            &format!("-d{}s", seconds.as_secs()),
-        ])
-        .arg("-s")
-        .arg(&script)
-        .arg(format!("http://{}{PATH}", contender.address())));
-    let line = said
-        .lines()
-        .find_map(|line| line.strip_prefix("TOTAL "))
-        .unwrap();
-    let numbers: Vec<f64> = line.split(' ').map(|text| text.parse().unwrap()).collect();
-    let [requests, microseconds, p99, other_status, broken] = numbers[..] else {
-        panic!("{line}");
-    };
+    let script = Script::new(stage.directory(), contender.keys(), &[PATH.to_owned()]);
+    let saturated = saturate_all(&[contender.address()], &script, seconds);
     let refused = if contender.kind().status() == 200 {
         0.0
     } else {
-        requests
+        saturated.requests
     };
-    assert_eq!(
-        (other_status, broken),
-        (refused, 0.0),
-        "{:?}: {said}",
-        contender.kind()
-    );
-    Saturated {
-        requests,
-        seconds: microseconds / 1e6,
-        p99: Duration::from_secs_f64(p99 / 1e6),
+    assert_eq!(saturated.refused, refused, "{:?}", contender.kind());
+    saturated
+}
+
+/// As many requests as it takes to all of these at the same time, over [`CONNECTIONS`] connections together.
+///
+/// # Panics
+/// If a connection breaks, or wrk cannot run.
+pub fn saturate_all(addresses: &[SocketAddr], script: &Script, seconds: Duration) -> Saturated {
+    let connections = CONNECTIONS as usize / addresses.len();
+    let running: Vec<_> = addresses
+        .iter()
+        .map(|address| {
+            let mut command = beside("wrk");
+            command
+                .args(["-t1", &format!("-c{connections}")])
+                .arg(format!("-d{}s", seconds.as_secs()))
+                .arg("-s")
+                .arg(&script.0)
+                .arg(format!("http://{address}{PATH}"))
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            let started = command.spawn();
+            started.unwrap_or_else(|error| {
+                panic!("{command:?}: {error} (make bench installs what it needs)")
+            })
+        })
+        .collect();
+    let mut all = Saturated::default();
+    for one in running {
+        let output = one.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().find_map(|line| line.strip_prefix("TOTAL "));
+        let line = line.unwrap_or_else(|| panic!("{output:?}"));
+        let numbers: Vec<f64> = line.split(' ').map(|text| text.parse().unwrap()).collect();
+        let [requests, microseconds, p99, refused, broken] = numbers[..] else {
+            panic!("{line}");
+        };
+        assert_eq!(broken, 0.0, "{said}");
+        all.requests += requests;
+        all.refused += refused;
+        all.seconds = all.seconds.max(microseconds / 1e6);
+        all.p99 = all.p99.max(Duration::from_secs_f64(p99 / 1e6));
     }
+    all
 }
 
 /// How long each request took.

@@ -7,7 +7,7 @@
 //! time of the contender's process from the kernel; that of Redis is told apart.
 //!
 //! `DURATION` (seconds) and `ROUNDS` in the environment say how long (5 and 3); the table goes to standard output, and with a CSV and
-//! an SVG file to `target/bench`.
+//! an SVG file to `target/bench`. With the argument `growth` it is told instead how Touchline's cost grows: `make growth`.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -17,6 +17,7 @@
 )]
 
 mod contender;
+mod growth;
 mod load;
 mod report;
 
@@ -47,6 +48,10 @@ fn main() {
     let seconds = Duration::from_secs(number("DURATION", 5));
     let rounds = number("ROUNDS", 3);
     let runtime = tokio::runtime::Runtime::new().unwrap();
+    if std::env::args().any(|argument| argument == "growth") {
+        let directory = contender::output_directory();
+        return runtime.block_on(growth::measure(seconds, rounds, &directory));
+    }
     let report = runtime.block_on(async {
         let mut report = Report::new(seconds, rounds);
         for round in 1..=rounds {
