@@ -126,15 +126,21 @@ mod tests {
 
     /// Keeps what is written, each write in an entry of its own, and fails while told to.
     #[derive(Clone, Default)]
-    struct Kept(Arc<Mutex<(Vec<Vec<u8>>, Option<std::io::ErrorKind>)>>);
+    struct Kept(Arc<Mutex<Writes>>);
+
+    #[derive(Default)]
+    struct Writes {
+        done: Vec<Vec<u8>>,
+        failure: Option<std::io::ErrorKind>,
+    }
 
     impl Write for Kept {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             let mut kept = self.0.lock();
-            if let Some(kind) = kept.1 {
+            if let Some(kind) = kept.failure {
                 return Err(kind.into());
             }
-            kept.0.push(bytes.to_vec());
+            kept.done.push(bytes.to_vec());
             Ok(bytes.len())
         }
 
@@ -156,7 +162,7 @@ mod tests {
         }
         drop(held);
         drop(queue);
-        let written = &kept.0.lock().0;
+        let written = &kept.0.lock().done;
         assert_eq!(String::from_utf8(written.concat()).unwrap(), expected);
         assert!(written.len() < 5_000, "{} writes", written.len());
     }
@@ -174,7 +180,7 @@ mod tests {
         let dropped = queue.dropped_lines();
         assert!(dropped >= 3, "{dropped}");
         drop(held);
-        kept.0.lock().1 = Some(std::io::ErrorKind::StorageFull);
+        kept.0.lock().failure = Some(std::io::ErrorKind::StorageFull);
         let mut patience = 0;
         while queue.dropped_lines() == dropped && patience < 60_000 {
             queue.put(b"lost\n");
