@@ -79,8 +79,8 @@ fn h2_options(limits: &Limits) -> H2Options {
 type Served<'a> = Pin<Box<dyn Future<Output = Option<ReusedHttpStream>> + Send + 'a>>;
 
 impl HttpServerApp for Application {
-    /// What `async_trait` would make of it, but over HTTP/1 the proxy's future is handed on as it is: it measures tens of
-    /// kilobytes, and in another future it would be copied once more for each request.
+    /// What `async_trait` would make of it, but over HTTP/1 the proxy's future is handed on as it is: it measures 15 kB, and
+    /// in another future it would be copied once more for each request.
     fn process_new_http<'app, 'watch, 'a>(
         self: &'app Arc<Self>,
         mut session: ServerSession,

@@ -133,14 +133,9 @@ impl Reloader {
 
     /// Follows the file until it is dropped.
     pub async fn run(mut self, mut hangup: Signal) {
-        let (watched, now) = look(self.watched).await;
-        self.watched = watched;
-        // The file may have been changed since it was read for the start.
-        let mut settling = if now.first_has(&self.gate.snapshot().config.hash) {
-            Settling::new(now)
-        } else {
-            Settling::new(Contents::default())
-        };
+        // Any file, a certificate's too, may have been changed since it was read for the start: all are read once more, of which
+        // nothing comes where they hold what they held.
+        let mut settling = Settling::new(Contents::default());
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut attempted = Instant::now();

@@ -21,17 +21,6 @@ const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents(Vec<Option<[u8; 32]>>);
 
-impl Contents {
-    /// Whether the SHA-256 of the first file begins with these hexadecimal digits.
-    pub fn first_has(&self, hexadecimal: &str) -> bool {
-        let Some(Some(digest)) = self.0.first() else {
-            return false;
-        };
-        let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        digits.starts_with(hexadecimal)
-    }
-}
-
 /// Files under observation.
 #[derive(Debug, Default)]
 pub struct Watched {

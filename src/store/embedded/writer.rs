@@ -26,9 +26,9 @@ const GROUP_MAX: usize = 512;
 /// After a group of at least so many the writer rests, so that others gather: under load a few commits of many cost less
 /// than many of a few, and a lone charge never waits.
 const GATHER_FROM: usize = 4;
-/// It rests so many times as long as it worked, but no longer than [`GATHER_MAX`].
-const GATHER: u32 = 4;
-/// See [`GATHER`].
+/// So long for each charge of the group: above 10,000 a second groups grow until the rest is [`GATHER_MAX`], below they shrink.
+const GATHER_EACH: Duration = Duration::from_micros(100);
+/// See [`GATHER_EACH`].
 const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
@@ -70,7 +70,6 @@ impl Drop for Closing<'_> {
 fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     let mut statements = Statements::prepare(connection)?;
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX) {
-        let started = Instant::now();
         let errands = std::mem::take(&mut taken.errands);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
@@ -91,7 +90,8 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
             desk.dirty.store(true, Ordering::Release);
         }
         if size >= GATHER_FROM {
-            std::thread::sleep((started.elapsed() * GATHER).min(GATHER_MAX));
+            let rest = u32::try_from(size).map_or(GATHER_MAX, |size| GATHER_EACH * size);
+            std::thread::sleep(rest.min(GATHER_MAX));
         }
     }
     Ok(())
