@@ -22,11 +22,11 @@ use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
-use crate::policy::redirect;
 use crate::policy::token_bucket::Rate;
 
 mod check;
 mod effective;
+mod listen;
 mod outline;
 mod places;
 mod problem;
@@ -34,14 +34,22 @@ mod scalar;
 mod schema;
 mod secret;
 mod sections;
+mod store;
 mod succession;
 mod text;
 mod upstreams;
 
 pub use effective::{About, Difference, Effective};
+pub use listen::{
+    Certificate, Cleartext, ClientCertificates, ClientMode, Http, Https, Listen, ProxyProtocol,
+    Redirect,
+};
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
+pub use store::{
+    Durability, EmbeddedStore, Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls, StoreConfig,
+};
 pub use succession::Running;
 pub use upstreams::{
     HealthCheck, Identity, PrivateKey, SecretHeader, Server, Timeouts, Upstream, UpstreamTls,
@@ -87,262 +95,6 @@ pub struct Config {
     pub logging: Logging,
     /// Traces.
     pub tracing: Tracing,
-}
-
-/// The listeners: at least one of `http` and `https`, all on different addresses.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
-    /// Cleartext HTTP for clients.
-    pub http: Option<Http>,
-    /// HTTPS for clients.
-    pub https: Option<Https>,
-    /// Cleartext HTTP that leads to HTTPS; only beside it.
-    pub redirect: Option<Redirect>,
-    /// The networks of proxies that are believed about clients.
-    pub trusted_proxies: Vec<Network>,
-    /// Metrics and health for operators; outside loopback only with a token.
-    pub admin: SocketAddr,
-    /// What opens `/metrics`; never absent where `admin` is no loopback address.
-    pub admin_token: Option<Secret>,
-    /// The Unix socket on which a successor is given the listeners; `None`: it is not.
-    pub upgrade: Option<PathBuf>,
-}
-
-/// The cleartext listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Http {
-    /// Its address; outside loopback only with [`Cleartext::Allowed`].
-    pub address: SocketAddr,
-    /// Whether API keys may cross a network in clear text.
-    pub cleartext: Cleartext,
-    /// Whether proxies speak first.
-    pub proxy_protocol: ProxyProtocol,
-}
-
-/// Whether connections begin with a header of the PROXY protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProxyProtocol {
-    /// Each of them, from a trusted proxy; others are closed.
-    Spoken,
-    /// None of them.
-    Absent,
-}
-
-/// The listener that redirects.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Redirect {
-    /// Its address, anywhere.
-    pub address: SocketAddr,
-    /// Where it leads to.
-    pub rule: redirect::Rule,
-    /// Whether proxies speak first.
-    pub proxy_protocol: ProxyProtocol,
-}
-
-/// Whether the cleartext listener may leave the machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cleartext {
-    /// Loopback addresses only.
-    Loopback,
-    /// Any address: something in front of the gateway ends TLS.
-    Allowed,
-}
-
-/// The TLS listener.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Https {
-    /// Its address.
-    pub address: SocketAddr,
-    /// What it shows to clients: at least one, none twice, the first to those that ask for no name or an unknown one.
-    pub certificates: Vec<Certificate>,
-    /// Whose certificates clients show, where they are asked for any.
-    pub client_certificates: Option<ClientCertificates>,
-    /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
-    pub hsts: Option<Duration>,
-    /// Whether proxies speak first.
-    pub proxy_protocol: ProxyProtocol,
-}
-
-/// A certificate and its key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Certificate {
-    /// Made at start, for loopback addresses only.
-    SelfSigned,
-    /// PEM files, readable when the configuration was checked.
-    Files {
-        /// The chain, the server's own certificate first.
-        certificate: PathBuf,
-        /// The private key.
-        private_key: PathBuf,
-    },
-}
-
-impl Certificate {
-    /// What it is called in logs and metrics: its file.
-    pub fn label(&self) -> String {
-        match self {
-            Certificate::SelfSigned => "self-signed".to_owned(),
-            Certificate::Files { certificate, .. } => certificate.display().to_string(),
-        }
-    }
-}
-
-/// Certificates of clients.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClientCertificates {
-    /// The PEM file of the authorities that sign them, readable when the configuration was checked.
-    pub authorities: PathBuf,
-    /// Whether there must be one.
-    pub mode: ClientMode,
-}
-
-/// Whether a client needs a certificate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ClientMode {
-    /// Without one its handshake fails.
-    Required,
-    /// It may do without; one that it shows must be good.
-    Optional,
-}
-
-/// Where keys and counts live.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoreConfig {
-    /// SQLite on this machine.
-    Embedded(EmbeddedStore),
-    /// Redis or Valkey, shared by any number of gateways.
-    Redis(Box<RedisStore>),
-}
-
-/// The rest of a configuration of which only the store is wanted.
-const NEEDED: &str = "tiers: {any: {daily: 1}}
-endpoints: [{path: /, tiers: [any], upstream: any}]
-upstreams: {any: {servers: [127.0.0.1:1]}}
-";
-
-impl StoreConfig {
-    /// The Redis at a URL, with the defaults for all else. `${VARIABLE}` stands for the variable's value, as in the file.
-    ///
-    /// # Errors
-    /// Where it is no URL of a Redis.
-    pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
-        // What JSON writes, YAML reads.
-        let url = serde_json::Value::from(url);
-        StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
-    }
-
-    /// The embedded store in a file, with the defaults for all else.
-    ///
-    /// # Errors
-    /// Where it is no path.
-    pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
-        let path = serde_json::Value::from(path);
-        StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))
-    }
-
-    fn of_text(text: &str) -> Result<StoreConfig, ConfigErrors> {
-        let env = |name: &str| std::env::var(name).ok();
-        let config = Config::parse("STORE", &format!("{text}\n{NEEDED}"), &env)?;
-        Ok(config.store)
-    }
-}
-
-/// The embedded store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct EmbeddedStore {
-    /// The database file.
-    pub path: PathBuf,
-    /// When what was written is safe from a power cut.
-    pub durability: Durability,
-}
-
-/// When commits reach the disk for sure. A crash of the process alone never loses one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
-    /// Before each answer.
-    Commit,
-    /// At most this long after it.
-    Interval(Duration),
-}
-
-/// The Redis store.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedisStore {
-    /// Where Redis is.
-    pub place: RedisPlace,
-    /// The database; goes before the one in the URL. Never with a cluster.
-    pub database: Option<u32>,
-    /// The ACL user; goes before the one in the URL.
-    pub username: Option<String>,
-    /// The password of `password_file`, which goes before the one in the URL.
-    pub password: Option<Secret>,
-    /// The password of the sentinels.
-    pub sentinel_password: Option<Secret>,
-    /// How TLS is spoken, where it is.
-    pub tls: Option<RedisTls>,
-    /// What every name in Redis begins with.
-    pub key_prefix: String,
-    /// How long one call may take.
-    pub timeout: Duration,
-    /// Where a gateway saves its replica of the key table.
-    pub replica: PathBuf,
-    /// How long known keys are served by a replica that could not be brought up to date.
-    pub max_staleness: Duration,
-    /// What happens to charges while Redis is away.
-    pub outage: Outage,
-}
-
-/// What a gateway does while Redis is away, and what it writes down for that.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outage {
-    /// What happens to charges.
-    pub policy: OutagePolicy,
-    /// The file in which this node writes down what it counts.
-    pub journal: PathBuf,
-    /// How often it does so while Redis answers.
-    pub journal_interval: Duration,
-    /// The gateways that share what is left of a quota while Redis is away, at least.
-    pub min_nodes: NonZeroU64,
-    /// The part of a limit that is served without knowing the count, in hundredths.
-    pub cold_percent: u64,
-    /// A count that was older than this when Redis went away is unknown.
-    pub count_staleness: Duration,
-}
-
-/// What happens to charges while Redis is away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutagePolicy {
-    /// Each gateway serves its share of what was left.
-    Bounded,
-    /// Nothing is served.
-    Deny,
-    /// Everything is served.
-    Open,
-}
-
-/// Where Redis is; addresses are `host:port`, resolved for every connection.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RedisPlace {
-    /// `redis[s]://[user[:password]@]host[:port][/database]`.
-    Url(Secret),
-    /// The master that sentinels name.
-    Sentinels {
-        /// At least one, none twice.
-        sentinels: Vec<String>,
-        /// Their name for the master.
-        master: String,
-    },
-    /// Nodes of a cluster, at least one, none twice.
-    Cluster(Vec<String>),
-}
-
-/// TLS to Redis. The files were readable when the configuration was checked.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RedisTls {
-    /// PEM file of the authorities that sign servers; without one those of the operating system.
-    pub ca_file: Option<PathBuf>,
-    /// PEM files of the gateway's certificate and its private key, where Redis asks for one.
-    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 /// Keys as issued and as asked for.

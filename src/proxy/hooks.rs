@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{Method, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -17,8 +18,8 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::{BodyFault, Connection, pace};
-use super::exchange::{Ending, Exchange, Forwarding, RefundReason, Served, Stage};
+use super::connection::{Connection, pace};
+use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
 use super::origin::Origin;
@@ -26,30 +27,16 @@ use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
 use super::trace::Recording;
 use super::well_formed;
-use crate::policy::forwarded::Client;
 use crate::policy::own_path::OwnPath;
-use crate::policy::rejection::{Malformed, Rejection};
-use crate::policy::token_bucket::Empty;
+use crate::policy::rejection::Rejection;
 
-/// The answer's status said that the upstream failed us.
-const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
-/// The same, and that another server may do better.
-const UPSTREAM_AWAY: ErrorType = ErrorType::new("UpstreamAway");
-/// The exchange took longer than the upstream's `total`.
-const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
-/// The request's body grew over the limit.
-const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
-/// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
-const BROKEN_BODY: [ErrorType; 3] = [
-    ErrorType::new("InvalidChunk"),
-    ErrorType::new("InvalidTrailerEnd"),
-    ErrorType::InvalidHTTPHeader,
-];
-/// An unread request body up to this size is read before an early answer, so that clients that write first and read
-/// later get the answer; a larger one costs them the connection.
-const DRAINED_BODY_BYTES_MAX: usize = 64 * 1024;
-/// How long such a body may take.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+mod answering;
+mod failure;
+
+use failure::{
+    BODY_TOO_LARGE, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    is_upstreams, is_worth_another, over_time,
+};
 
 /// The gateway as pingora's application.
 #[derive(Debug, Clone)]
@@ -63,137 +50,11 @@ impl Edge {
         Edge { gate }
     }
 
-    /// Answers a refused request and leaves the connection fit for the next one where that is safe.
-    async fn refuse(
-        &self,
-        session: &mut Session,
-        exchange: &mut Exchange,
-        refusal: Refusal,
-    ) -> pingora::Result<()> {
-        let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
-        if ambiguous {
-            session.set_keepalive(None);
-        } else if !session.is_body_done()
-            && !well_formed::expects_continue(session.req_header())
-            && declared_body_bytes(session) <= DRAINED_BODY_BYTES_MAX
-        {
-            let _ = tokio::time::timeout(DRAIN_TIMEOUT, session.drain_request_body()).await;
-        }
-        if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
-            self.note_failed_authentication(session, exchange);
-        }
-        if let Some(limit) = refusal.rejection.limit_hit() {
-            self.gate
-                .metrics
-                .limit_hits
-                .with_label_values(&[limit])
-                .inc();
-        }
-        let method = &session.req_header().method;
-        let now = self.gate.store.now();
-        let (rejection, standing) = (&refusal.rejection, refusal.standing);
-        let answer = Answer::to(
-            method,
-            exchange,
-            rejection,
-            standing,
-            refusal.endpoint(),
-            now,
-        );
-        exchange.stage = Stage::Refused(refusal);
-        answer.write(session).await
-    }
-
-    /// Closes, after their requests under way, the connections of an address from which keys are tried out. The answer is
-    /// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections. A trusted
-    /// proxy's connection stays: it carries the requests of others.
-    fn note_failed_authentication(&self, session: &mut Session, exchange: &Exchange) {
-        let Some(connection) = Connection::of(session).cloned() else {
-            return;
-        };
-        let limits = &exchange.snapshot.config.limits;
-        let client = match &exchange.origin {
-            Some(origin) => origin.client,
-            None => Client::Connected(connection.client),
-        };
-        let noted = self.gate.note_failed_authentication(client.ip(), limits);
-        let limit = match noted {
-            Ok(()) => return,
-            Err(Empty::Bucket { .. }) => "failed_authentications",
-            Err(Empty::Room { .. }) => "failing_addresses",
-        };
-        let hits = &self.gate.metrics.limit_hits;
-        hits.with_label_values(&[limit]).inc();
-        match client {
-            Client::Connected(_) => {
-                session.set_keepalive(None);
-                connection.retire();
-            }
-            Client::Told(_) => {}
-        }
-    }
-
-    /// Writes an answer of the gateway's own.
-    async fn serve(
-        &self,
-        session: &mut Session,
-        exchange: &mut Exchange,
-        answer: Answer,
-        mut served: Served,
-    ) -> pingora::Result<()> {
-        let written = answer.write(session).await;
-        served.ending = written.is_err().then_some(Ending::ClientClosed);
-        exchange.stage = Stage::Served(served);
-        written
-    }
-
     fn note_retry(&self, exchange: &mut Exchange, reason: &str) {
         if let Some(forwarding) = exchange.forwarding() {
             let labels = [&*forwarding.upstream.name, reason];
             let retries = &self.gate.metrics.upstream_retries;
             retries.with_label_values(&labels).inc();
-        }
-    }
-
-    /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
-    async fn settle(&self, session: &mut Session, error: &Error, forwarding: &mut Forwarding) {
-        let header_passed = header_passed(session);
-        let clients = *error.esource() == ErrorSource::Downstream;
-        let too_large = *error.etype() == BODY_TOO_LARGE;
-        if clients && *error.etype() == ErrorType::WriteTimedout {
-            let hits = &self.gate.metrics.limit_hits;
-            hits.with_label_values(&["response_rate"]).inc();
-        }
-        let malformed = malformed_body(session, error);
-        let (ending, reason) = if too_large && !header_passed {
-            let rejection = Rejection::PayloadTooLarge;
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if let (Some(malformed), false) = (malformed, header_passed) {
-            let rejection = Rejection::BadRequest(malformed);
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if clients || too_large {
-            let slow = forwarding.header_after.is_none()
-                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
-            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
-        } else if header_passed {
-            let now = Instant::now();
-            forwarding.client_waits.note(client_blocked(session), now);
-            let waited_for_client = waited_for_client(error, forwarding, now);
-            if !waited_for_client && is_upstreams(error, session) {
-                forwarding.note_failed(&self.gate);
-            }
-            (
-                Ending::Cut,
-                (!waited_for_client).then_some(RefundReason::Cut),
-            )
-        } else {
-            let rejection = Rejection::Internal;
-            (Ending::Rejected(rejection), Some(RefundReason::Failed))
-        };
-        forwarding.ending = Some(ending);
-        forwarding.leave();
-        if let Some(reason) = reason {
-            forwarding.refund(&self.gate, reason).await;
         }
     }
 }
@@ -503,7 +364,7 @@ impl ProxyHttp for Edge {
             }
         });
         if let Some(forwarding) = exchange.forwarding() {
-            forwarding.announced_bytes = announced_body_bytes(response);
+            forwarding.announced_bytes = content_length(&response.headers);
             if ends_with_header(&session.req_header().method, response) {
                 forwarding.leave();
             }
@@ -604,28 +465,10 @@ impl ProxyHttp for Edge {
 
 /// Whether an answer has no body (RFC 9112 section 6.3).
 fn ends_with_header(method: &Method, response: &ResponseHeader) -> bool {
-    let empty = response.headers.get(http::header::CONTENT_LENGTH);
+    let empty = response.headers.get(CONTENT_LENGTH);
     method == Method::HEAD
         || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&response.status)
         || empty.is_some_and(|length| length.as_bytes() == b"0")
-}
-
-fn over_time() -> Box<Error> {
-    let context = "the upstream took longer than timeouts.total".into();
-    Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
-}
-
-/// The client takes nothing of the answers before this one.
-fn given_up() -> Box<Error> {
-    let context = "the client does not read".into();
-    let (kind, source) = (ErrorType::WriteTimedout, ErrorSource::Downstream);
-    Error::create(kind, source, Some(context), None)
-}
-
-/// The length of a body that an answer announces.
-fn announced_body_bytes(response: &ResponseHeader) -> Option<u64> {
-    let length = response.headers.get(http::header::CONTENT_LENGTH)?;
-    length.to_str().ok()?.parse().ok()
 }
 
 fn failed_with(status: u16) -> FailToProxy {
@@ -646,75 +489,7 @@ fn is_retired(session: &Session) -> bool {
     Connection::of(session).is_some_and(|connection| connection.is_retired())
 }
 
-/// Whether the header of an answer has gone to the client.
-fn header_passed(session: &Session) -> bool {
-    let written = session.response_written();
-    written.is_some_and(|header| !header.status.is_informational())
-}
-
-/// Whether the server is to blame for a failed attempt: it was not reached, broke off, came too late or said that it is away.
-/// One that answered did its part, whatever it said, and one that waits for a request's body waits for the client.
-fn is_upstreams(error: &Error, session: &mut Session) -> bool {
-    let waits_for_body = *error.etype() == ErrorType::ReadTimedout && !session.is_body_done();
-    *error.esource() == ErrorSource::Upstream
-        && ![UPSTREAM_STATUS, TOTAL_TIMEOUT].contains(error.etype())
-        && !waits_for_body
-}
-
-/// Whether another server may do better with a request that nothing depends on but its answer. One that takes too long would
-/// take as long again.
-fn is_worth_another(error: &Error) -> bool {
-    let kinds = [
-        ErrorType::ConnectionClosed,
-        ErrorType::ReadError,
-        ErrorType::WriteError,
-        UPSTREAM_AWAY,
-    ];
-    kinds.contains(error.etype())
-}
-
-/// What was wrong with the request's body, if that is why it failed. An upstream that says nothing while it has not got
-/// the whole body waits for the client.
-fn malformed_body(session: &mut Session, error: &Error) -> Option<Malformed> {
-    let fault = Connection::of(session).and_then(|connection| connection.body_fault());
-    let clients = *error.esource() == ErrorSource::Downstream;
-    match fault {
-        Some(BodyFault::Framing) => Some(Malformed::Framing),
-        Some(BodyFault::Late) => Some(Malformed::Late),
-        None if clients && BROKEN_BODY.contains(error.etype()) => Some(Malformed::Framing),
-        None if *error.etype() == ErrorType::ReadTimedout && !session.is_body_done() => {
-            Some(Malformed::Late)
-        }
-        None => None,
-    }
-}
-
-/// The body that the request announces; one of unknown length counts as too large to drain.
-fn declared_body_bytes(session: &Session) -> usize {
-    let headers = &session.req_header().headers;
-    let declared = headers
-        .get(http::header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse().ok());
-    declared.unwrap_or(usize::MAX)
-}
-
-/// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
-/// the answer would still have had time without such waits.
-fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bool {
-    if *error.etype() == TOTAL_TIMEOUT {
-        let by_client = forwarding.client_waits.in_all();
-        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
-        by_upstream <= forwarding.upstream.timeouts.total
-    } else {
-        forwarding.client_waits.was_waiting(now)
-    }
-}
-
-/// How long the client's connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it
-/// is known only for how long this request was left alone because of the client.
-fn client_blocked(session: &Session) -> Duration {
-    match session.as_http1() {
-        Some(session) => session.stream().get_write_pending_time(),
-        None => pace::paused(),
-    }
+/// The length of the body that a message announces, if it does and can be read.
+fn content_length(fields: &HeaderMap) -> Option<u64> {
+    fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }

@@ -12,13 +12,11 @@ use super::forward::X_REQUEST_ID;
 use crate::config::Limits;
 use crate::policy::http1::{self, HeadBounds, Scan, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::request_id;
 use crate::policy::target::{Target, TargetError};
 
 /// Options of `Connection`; pingora gives up above 16.
 const CONNECTION_OPTIONS_MAX: usize = 8;
-
-/// A client's request id that is longer is not kept.
-const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// What a request may measure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +125,7 @@ pub fn lighten(header: &mut RequestHeader, limits: &HeadLimits) -> usize {
     light.set_version(header.version);
     light.set_uri(header.uri.clone());
     let id = header.headers.get(X_REQUEST_ID);
-    if let Some(id) = id.filter(|id| id.len() <= REQUEST_ID_BYTES_MAX) {
+    if let Some(id) = id.filter(|id| request_id::is_acceptable(id.as_bytes())) {
         let _ = light.insert_header(X_REQUEST_ID, id.clone());
     }
     for _ in 0..=limits.header_count_max {

@@ -1,0 +1,153 @@
+//! What to make of a failed forwarding: whose fault it was, whether another attempt may help, what the client is told and
+//! whether the units go back.
+
+use std::time::{Duration, Instant};
+
+use pingora::proxy::Session;
+use pingora::{Error, ErrorSource, ErrorType};
+
+use super::Edge;
+use crate::policy::rejection::{Malformed, Rejection};
+use crate::proxy::connection::{BodyFault, Connection, pace};
+use crate::proxy::exchange::{Ending, Forwarding, RefundReason};
+
+/// The answer's status said that the upstream failed us.
+pub(super) const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
+/// The same, and that another server may do better.
+pub(super) const UPSTREAM_AWAY: ErrorType = ErrorType::new("UpstreamAway");
+/// The exchange took longer than the upstream's `total`.
+const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
+/// The request's body grew over the limit.
+pub(super) const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
+const BROKEN_BODY: [ErrorType; 3] = [
+    ErrorType::new("InvalidChunk"),
+    ErrorType::new("InvalidTrailerEnd"),
+    ErrorType::InvalidHTTPHeader,
+];
+
+impl Edge {
+    /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
+    pub(super) async fn settle(
+        &self,
+        session: &mut Session,
+        error: &Error,
+        forwarding: &mut Forwarding,
+    ) {
+        let header_passed = header_passed(session);
+        let clients = *error.esource() == ErrorSource::Downstream;
+        let too_large = *error.etype() == BODY_TOO_LARGE;
+        if clients && *error.etype() == ErrorType::WriteTimedout {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["response_rate"]).inc();
+        }
+        let malformed = malformed_body(session, error);
+        let (ending, reason) = if too_large && !header_passed {
+            let rejection = Rejection::PayloadTooLarge;
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if let (Some(malformed), false) = (malformed, header_passed) {
+            let rejection = Rejection::BadRequest(malformed);
+            (Ending::Rejected(rejection), Some(RefundReason::Body))
+        } else if clients || too_large {
+            let slow = forwarding.header_after.is_none()
+                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
+            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
+        } else if header_passed {
+            let now = Instant::now();
+            forwarding.client_waits.note(client_blocked(session), now);
+            let waited_for_client = waited_for_client(error, forwarding, now);
+            if !waited_for_client && is_upstreams(error, session) {
+                forwarding.note_failed(&self.gate);
+            }
+            (
+                Ending::Cut,
+                (!waited_for_client).then_some(RefundReason::Cut),
+            )
+        } else {
+            let rejection = Rejection::Internal;
+            (Ending::Rejected(rejection), Some(RefundReason::Failed))
+        };
+        forwarding.ending = Some(ending);
+        forwarding.leave();
+        if let Some(reason) = reason {
+            forwarding.refund(&self.gate, reason).await;
+        }
+    }
+}
+
+/// The upstream took too long.
+pub(super) fn over_time() -> Box<Error> {
+    let context = "the upstream took longer than timeouts.total".into();
+    Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
+}
+
+/// The client takes nothing of the answers before this one.
+pub(super) fn given_up() -> Box<Error> {
+    let context = "the client does not read".into();
+    let (kind, source) = (ErrorType::WriteTimedout, ErrorSource::Downstream);
+    Error::create(kind, source, Some(context), None)
+}
+
+/// Whether the header of an answer has gone to the client.
+pub(super) fn header_passed(session: &Session) -> bool {
+    let written = session.response_written();
+    written.is_some_and(|header| !header.status.is_informational())
+}
+
+/// Whether the server is to blame for a failed attempt: it was not reached, broke off, came too late or said that it is away.
+/// One that answered did its part, whatever it said, and one that waits for a request's body waits for the client.
+pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
+    let waits_for_body = *error.etype() == ErrorType::ReadTimedout && !session.is_body_done();
+    *error.esource() == ErrorSource::Upstream
+        && ![UPSTREAM_STATUS, TOTAL_TIMEOUT].contains(error.etype())
+        && !waits_for_body
+}
+
+/// Whether another server may do better with a request that nothing depends on but its answer. One that takes too long would
+/// take as long again.
+pub(super) fn is_worth_another(error: &Error) -> bool {
+    let kinds = [
+        ErrorType::ConnectionClosed,
+        ErrorType::ReadError,
+        ErrorType::WriteError,
+        UPSTREAM_AWAY,
+    ];
+    kinds.contains(error.etype())
+}
+
+/// What was wrong with the request's body, if that is why it failed. An upstream that says nothing while it has not got
+/// the whole body waits for the client.
+fn malformed_body(session: &mut Session, error: &Error) -> Option<Malformed> {
+    let fault = Connection::of(session).and_then(|connection| connection.body_fault());
+    let clients = *error.esource() == ErrorSource::Downstream;
+    match fault {
+        Some(BodyFault::Framing) => Some(Malformed::Framing),
+        Some(BodyFault::Late) => Some(Malformed::Late),
+        None if clients && BROKEN_BODY.contains(error.etype()) => Some(Malformed::Framing),
+        None if *error.etype() == ErrorType::ReadTimedout && !session.is_body_done() => {
+            Some(Malformed::Late)
+        }
+        None => None,
+    }
+}
+
+/// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
+/// the answer would still have had time without such waits.
+fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bool {
+    if *error.etype() == TOTAL_TIMEOUT {
+        let by_client = forwarding.client_waits.in_all();
+        let by_upstream = forwarding.since.elapsed().saturating_sub(by_client);
+        by_upstream <= forwarding.upstream.timeouts.total
+    } else {
+        forwarding.client_waits.was_waiting(now)
+    }
+}
+
+/// How long the client's connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it
+/// is known only for how long this request was left alone because of the client.
+pub(super) fn client_blocked(session: &Session) -> Duration {
+    match session.as_http1() {
+        Some(session) => session.stream().get_write_pending_time(),
+        None => pace::paused(),
+    }
+}
