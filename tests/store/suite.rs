@@ -53,9 +53,11 @@ pub trait Fixture: Send + Sync {
         opened.expect("the store opens")
     }
 
-    /// A gateway's handle.
+    /// A gateway's handle, once it has its connection: a gateway opens without one, where a busy machine is slow to make it.
     async fn gateway(&self, name: &str) -> Arc<dyn Store> {
-        self.open(Role::Gateway(NodeName(name.into()))).await
+        let store = self.open(Role::Gateway(NodeName(name.into()))).await;
+        eventually("the store is up", async || store.health().up.then_some(())).await;
+        store
     }
 
     /// A command's handle.

@@ -328,7 +328,7 @@ fn put_keys(names: &Names, id: KeyId) -> (String, String) {
 }
 
 /// The arguments of `record.lua`.
-fn put_arguments(entry: &KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Arguments {
+fn put_arguments<'e>(entry: &'e KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Arguments<'e> {
     let told = |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
     Arguments::new()
         .number(expected)
