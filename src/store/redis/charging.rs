@@ -349,7 +349,7 @@ impl Accounts {
         let mut keys = Vec::with_capacity(2 * load.len());
         let mut arguments = Arguments::with_capacity(ARGUMENTS * load.len());
         for ((slot, call), entry) in load.iter().zip(&entries) {
-            let entry = entry.as_deref();
+            let (entry, day) = (entry.as_deref(), call.terms.context.day);
             keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
             arguments = arguments
                 .text(slot.producer.as_str())
@@ -359,9 +359,9 @@ impl Accounts {
                 .count(call.terms.limit)
                 .count(entry.map_or(call.terms.version, |entry| entry.record.version))
                 .text(entry.map_or("", |entry| &entry.packed))
-                .number(slot.day.start)
-                .number(slot.day.end)
-                .number(self.names.expires_at(slot.key, slot.day.end))
+                .number(day.start)
+                .number(day.end)
+                .number(self.names.expires_at(slot.key, day.end))
                 .number(self.names.keeping().settle_window_seconds());
         }
         let replies = self.run(&keys, &arguments).await?;
