@@ -358,7 +358,7 @@ impl Accounts {
                 .count(call.want)
                 .count(call.terms.limit)
                 .count(entry.map_or(call.terms.version, |entry| entry.record.version))
-                .text(entry.map_or("", |entry| &entry.packed))
+                .text(entry.map_or("", KeyEntry::packed))
                 .number(day.start)
                 .number(day.end)
                 .number(self.names.expires_at(slot.key, day.end))

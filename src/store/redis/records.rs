@@ -308,7 +308,7 @@ pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
         .arg(FEED_MAX)
         .arg("*")
         .arg("rec")
-        .arg(&*entry.packed);
+        .arg(entry.packed());
 }
 
 /// The place in the feed that the reply to [`feed_entry`] tells.
@@ -333,7 +333,7 @@ fn put_arguments<'e>(entry: &'e KeyEntry, expected: i64, old: Option<&KeyRecord>
     Arguments::new()
         .number(expected)
         .count(entry.record.version)
-        .text(&*entry.packed)
+        .text(entry.packed())
         .text(told(&entry.record))
         .text(old.map(told).unwrap_or_default())
 }

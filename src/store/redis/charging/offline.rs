@@ -231,7 +231,7 @@ impl Accounts {
         let version = entry
             .as_ref()
             .map_or(COUNT_MAX, |entry| entry.record.version);
-        let packed = entry.as_ref().map_or("", |entry| entry.packed.as_ref());
+        let packed = entry.as_ref().map_or("", |entry| entry.packed());
         let arguments = Arguments::with_capacity(ARGUMENTS)
             .text(row.producer.as_str())
             .count(row.ack)
