@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::uri::PathAndQuery;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, Version};
 use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -510,27 +511,40 @@ impl Client {
         (sent, request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
-        let response = if self.protocol.is_http2() {
-            let mut sender = self.http2_sender().await?;
-            sender.send_request(request).await
-        } else {
-            let mut held = self.http1.lock().await;
-            let open = match held.as_mut() {
-                Some((sender, _)) => sender.ready().await.is_ok(),
-                None => false,
+    /// Sends the request, and again on another connection where one ended and the gateway had not taken it, as clients do;
+    /// one that it may have taken is never sent again.
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, String> {
+        loop {
+            let request = request.clone();
+            let sent = if self.protocol.is_http2() {
+                let mut sender = self.http2_sender().await?;
+                sender.try_send_request(request).await
+            } else {
+                let mut held = self.http1.lock().await;
+                let open = match held.as_mut() {
+                    Some((sender, _)) => sender.ready().await.is_ok(),
+                    None => false,
+                };
+                if !open {
+                    *held = Some(self.connect_http1().await?);
+                }
+                let Some((sender, _)) = held.as_mut() else {
+                    return Err("no connection".into());
+                };
+                let sending = sender.try_send_request(request);
+                drop(held);
+                sending.await
             };
-            if !open {
-                *held = Some(self.connect_http1().await?);
+            match sent {
+                Ok(response) => return Ok(response),
+                Err(failed) if failed.message().is_some() || was_not_taken(failed.error()) => {}
+                Err(failed) => return Err(chain(failed.error())),
             }
-            let Some((sender, _)) = held.as_mut() else {
-                return Err("no connection".into());
-            };
-            let sending = sender.send_request(request);
-            drop(held);
-            sending.await
-        };
-        let (head, mut body) = response.map_err(|error| chain(&error))?.into_parts();
+        }
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
+        let (head, mut body) = self.send(request).await?.into_parts();
         let mut received = Vec::new();
         let mut complete = true;
         while let Some(frame) = body.frame().await {
@@ -737,6 +751,16 @@ fn dechunk(bytes: &[u8]) -> (Vec<u8>, usize, bool) {
         }
     }
     (body, at, false)
+}
+
+/// Whether a connection that the gateway ended in order says that it has not taken this stream (RFC 9113 section 6.8): one above
+/// the last of its GOAWAY, or one that was not opened any more.
+fn was_not_taken(error: &hyper::Error) -> bool {
+    std::error::Error::source(error)
+        .and_then(|source| source.downcast_ref::<h2::Error>())
+        .is_some_and(|error| {
+            error.is_go_away() && error.is_remote() && error.reason() == Some(h2::Reason::NO_ERROR)
+        })
 }
 
 fn chain(error: &dyn std::error::Error) -> String {
