@@ -139,7 +139,7 @@ fn there_and_back<T: Clone>(all: &[T], round: u64) -> Vec<T> {
 }
 
 async fn saturate(contender: &Contender, stage: &Stage, time: Duration) -> Slice {
-    let mut connections = Connections::open(&[contender.calls.clone()], CONNECTIONS).await;
+    let mut connections = Connections::open(std::slice::from_ref(&contender.calls), CONNECTIONS).await;
     let measured = [contender.pid];
     connections.measure(&measured, stage.redis_pid, time).await
 }

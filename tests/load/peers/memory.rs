@@ -51,7 +51,7 @@ pub async fn measure(cast: &Cast) -> Vec<Memory> {
 async fn weigh(contender: &Contender) -> Memory {
     let pid = contender.pid;
     let few = resident_mib(pid);
-    let mut connections = Connections::open(&[contender.calls.clone()], BUSY).await;
+    let mut connections = Connections::open(std::slice::from_ref(&contender.calls), BUSY).await;
     let looking = tokio::spawn(most_resident(pid));
     connections.saturate(BUSY_FOR).await;
     let busy = looking.await.unwrap();
@@ -81,7 +81,7 @@ async fn most_resident(pid: u32) -> f64 {
 
 async fn idle(contender: &Contender) -> (usize, f64) {
     let count = IDLE.min(open_files().saturating_sub(OTHER_FILES).max(1));
-    let connections = Connections::open(&[contender.calls.clone()], count).await;
+    let connections = Connections::open(std::slice::from_ref(&contender.calls), count).await;
     tokio::time::sleep(SETTLING).await;
     let resident = resident_mib(contender.pid);
     drop(connections);

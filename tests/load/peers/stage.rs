@@ -83,7 +83,7 @@ impl Stage {
         for tier in &mut spec.tiers {
             tier.daily = BOUNDLESS;
         }
-        spec.redis_extra = "timeout: 100ms".into();
+        spec.redis_extra = "timeout: 1s".into();
         spec.extra_yaml = "limits: { connections_per_address: 20000 }".into();
         spec
     }
