@@ -32,7 +32,7 @@ pub fn table(report: &Report) -> String {
     for (one, other, most) in RATIOS {
         let ratio = report.ratio(one, other);
         let aim = format!(
-            "{} at most {most} of {} in CPU a request",
+            "{}: CPU a request at most {most} × {}",
             one.name(),
             other.name()
         );

@@ -16,7 +16,6 @@ use super::calls::Calls;
 use super::closed::Connections;
 use super::kind::{Kind, PATH};
 use super::machine::{FIRST_CORE, TOUCHLINE, example, free_port, loopback, on_cores};
-use super::report::keep;
 use super::stage::{Stage, spawn};
 use super::start::{Settled, answers};
 
@@ -56,7 +55,6 @@ pub async fn measure() {
         table.push_str(&format!("| {} | {count:.0} | {beyond:.0} |\n", kind.name()));
     }
     println!("{table}");
-    keep("profile", &table, &[]);
 }
 
 /// Instructions a request of this command.

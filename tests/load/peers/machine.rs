@@ -1,6 +1,7 @@
 //! The machine under the measurement: which core does what, what a process has used, and how the machine is called.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -96,35 +97,38 @@ pub fn sleep_precisely() {
     std::fs::write(slack, "1").unwrap();
 }
 
-/// What a reader of the figures wants to know of where they come from.
-pub fn described() -> String {
-    let said = |command: &str, arguments: &[&str]| {
-        let output = Command::new(command).args(arguments).output().unwrap();
-        let text = [output.stdout, output.stderr].concat();
-        let text = String::from_utf8_lossy(&text).into_owned();
-        text.lines().next().unwrap_or_default().trim().to_owned()
-    };
+/// What a reader of the figures wants to know of where they come from: the machine, the day, what else is measured.
+pub fn described(tools: &[(&str, &str)]) -> String {
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap();
-    let mut models = processors
+    let models = processors
         .lines()
         .filter_map(|line| line.strip_prefix("model name"));
-    let model = models.next().unwrap_or(": unknown").trim_start();
-    format!(
-        "{} cores{model}, Linux {}, {}; nginx {}, {}, Redis {}.",
-        models.count() + 1,
-        said("uname", &["-r"]),
-        said("date", &["+%-d %B %Y"]),
-        said("nginx", &["-v"]).rsplit('/').next().unwrap(),
-        said("haproxy", &["-v"])
-            .split(' ')
-            .take(3)
-            .collect::<Vec<_>>()
-            .join(" "),
-        said("redis-server", &["--version"])
-            .split_whitespace()
-            .find_map(|word| word.strip_prefix("v="))
-            .unwrap_or("unknown"),
-    )
+    let models: Vec<&str> = models
+        .map(|model| model.trim_start_matches(['\t', ' ', ':']))
+        .collect();
+    let mut text = format!(
+        "{}, {} cores, Linux {}",
+        models.first().unwrap_or(&"a processor"),
+        models.len(),
+        said("uname", "-r")
+    );
+    for (tool, flag) in tools {
+        // The version is the first word that starts with a figure, behind `nginx/`, `v=` or nothing.
+        let said = said(tool, flag);
+        let mut words = said.split([' ', '/', '=', '-']);
+        let version = words.find(|word| word.starts_with(|first: char| first.is_ascii_digit()));
+        let _ = write!(text, ", {tool} {}", version.unwrap_or("unknown"));
+    }
+    format!("{text}; {}.", said("date", "+%-d %B %Y"))
+}
+
+/// The first line of what a command says.
+fn said(command: &str, argument: &str) -> String {
+    let output = Command::new(command).arg(argument).output();
+    let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    text.lines().next().unwrap_or_default().trim().to_owned()
 }
 
 /// A program of the build that is measured, beside the gateway.

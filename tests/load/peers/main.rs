@@ -16,7 +16,7 @@
 //!   10,000 (or as many as open files allow) that wait for their next request.
 //! - **Start** to the first answer with 10,000 keys, on both cores, and what bare pingora takes beside it.
 //!
-//! `SLICE` (milliseconds, 500) and `ROUNDS` (20) in the environment say how long. The report goes to standard output and with CSV files and
+//! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment say how long. The report goes to standard output and with CSV files and
 //! plots to `target/bench`; `KEEP=yes` puts tables and plots into the README and `tests/load/plots` too. With the
 //! argument `growth` it is told instead how Touchline's cost grows (`make growth`), with `counts` how many instructions a
 //! request takes (`make profile`).
@@ -45,12 +45,14 @@ mod stage;
 mod start;
 mod tls;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use closed::{Connections, Slice};
 use contender::{Cast, Contender};
 use harness::Protocol;
 use kind::Kind;
+use open::Latency;
 use report::Report;
 use stage::Stage;
 
@@ -83,7 +85,7 @@ fn number(name: &str, default: u64) -> u64 {
 fn main() {
     let plan = Plan {
         slice: Duration::from_millis(number("SLICE", 500)),
-        rounds: number("ROUNDS", 20).max(1),
+        rounds: number("ROUNDS", 22).max(1),
     };
     // Load is made in this process: it and all that it starts without saying where leave the first core alone.
     machine::pin(std::process::id(), machine::SECOND_CORE);
@@ -118,9 +120,11 @@ async fn compare(plan: Plan) -> Report {
             report.saturated(round, kind, over_tls(cast.of(kind), &stage));
         }
         for kind in there_and_back(&Kind::TIMED, round) {
-            let [direct, one] = [Kind::Direct, kind]
-                .map(|kind| open::hold(&[cast.of(kind).calls.clone()], LATENCY_SLICE, round));
-            report.timed(round, kind, direct, one);
+            let pair = there_and_back(&[Kind::Direct, kind], round).into_iter();
+            let found: BTreeMap<Kind, Latency> = pair
+                .map(|kind| (kind, hold(cast.of(kind), round)))
+                .collect();
+            report.timed(round, kind, found[&Kind::Direct], found[&kind]);
         }
     }
     report.memory = memory::measure(&cast).await;
@@ -139,9 +143,15 @@ fn there_and_back<T: Clone>(all: &[T], round: u64) -> Vec<T> {
 }
 
 async fn saturate(contender: &Contender, stage: &Stage, time: Duration) -> Slice {
-    let mut connections = Connections::open(std::slice::from_ref(&contender.calls), CONNECTIONS).await;
+    let mut connections =
+        Connections::open(std::slice::from_ref(&contender.calls), CONNECTIONS).await;
     let measured = [contender.pid];
     connections.measure(&measured, stage.redis_pid, time).await
+}
+
+/// The number of the round draws the arrivals: they are the same for all that it compares.
+fn hold(contender: &Contender, round: u64) -> Latency {
+    open::hold(std::slice::from_ref(&contender.calls), LATENCY_SLICE, round)
 }
 
 fn over_tls(contender: &Contender, stage: &Stage) -> Slice {

@@ -92,8 +92,8 @@ impl Report {
 
     fn markdown(&self) -> String {
         let mut text = format!(
-            "{}\n{} rounds of slices of {} ms at saturation over {} connections; median (first to third quartile).\n\n",
-            machine::described(),
+            "{}\n{} rounds of slices of {} ms at saturation over {} connections; median (first to third quartile of them).\n\n",
+            machine::described(&[("nginx", "-v"), ("haproxy", "-v"), ("redis-server", "-v")]),
             self.plan.rounds,
             self.plan.slice.as_millis(),
             super::CONNECTIONS,
