@@ -56,9 +56,10 @@ async fn weigh(contender: &Contender) -> Memory {
     connections.saturate(BUSY_FOR).await;
     let busy = looking.await.unwrap();
     drop(connections);
-    let idle = match contender.kind {
-        Kind::Nginx | Kind::NginxLua => None,
-        _ => Some(idle(contender).await),
+    let idle = if contender.kind == Kind::Nginx {
+        None
+    } else {
+        Some(idle(contender).await)
     };
     Memory {
         kind: contender.kind,
