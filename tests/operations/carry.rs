@@ -480,7 +480,7 @@ async fn keys_that_are_copied_into_the_store_of_a_running_gateway_are_served_and
             .await;
         };
         answers(key, 200).await;
-        let rotated = of_source(&["keys", "rotate", id, "--yes"]).await;
+        let rotated = of_source(&["keys", "rotate", id, "--overlap", "0s", "--yes"]).await;
         copied(&source, &here, &["--merge"]).await;
         answers(rotated["key"].as_str().unwrap(), 200).await;
         answers(key, 401).await;
