@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,15 +14,22 @@ run: build-tools ## build, start the sample upstream and the gateway, issue demo
 test: test-tools ## install what the tests need and run them all
 	cargo test --workspace --locked
 
-bench: test-tools ## Touchline beside its peers in one run; DURATION (seconds) and ROUNDS say how long (5 and 3)
-	@deploy/install nginx-core libnginx-mod-http-lua lua-nginx-redis haproxy wrk nghttp2-client
-	cargo build --release --locked --bin touchline --example bare_pingora
-	DURATION="$(DURATION)" ROUNDS="$(ROUNDS)" cargo bench --locked --bench peers
+bench: test-tools ## Touchline beside its peers in one run; SLICE (500 ms), ROUNDS (22), KEEP=yes puts it into the README (tests/load/peers)
+	@deploy/install nginx-core libnginx-mod-http-lua lua-nginx-redis haproxy nghttp2-client
+	$(call measured,)
 
-growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways; DURATION and ROUNDS as above
-	@deploy/install nginx-core wrk
+growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways; SLICE, ROUNDS, KEEP as above
+	@deploy/install nginx-core
+	$(call measured,growth)
+
+profile: test-tools ## instructions a request, counted by callgrind, for bare pingora and Touchline on both stores
+	@deploy/install nginx-core valgrind
+	$(call measured,counts)
+
+define measured
 	cargo build --release --locked --bin touchline --example bare_pingora
-	DURATION="$(DURATION)" ROUNDS="$(ROUNDS)" cargo bench --locked --bench peers -- growth
+	ulimit -n $$(ulimit -Hn); SLICE="$(SLICE)" ROUNDS="$(ROUNDS)" KEEP="$(KEEP)" cargo bench --locked --bench peers -- $(1)
+endef
 
 fuzz-api: build-tools ## the API's description and the running gateway against a public validator and a public fuzzer
 	@tests/edge/fuzz-api

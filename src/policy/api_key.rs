@@ -280,6 +280,9 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
 /// `text` with the secret of every key of ours in it struck out: where clients put keys into paths or ids, none may get
 /// into a log. Allocates only if there is one.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
+    if !text.contains(prefix.as_str()) {
+        return Cow::Borrowed(text);
+    }
     let start = format!("{}_", prefix.as_str());
     let mut shown = String::new();
     let (mut written, mut searched) = (0, 0);

@@ -1,4 +1,4 @@
-//! Sets of octets, as grammars name them, looked up in a table.
+//! Octets: sets of them, as grammars name them, looked up in a table; and how they are written.
 
 /// Some of the 256 octets.
 #[derive(Debug)]
@@ -45,6 +45,15 @@ impl OctetSet {
     }
 }
 
+/// Adds octets to a text as lower-case hexadecimal digits, two each. Allocates where the text has no room.
+pub fn push_hex(text: &mut String, octets: &[u8]) {
+    let digit = |nibble: u8| char::from(if nibble < 10 { b'0' } else { b'a' - 10 } + nibble);
+    for octet in octets {
+        text.push(digit(octet >> 4));
+        text.push(digit(octet & 0x0f));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -57,5 +66,14 @@ mod tests {
             assert_eq!(SET.contains(octet), expected, "{octet}");
         }
         assert!(SET.contains_all(b"a-9") && !SET.contains_all(b"a 9") && SET.contains_all(b""));
+    }
+
+    #[test]
+    fn every_octet_is_written_in_two_lower_case_digits() {
+        for octet in 0..=255_u8 {
+            let mut text = String::from("x");
+            push_hex(&mut text, &[octet]);
+            assert_eq!(text, format!("x{octet:02x}"));
+        }
     }
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::api_key::{self, KeyPrefix};
+use super::octets::push_hex;
 
 /// The longest client-sent id that is kept.
 const CHARS_MAX: usize = 128;
@@ -25,7 +26,9 @@ pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
 
 /// A new id from 128 random bits, as 32 hexadecimal characters.
 pub fn from_random(random: u128) -> String {
-    format!("{random:032x}")
+    let mut id = String::with_capacity(32);
+    push_hex(&mut id, &random.to_be_bytes());
+    id
 }
 
 #[cfg(test)]

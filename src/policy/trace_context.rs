@@ -6,6 +6,10 @@
 
 use http::HeaderValue;
 
+use super::octets::push_hex;
+
+/// Characters of a header of version 00.
+const HEADER_CHARS: usize = 55;
 /// The flag that says that the caller records the trace.
 const SAMPLED: u8 = 0x01;
 /// Bits of a trace id that are random by whoever made it (Trace Context level 2, "random trace id").
@@ -67,7 +71,14 @@ impl TraceContext {
 
     /// The header for whoever is called from the span with this id.
     pub fn header(&self, span: u64) -> String {
-        format!("00-{:032x}-{span:016x}-{:02x}", self.trace_id, self.flags)
+        let mut header = String::with_capacity(HEADER_CHARS);
+        header.push_str("00-");
+        push_hex(&mut header, &self.trace_id.to_be_bytes());
+        header.push('-');
+        push_hex(&mut header, &span.to_be_bytes());
+        header.push('-');
+        push_hex(&mut header, &[self.flags]);
+        header
     }
 }
 

@@ -3,8 +3,8 @@
 //! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
 //! doubled or out of order. It owns no connection: stores feed it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use jiff::Timestamp;
 
@@ -12,21 +12,34 @@ use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
 
 /// A record as the request path holds it.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct KeyEntry {
     /// The record.
     pub record: KeyRecord,
-    /// Its JSON form, as stores keep it, made once.
-    pub packed: Box<str>,
+    packed: OnceLock<Box<str>>,
 }
+
+impl PartialEq for KeyEntry {
+    fn eq(&self, other: &KeyEntry) -> bool {
+        self.record == other.record
+    }
+}
+
+impl Eq for KeyEntry {}
 
 impl KeyEntry {
     /// An entry for `record`.
     pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
-        let packed = serde_json::to_string(&record)
-            .unwrap_or_default()
-            .into_boxed_str();
+        let packed = OnceLock::new();
         Arc::new(KeyEntry { record, packed })
+    }
+
+    /// The record's JSON form, as stores keep it; made when it is asked for first, and kept.
+    pub fn packed(&self) -> &str {
+        self.packed.get_or_init(|| {
+            let packed = serde_json::to_string(&self.record);
+            packed.unwrap_or_default().into_boxed_str()
+        })
     }
 }
 

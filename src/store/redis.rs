@@ -107,7 +107,7 @@ use preparing::{first_attempt, prepared};
 use producer::Producer;
 use records::Records;
 use replica::Replica;
-pub use script::charge_reply;
+pub use script::charge_replies;
 pub use settings::{Place, Settings, Tls};
 use time::StoreClock;
 use topology::Topology;

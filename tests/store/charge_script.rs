@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use touchline::policy::quota::{Code, KeyDay, ModelCall, StoredRecord};
+use touchline::policy::quota::{Code, KeyDay, ModelCall, Reply, StoredRecord};
 use touchline::store::redis::CHARGE_SCRIPT;
 
 use crate::redis_server::RedisServer;
@@ -88,34 +88,90 @@ fn number(code: Code) -> i64 {
         .unwrap()
 }
 
-/// Code, grant, count, version, the store's time and the record.
-type ScriptReply = (i64, u64, i64, i64, i64, String);
+/// The script's answer to a model's reply.
+fn told(reply: &Reply, used: i64) -> String {
+    let version = reply.version.map_or(-1, |version| version as i64);
+    let (code, grant, record) = (number(reply.code), reply.grant, &reply.record);
+    format!("{code} {grant} {used} {version} {record}")
+}
 
+/// One script call for the calls of several keys: the store's time, and the answer to each.
 async fn run(
     connection: &mut redis::aio::MultiplexedConnection,
     sha: &str,
-    key: u64,
-    call: &ModelCall,
-) -> ScriptReply {
-    redis::cmd("EVALSHA")
-        .arg(sha)
-        .arg(2)
-        .arg(format!("k:{{{key}}}"))
-        .arg(format!("q:{{{key}}}:day"))
-        .arg(&call.producer)
-        .arg(call.ack)
-        .arg(call.rack)
-        .arg(call.want)
-        .arg(call.limit)
-        .arg(call.record.version)
-        .arg(&call.record.packed)
-        .arg(call.start)
-        .arg(call.end)
-        .arg(call.end + 3_024_000)
-        .arg(call.settle_window)
-        .query_async(connection)
-        .await
-        .unwrap()
+    calls: &[(u64, ModelCall)],
+) -> (i64, Vec<String>) {
+    let mut command = redis::cmd("EVALSHA");
+    command.arg(sha).arg(2 * calls.len());
+    for (key, _) in calls {
+        command
+            .arg(format!("k:{{{key}}}"))
+            .arg(format!("q:{{{key}}}:day"));
+    }
+    for (_, call) in calls {
+        command
+            .arg(&call.producer)
+            .arg(call.ack)
+            .arg(call.rack)
+            .arg(call.want)
+            .arg(call.limit)
+            .arg(call.record.version)
+            .arg(&call.record.packed)
+            .arg(call.start)
+            .arg(call.end)
+            .arg(call.end + 3_024_000)
+            .arg(call.settle_window);
+    }
+    let reply: Vec<redis::Value> = command.query_async(connection).await.unwrap();
+    let [now, answers @ ..] = reply.as_slice() else {
+        panic!("{reply:?}")
+    };
+    let answers = answers.iter().map(|answer| match answer {
+        redis::Value::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
+        other => panic!("{other:?}"),
+    });
+    (
+        redis::from_redis_value(now.clone()).unwrap(),
+        answers.collect(),
+    )
+}
+
+/// A key as the model holds it and its producers know it.
+struct ModelKey {
+    random: Random,
+    day: KeyDay,
+    stored: Option<StoredRecord>,
+    marks: BTreeMap<&'static str, Marks>,
+    limit: u64,
+}
+
+impl ModelKey {
+    fn new(key: u64) -> ModelKey {
+        let mut random = Random(key);
+        let limit = random.up_to(40);
+        ModelKey {
+            random,
+            day: KeyDay::default(),
+            stored: None,
+            marks: BTreeMap::new(),
+            limit,
+        }
+    }
+
+    /// Plays the call; what its producer learns from the reply.
+    fn play(&mut self, call: &ModelCall, producer: &str, fresh: bool, now: i64) -> Reply {
+        let reply = self.day.charge(&mut self.stored, call, now);
+        let mark = self.marks.get_mut(producer).unwrap();
+        if fresh {
+            let kept = reply.grant.min(call.want);
+            mark.ack += reply.grant;
+            mark.rack += reply.grant - kept;
+        }
+        if self.random.percent(10) && mark.rack < mark.ack {
+            mark.rack += 1;
+        }
+        reply
+    }
 }
 
 /// The units of a key that came after the day was closed, by when.
@@ -153,41 +209,49 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
     // Far from both boundaries, so that the day does not end under the test.
     let today = seconds - 43_200;
     let mut seen: BTreeMap<i64, u64> = BTreeMap::new();
-    let mut adjusted = 0;
-    for key in 0..KEYS {
-        let mut random = Random(key);
-        let (mut day, mut stored, mut marks) = (KeyDay::default(), None, BTreeMap::new());
-        let mut limit = random.up_to(40);
-        for turn in 0..CALLS_PER_KEY {
-            if random.percent(5) {
-                limit = random.up_to(60);
+    let mut together: BTreeMap<usize, u64> = BTreeMap::new();
+    let mut keys: Vec<ModelKey> = (0..KEYS).map(ModelKey::new).collect();
+    let mut sizes = Random(KEYS);
+    for turn in 0..CALLS_PER_KEY {
+        let mut first = 0;
+        while first < keys.len() {
+            // As gateways call: for one account, or for several at once.
+            let size = (1 + sizes.up_to(11) as usize).min(keys.len() - first);
+            let group = &mut keys[first..first + size];
+            let mut calls = Vec::new();
+            let mut senders = Vec::new();
+            for (place, key) in group.iter_mut().enumerate() {
+                if key.random.percent(5) {
+                    key.limit = key.random.up_to(60);
+                }
+                let (call, producer, fresh) =
+                    random_call(&mut key.random, &mut key.marks, key.limit, today);
+                calls.push(((first + place) as u64, call));
+                senders.push((producer, fresh));
             }
-            let (call, producer, fresh) = random_call(&mut random, &mut marks, limit, today);
-            let reply = run(&mut connection, &sha, key, &call).await;
-            let expected = day.charge(&mut stored, &call, reply.4);
-            let version = expected.version.map_or(-1, |version| version as i64);
-            let model = (
-                number(expected.code),
-                expected.grant,
-                day.used,
-                version,
-                reply.4,
-                expected.record,
-            );
-            assert_eq!(reply, model, "key {key}, call {turn}: {call:?}");
-            *seen.entry(reply.0).or_default() += 1;
-            let mark = marks.get_mut(producer).unwrap();
-            if fresh {
-                let kept = reply.1.min(call.want);
-                mark.ack += reply.1;
-                mark.rack += reply.1 - kept;
+            let (now, answers) = run(&mut connection, &sha, &calls).await;
+            assert_eq!(answers.len(), size);
+            for (place, key) in group.iter_mut().enumerate() {
+                let (_, call) = &calls[place];
+                let (producer, fresh) = senders[place];
+                let expected = key.play(call, producer, fresh, now);
+                let expected_text = told(&expected, key.day.used);
+                assert_eq!(
+                    answers[place],
+                    expected_text,
+                    "key {}, call {turn}: {call:?}",
+                    first + place
+                );
+                *seen.entry(number(expected.code)).or_default() += 1;
             }
-            if random.percent(10) && mark.rack < mark.ack {
-                mark.rack += 1;
-            }
+            *together.entry(size).or_default() += 1;
+            first += size;
         }
-        let told = adjustments(&mut connection, key).await;
-        assert_eq!(told, day.adjustments, "key {key}");
+    }
+    let mut adjusted = 0;
+    for (number, key) in keys.iter().enumerate() {
+        let told = adjustments(&mut connection, number as u64).await;
+        assert_eq!(told, key.day.adjustments, "key {number}");
         adjusted += u64::from(!told.is_empty());
     }
     assert!(adjusted > KEYS / 20, "{adjusted} keys were adjusted");
@@ -197,4 +261,5 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
         [0, 1, 3, 4, 5],
         "every code was met"
     );
+    assert_eq!(together.len(), 12, "calls for 1 to 12 accounts were made");
 }

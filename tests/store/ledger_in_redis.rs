@@ -325,18 +325,18 @@ async fn what_an_older_version_wrote_beside_is_counted_without_its_tier() {
     settled(&*store, &key, day).await;
     let (counts, entries) = names(&key, day);
     // As the first version charged and wrote: no settle window in the call, five numbers in the entry.
-    let old_script =
-        touchline::store::redis::CHARGE_SCRIPT.replace("tonumber(ARGV[11])", "error('asked for')");
+    let old_script = touchline::store::redis::CHARGE_SCRIPT
+        .replace("tonumber(ARGV[at + 11])", "error('asked for')");
     let id = key.record.id;
     let mut connection = server.connect().await;
-    let reply: (i64, i64, i64, i64, i64, String) = redis::cmd("EVAL")
+    let (_, answer): (i64, String) = redis::cmd("EVAL")
         .arg((old_script, 2, format!("touchline:k:{{{id}}}"), &counts))
         .arg(("old.1", 0, 0, 3, 100, key.record.version, ""))
         .arg((day.start, day.end, day.end + 3_024_000))
         .query_async(&mut connection)
         .await
         .unwrap();
-    assert_eq!((reply.0, reply.1, reply.2), (0, 3, 5));
+    assert!(answer.starts_with("0 3 5 "), "{answer}");
     let _: i64 = redis::cmd("HSET")
         .arg((entries, "old.2|markets", "1 3 0 0 0"))
         .query_async(&mut connection)

@@ -26,5 +26,6 @@ mod redis_server;
 mod redis_store;
 mod redis_tls;
 mod status;
+mod together;
 mod topologies;
 mod trail;

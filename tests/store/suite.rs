@@ -6,6 +6,7 @@
 //! process: facts that speak of two processes open two handles.
 
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -53,9 +54,17 @@ pub trait Fixture: Send + Sync {
         opened.expect("the store opens")
     }
 
-    /// A gateway's handle.
+    /// A gateway's handle, once it has its connection: a gateway opens without one, where a busy machine is slow to make it.
     async fn gateway(&self, name: &str) -> Arc<dyn Store> {
-        self.open(Role::Gateway(NodeName(name.into()))).await
+        let store = self.open(Role::Gateway(NodeName(name.into()))).await;
+        let up = async {
+            while !store.health().up {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let up = tokio::time::timeout(PATIENCE, up).await;
+        up.expect("the store has a connection");
+        store
     }
 
     /// A command's handle.

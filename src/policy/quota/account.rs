@@ -415,6 +415,11 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.late.is_some()
     }
 
+    /// Whether a call is on its way.
+    pub fn is_awaited(&self) -> bool {
+        self.awaited.is_some()
+    }
+
     /// Whether somebody waits for a call that has not begun.
     pub fn has_waiters(&self) -> bool {
         !self.waiting.is_empty()

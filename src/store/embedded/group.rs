@@ -4,6 +4,9 @@
 //! it commits, whatever other processes want. That is why a group may read each count once, decide in memory and write
 //! the sums at its end; and why, once the changes of the key table that it lacks have been read, the key table in
 //! memory is the database's.
+//!
+//! What a group has learnt stays known to the next one, unless somebody else has written meanwhile: SQLite counts the
+//! commits of other connections for us (`PRAGMA data_version`), and what holds under the write lock holds until one comes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -49,8 +52,13 @@ const ADD_TO_LEDGER: &str = "
 const ADJUST: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (date, key, came) DO UPDATE SET units = units + excluded.units";
 
+/// A number that changes when another connection has committed.
+const VERSION: &str = "PRAGMA data_version";
+
 /// Days remembered between groups; a gateway sees two or three.
 const DAYS_MAX: usize = 1_024;
+/// Counts remembered between groups, some 10 MB.
+const COUNTS_MAX: usize = 100_000;
 
 /// The statements of a group, prepared once.
 pub(super) struct Statements<'c> {
@@ -66,6 +74,11 @@ pub(super) struct Statements<'c> {
     adjust: Statement<'c>,
     /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
     days: HashMap<Date, (Day, Box<str>)>,
+    version: Statement<'c>,
+    /// The version of the database that what is known is of.
+    known_of: Option<i64>,
+    /// Counts as they are in that version.
+    known: HashMap<(KeyId, Day), u64>,
 }
 
 impl<'c> Statements<'c> {
@@ -82,7 +95,25 @@ impl<'c> Statements<'c> {
             add_to_ledger: connection.prepare(ADD_TO_LEDGER)?,
             adjust: connection.prepare(ADJUST)?,
             days: HashMap::new(),
+            version: connection.prepare(VERSION)?,
+            known_of: None,
+            known: HashMap::new(),
         })
+    }
+
+    /// Forgets what groups have learnt: something was written on their connection by somebody else, or a group failed.
+    pub(super) fn forget(&mut self) {
+        self.days.clear();
+        self.known_of = None;
+        self.known.clear();
+    }
+
+    /// Keeps what a committed group knows.
+    fn learn(&mut self, counts: &HashMap<(KeyId, Day), u64>) {
+        if self.known.len() + counts.len() > COUNTS_MAX {
+            self.known.clear();
+        }
+        self.known.extend(counts);
     }
 }
 
@@ -117,7 +148,7 @@ pub(super) struct Group<'g, 'c> {
 }
 
 impl<'g, 'c> Group<'g, 'c> {
-    /// Takes the write lock and catches up with the key table. `clock` is read once the lock is held.
+    /// Takes the write lock, and catches up with what others have written. `clock` is read once the lock is held.
     pub(super) fn begin(
         statements: &'g mut Statements<'c>,
         connection: &Connection,
@@ -126,7 +157,7 @@ impl<'g, 'c> Group<'g, 'c> {
         clock: impl FnOnce() -> Timestamp,
     ) -> rusqlite::Result<Group<'g, 'c>> {
         statements.begin.execute([])?;
-        let group = Group {
+        let mut group = Group {
             now: clock(),
             statements,
             keys,
@@ -135,13 +166,25 @@ impl<'g, 'c> Group<'g, 'c> {
             ledger: HashMap::new(),
             late: HashMap::new(),
         };
-        match group.keys.catch_up(connection, &mut group.statements.mark) {
-            Ok(_) => Ok(group),
+        match group.catch_up(connection) {
+            Ok(()) => Ok(group),
             Err(error) => {
                 group.roll_back();
                 Err(error)
             }
         }
+    }
+
+    /// Forgets counts that may be others now, and reads what is new of the key table.
+    fn catch_up(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        let statements = &mut *self.statements;
+        let version = statements.version.query_row([], |row| row.get(0))?;
+        if statements.known_of != Some(version) {
+            statements.known.clear();
+            self.keys.catch_up(connection, &mut statements.mark)?;
+            statements.known_of = Some(version);
+        }
+        Ok(())
     }
 
     /// Decides one charge and takes its units.
@@ -221,6 +264,7 @@ impl<'g, 'c> Group<'g, 'c> {
             self.roll_back();
             return Err(error);
         }
+        self.statements.learn(&self.counts);
         Ok(self
             .counts
             .into_iter()
@@ -229,7 +273,7 @@ impl<'g, 'c> Group<'g, 'c> {
 
     /// Leaves the database as it was.
     pub(super) fn roll_back(self) {
-        self.statements.days.clear();
+        self.statements.forget();
         // Without effect where SQLite has rolled back by itself.
         let _ = self.statements.rollback.execute([]);
     }
@@ -275,8 +319,12 @@ impl<'g, 'c> Group<'g, 'c> {
                     count,
                     count_of_closed,
                     days,
+                    known,
                     ..
                 } = &mut *self.statements;
+                if let Some(used) = known.get(&(key, day)) {
+                    return Ok(place.insert(*used));
+                }
                 let count = if is_closed { count_of_closed } else { count };
                 let used: i64 =
                     count.query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))?;

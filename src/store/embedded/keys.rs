@@ -19,6 +19,8 @@ use crate::store::{Imported, KeyTable, StoreError};
 /// The place of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
+/// The same for who has none yet: in the order in which the rows lie, which costs no search for each.
+const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
 const PAGE: &str =
     "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
@@ -89,12 +91,15 @@ impl Follower {
         if last <= applied {
             return Ok(false);
         }
-        let mut changes = connection.prepare(CHANGES)?;
-        let mut rows = changes.query([applied])?;
+        let mut changes = connection.prepare(if applied == 0 { ALL } else { CHANGES })?;
+        let mut rows = match applied {
+            0 => changes.query([])?,
+            _ => changes.query([applied])?,
+        };
         let mut reached = applied;
         while let Some(row) = rows.next()? {
             self.table.apply(read(row)?);
-            reached = row.get(1)?;
+            reached = reached.max(row.get(1)?);
         }
         self.applied.fetch_max(reached, Ordering::AcqRel);
         Ok(true)

@@ -87,6 +87,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
         }
         for errand in errands {
             errand(connection);
+            statements.forget();
             desk.dirty.store(true, Ordering::Release);
         }
         if size >= GATHER_FROM {

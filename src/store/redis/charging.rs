@@ -1,12 +1,13 @@
 //! Charges: the accounts of this process, and the tasks that carry their calls to the store and back.
 //!
-//! Every decision is [`Account`]'s; here are its lock, its map and its deadlines. A call runs in a task of its own, so
-//! that a request that is cancelled cannot lose the reply; units that reach nobody go back by being dropped ([`Units`]).
+//! Every decision is [`Account`]'s; here are its lock, its map and its deadlines. Calls are carried by tasks of their own
+//! (`carrier`), so that a request that is cancelled cannot lose the reply; units that reach nobody go back by being
+//! dropped ([`Units`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use jiff::civil::Date;
@@ -18,7 +19,7 @@ use super::guard::Guard;
 use super::link::{Link, LinkError};
 use super::names::Names;
 use super::producer::Producer;
-use super::script::{Arguments, CHARGE, COUNT_MAX, charge_reply};
+use super::script::{Arguments, CHARGE, COUNT_MAX, charge_replies};
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -40,6 +41,8 @@ pub const ACCOUNTS_MAX: usize = 200_000;
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 /// How many accounts are settled at the same time.
 const SETTLING_MAX: usize = 64;
+/// What `charge.lua` is told of one account.
+const ARGUMENTS: usize = 11;
 /// How old knowledge of a count may be to answer without asking.
 const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
@@ -87,6 +90,10 @@ struct SlotState {
     account: Account<Waiter, Context>,
     /// Whether it stands on the list of accounts to settle.
     listed: bool,
+    /// Whether it stands in the queue of accounts whose calls are to be carried.
+    queued: bool,
+    /// Whether Redis refused the last call for it alone: it goes alone until that passes.
+    shunned: bool,
     /// What concerns the journal and the service without Redis.
     offline: offline::Notes,
 }
@@ -152,8 +159,12 @@ pub struct Accounts {
     to_read: Mutex<VecDeque<Arc<Slot>>>,
     /// Units served without Redis that it may not know.
     untold: AtomicU64,
-    /// Accounts whose calls are being carried.
+    /// Accounts whose calls are to be carried, and who carries them.
+    due: Mutex<carrier::Due>,
+    /// Carriers on their way, those that were sent by nobody's request too.
     carrying: AtomicUsize,
+    /// Whether Redis takes no calls for several accounts at once.
+    apart: AtomicBool,
 }
 
 impl std::fmt::Debug for Accounts {
@@ -186,7 +197,9 @@ impl Accounts {
             to_note: Mutex::default(),
             to_read: Mutex::default(),
             untold: AtomicU64::new(0),
+            due: Mutex::default(),
             carrying: AtomicUsize::new(0),
+            apart: AtomicBool::new(false),
         })
     }
 
@@ -203,6 +216,8 @@ impl Accounts {
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),
                     listed: false,
+                    queued: false,
+                    shunned: false,
                     offline: offline::Notes::default(),
                 }),
             });
@@ -276,9 +291,12 @@ impl Accounts {
             return Answer::Failed(error.into());
         }
         let (sender, receiver) = oneshot::channel();
-        let call = {
+        let due = {
             let SlotState {
-                account, offline, ..
+                account,
+                offline,
+                queued,
+                ..
             } = &mut *slot.state.lock();
             if cost > 0 {
                 offline.limit = terms.limit;
@@ -287,11 +305,12 @@ impl Accounts {
                 Asked::Denied { used, .. } => {
                     return Answer::Other(Verdict::Exhausted { used });
                 }
-                Asked::Waiting => account.begin(is_waiting),
+                // Whoever awaits a call of the account takes the next one with it.
+                Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
             }
         };
-        if let Some(call) = call {
-            tokio::spawn(self.carry(slot, call));
+        if due {
+            self.carry(slot);
         }
         match tokio::time::timeout_at(deadline, receiver).await {
             Ok(Ok(answer)) => answer,
@@ -301,16 +320,6 @@ impl Accounts {
                 self.timeout
             ))),
         }
-    }
-
-    /// Carries calls of one account until nobody waits. Counted from the moment it is made, before it runs.
-    fn carry(
-        self: &Arc<Self>,
-        slot: &Arc<Slot>,
-        first: Call<Context>,
-    ) -> impl Future<Output = ()> + Send + use<> {
-        let carrier = Carrier::of(self.clone(), slot.clone(), first.number);
-        async move { carrier.carry_all(first).await }
     }
 
     fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
@@ -330,35 +339,36 @@ impl Accounts {
         }
     }
 
-    /// One round trip. A newer record in the reply is in the key table when this returns.
-    async fn call(&self, slot: &Slot, call: &Call<Context>) -> Result<Reply, LinkError> {
-        let Context { entry, day } = &call.terms.context;
-        // A call that grants nothing mends the store with the newest record that we know.
-        let newest = match entry {
-            Some(judged) => self
-                .keys
-                .get(slot.key)
-                .filter(|held| call.want == 0 && held.record.version > judged.record.version),
-            None => self.keys.get(slot.key),
-        };
-        let entry = newest.as_ref().or(entry.as_ref());
-        let version = entry.map_or(call.terms.version, |entry| entry.record.version);
-        let packed = entry.map_or("", |entry| &entry.packed);
-        let arguments = Arguments::new()
-            .text(slot.producer.as_str())
-            .count(call.ack)
-            .count(call.rack)
-            .count(call.want)
-            .count(call.terms.limit)
-            .count(version)
-            .text(packed)
-            .number(day.start)
-            .number(day.end)
-            .number(self.names.expires_at(slot.key, day.end))
-            .number(self.names.keeping().settle_window_seconds());
-        let keys = [slot.record_name.as_str(), slot.counts_name.as_str()];
-        let reply = self.run(&keys, &arguments).await?;
-        if !reply.record.is_empty() {
+    /// One round trip for the calls of different accounts, a reply each. A newer record in a reply is in the key table when
+    /// this returns.
+    async fn call(&self, load: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
+        let entries: Vec<_> = load
+            .iter()
+            .map(|(slot, call)| self.said_with(slot, call))
+            .collect();
+        let mut keys = Vec::with_capacity(2 * load.len());
+        let mut arguments = Arguments::with_capacity(ARGUMENTS * load.len());
+        for ((slot, call), entry) in load.iter().zip(&entries) {
+            let (entry, day) = (entry.as_deref(), call.terms.context.day);
+            keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
+            arguments = arguments
+                .text(slot.producer.as_str())
+                .count(call.ack)
+                .count(call.rack)
+                .count(call.want)
+                .count(call.terms.limit)
+                .count(entry.map_or(call.terms.version, |entry| entry.record.version))
+                .text(entry.map_or("", KeyEntry::packed))
+                .number(day.start)
+                .number(day.end)
+                .number(self.names.expires_at(slot.key, day.end))
+                .number(self.names.keeping().settle_window_seconds());
+        }
+        let replies = self.run(&keys, &arguments).await?;
+        for (reply, (slot, _)) in replies.iter().zip(load) {
+            if reply.record.is_empty() {
+                continue;
+            }
             match serde_json::from_str::<KeyRecord>(&reply.record) {
                 Ok(record) => {
                     self.keys.apply(record);
@@ -368,7 +378,19 @@ impl Accounts {
                 }
             }
         }
-        Ok(reply)
+        Ok(replies)
+    }
+
+    /// The record that a call says. One that grants nothing mends the store with the newest that we know.
+    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+        let newest = || self.keys.get(slot.key);
+        match &call.terms.context.entry {
+            None => newest(),
+            Some(judged) if call.want == 0 => newest()
+                .filter(|held| held.record.version > judged.record.version)
+                .or_else(|| Some(judged.clone())),
+            Some(judged) => Some(judged.clone()),
+        }
     }
 
     /// Gives units back on the day of their charge. Answers the units used afterwards, if that is known.
@@ -379,15 +401,17 @@ impl Accounts {
         used
     }
 
-    /// Runs the script and learns the time from its reply.
-    async fn run(&self, keys: &[&str], arguments: &Arguments) -> Result<Reply, LinkError> {
+    /// Runs the script for the accounts whose names these are, and learns the time from its reply.
+    async fn run(&self, keys: &[&str], arguments: &Arguments<'_>) -> Result<Vec<Reply>, LinkError> {
         let asked = self.clock.now();
         let deadline = Instant::now() + self.timeout;
         let value = CHARGE.run(&self.link, keys, arguments, deadline).await;
         self.guard.record(&value);
-        let reply = charge_reply(value?).map_err(LinkError::Unreadable)?;
-        self.clock.learn_second(asked, reply.now);
-        Ok(reply)
+        let replies = charge_replies(value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
+        if let Some(reply) = replies.first() {
+            self.clock.learn_second(asked, reply.now);
+        }
+        Ok(replies)
     }
 
     fn list(&self, slot: &Arc<Slot>) {
@@ -400,31 +424,36 @@ impl Accounts {
 
     /// Whether the store was told everything; not meaningful while [`Accounts::settle`] runs.
     pub fn is_settled(&self) -> bool {
-        self.carrying.load(Ordering::SeqCst) == 0 && self.to_settle.lock().is_empty()
+        self.carrying.load(Ordering::SeqCst) == 0
+            && self.due.lock().is_empty()
+            && self.to_settle.lock().is_empty()
     }
 
     /// Tells the store what it was not told yet, a bounded number of accounts at a time. What fails stays listed.
     pub async fn settle(self: &Arc<Self>) {
+        self.carry_forgotten();
         if self.guard.require().is_err() {
             return;
         }
         let slots = std::mem::take(&mut *self.to_settle.lock());
         let now = std::time::Instant::now();
-        // Not a `JoinSet`: whoever stops waiting for these calls must not stop them.
-        let mut running = VecDeque::new();
-        for slot in slots {
-            let (call, again) = {
+        for slot in &slots {
+            let again = {
                 let mut state = slot.state.lock();
                 state.listed = false;
-                let again = state.account.look_for_late_calls(now);
-                (state.account.begin(is_waiting), again)
+                state.account.look_for_late_calls(now)
             };
             if again {
-                self.list(&slot);
+                self.list(slot);
             }
-            let Some(call) = call else { continue };
-            running.push_back(tokio::spawn(self.carry(&slot, call)));
-            if running.len() >= SETTLING_MAX
+        }
+        // Not a `JoinSet`: whoever stops waiting for these calls must not stop them.
+        let mut running = VecDeque::new();
+        let together = self.together_max();
+        for slots in slots.chunks(together) {
+            let carrier = Carrier::of(self.clone());
+            running.push_back(tokio::spawn(carrier.carry_these(slots.to_vec())));
+            if running.len() >= SETTLING_MAX.div_ceil(together)
                 && let Some(first) = running.pop_front()
             {
                 let _ = first.await;
@@ -456,7 +485,8 @@ impl Accounts {
                 let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
                 let idle = || {
                     let state = slot.state.lock();
-                    !state.listed && !state.offline.listed && state.account.is_idle()
+                    let listed = state.listed || state.queued || state.offline.listed;
+                    !listed && state.account.is_idle()
                 };
                 !((over || crowded) && idle())
             });

@@ -1,6 +1,7 @@
 //! What a fresh connection is asked before it is used: whether the server answers, knows the scripts and keeps our calendar.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::link::{Connection, Link};
 use super::names::Names;
@@ -8,7 +9,12 @@ use super::time::StoreClock;
 use super::{records, script};
 use crate::store::{Role, StoreError};
 
-/// Connects once. Only a command minds if the server is away; both mind another zone.
+/// How often a command tries to connect, which nobody does for it later: a server that was busy for half a second is there.
+const COMMAND_ATTEMPTS: u32 = 4;
+/// Between two of them.
+const COMMAND_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connects once, for a command a few times. Only a command minds if the server is away; both mind another zone.
 pub(super) async fn first_attempt<P, F>(
     link: &Link,
     role: &Role,
@@ -18,7 +24,17 @@ where
     P: Fn(Connection) -> F,
     F: Future<Output = Result<(), StoreError>>,
 {
-    let Err(error) = link.connect(prepare).await else {
+    let mut attempt = link.connect(prepare).await;
+    if let Role::Command = role {
+        for _ in 1..COMMAND_ATTEMPTS {
+            let Err(StoreError::Unavailable(_)) = attempt.as_ref().map_err(|error| &**error) else {
+                break;
+            };
+            tokio::time::sleep(COMMAND_PAUSE).await;
+            attempt = link.connect(prepare).await;
+        }
+    }
+    let Err(error) = attempt else {
         return Ok(());
     };
     match (role, &*error) {

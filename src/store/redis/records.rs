@@ -308,7 +308,7 @@ pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
         .arg(FEED_MAX)
         .arg("*")
         .arg("rec")
-        .arg(&*entry.packed);
+        .arg(entry.packed());
 }
 
 /// The place in the feed that the reply to [`feed_entry`] tells.
@@ -328,12 +328,12 @@ fn put_keys(names: &Names, id: KeyId) -> (String, String) {
 }
 
 /// The arguments of `record.lua`.
-fn put_arguments(entry: &KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Arguments {
+fn put_arguments<'e>(entry: &'e KeyEntry, expected: i64, old: Option<&KeyRecord>) -> Arguments<'e> {
     let told = |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
     Arguments::new()
         .number(expected)
         .count(entry.record.version)
-        .text(&*entry.packed)
+        .text(entry.packed())
         .text(told(&entry.record))
         .text(old.map(told).unwrap_or_default())
 }

@@ -126,7 +126,7 @@ impl Replica {
                 let mut keep = transaction.prepare(KEEP)?;
                 for entry in &changed {
                     let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
-                    keep.execute(params![entry.record.id.as_str(), version, &*entry.packed])?;
+                    keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
                 }
                 let mut say = transaction.prepare(SAY)?;
                 say.execute(["place", &stream_id(standing.place)])?;

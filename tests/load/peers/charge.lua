@@ -25,7 +25,7 @@ function M.admit(port)
     local presented = ngx.var.http_x_api_key
     if not presented then return answer(401, "MISSING_API_KEY") end
     local link = redis:new()
-    link:set_timeout(100)
+    link:set_timeout(1000)
     if not link:connect("127.0.0.1", port) then return answer(500, "INTERNAL_ERROR") end
     if not sha then sha = link:script("load", CHARGE) end
     local got = link:evalsha(sha, 2, "key:" .. presented, "used:" .. ngx.today() .. ":" .. presented, 0)

@@ -1,36 +1,41 @@
 //! How CPU and latency grow: with keys, endpoints, gateways and how calls spread over keys. `make growth`.
 //!
-//! Each case runs Touchline alone on the first core, all its gateways if there are several; upstream, Redis and load
-//! generators on the second. Rounds are interleaved as in the comparison with peers.
+//! As in the comparison with peers all gateways are up at once on the first core, each case with names of its own in Redis, and
+//! slices take turns; each case is compared with 1,000 keys on one gateway in the same round.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
-use harness::{Call, Client, EndpointSpec, Gateway, GatewaySpec, Protocol, StoreSpec, eventually};
+use harness::{Call, Client, Gateway, Protocol, eventually};
 
-use super::contender::{CORES, PATH, Stage, cpu_of, loopback, pin, resident_of};
-use super::load::{Saturated, Script, saturate_all};
-use super::report::median;
+use super::calls::Calls;
+use super::closed::{Connections, Slice};
+use super::figures::Spread;
+use super::kind::PATH;
+use super::open::{self, Latency};
+use super::plot::{Bar, Plot, Whose};
+use super::stage::{Stage, foreign_keys, with_endpoints};
+use super::{CONNECTIONS, LATENCY_SLICE, Plan, SELDOM, machine, report, there_and_back};
 
 /// Endpoints that calls spread over, at most: their place among the others is what is measured.
 const CALLED_ENDPOINTS: usize = 100;
+/// Those of the shipped file.
+const FEW_ENDPOINTS: usize = 6;
 
 /// What is measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy)]
 struct Case {
-    series: &'static str,
+    name: &'static str,
     keys: usize,
     called_keys: usize,
     endpoints: usize,
     gateways: usize,
 }
 
-const fn case(series: &'static str, keys: usize, endpoints: usize, gateways: usize) -> Case {
+const fn case(name: &'static str, keys: usize, endpoints: usize, gateways: usize) -> Case {
     Case {
-        series,
+        name,
         keys,
         called_keys: keys,
         endpoints,
@@ -38,75 +43,90 @@ const fn case(series: &'static str, keys: usize, endpoints: usize, gateways: usi
     }
 }
 
-const HOT: Case = Case {
-    called_keys: 1,
-    ..case("one hot key", 1_000, 6, 1)
-};
-const CASES: [Case; 11] = [
-    case("keys", 10, 6, 1),
-    case("keys", 1_000, 6, 1),
-    case("keys", 100_000, 6, 1),
-    HOT,
-    case("endpoints", 100, 100, 1),
-    case("endpoints", 100, 300, 1),
-    case("endpoints", 100, 1_000, 1),
-    case("gateways", 1_000, 6, 1),
-    case("gateways", 1_000, 6, 2),
-    case("gateways", 1_000, 6, 3),
-    case("gateways", 1_000, 6, 4),
+const CASES: [Case; 10] = [
+    case("10 keys", 10, FEW_ENDPOINTS, 1),
+    case("1,000 keys", 1_000, FEW_ENDPOINTS, 1),
+    case("100,000 keys", 100_000, FEW_ENDPOINTS, 1),
+    Case {
+        called_keys: 1,
+        ..case("1,000 keys, one called", 1_000, FEW_ENDPOINTS, 1)
+    },
+    case("100 endpoints", 1_000, 100, 1),
+    case("300 endpoints", 1_000, 300, 1),
+    case("1,000 endpoints", 1_000, 1_000, 1),
+    case("2 gateways", 1_000, FEW_ENDPOINTS, 2),
+    case("3 gateways", 1_000, FEW_ENDPOINTS, 3),
+    case("4 gateways", 1_000, FEW_ENDPOINTS, 4),
 ];
+/// What the others are compared with.
+const BASE: usize = 1;
 
+/// A case with its gateways up and its keys known to them.
+struct Standing {
+    gateways: Vec<Gateway>,
+    pids: Vec<u32>,
+    calls: Vec<Arc<Calls>>,
+}
+
+#[derive(Default)]
 struct Found {
-    cpu_us: f64,
-    redis_cpu_us: f64,
-    p99_ms: f64,
-    requests_per_second: f64,
+    slices: BTreeMap<u64, Slice>,
+    latencies: Vec<(u64, Latency)>,
     resident_mib: f64,
 }
 
-/// All cases, a few times each; the table goes to standard output and with a CSV file to `directory`.
-pub async fn measure(seconds: Duration, rounds: u64, directory: &Path) {
-    let mut found: BTreeMap<usize, Vec<Found>> = BTreeMap::new();
-    for round in 1..=rounds {
-        for (number, case) in CASES.iter().enumerate() {
-            eprintln!("round {round} of {rounds}: {case:?}");
-            let one = run(case, seconds).await;
-            found.entry(number).or_default().push(one);
+/// All cases, slice by slice; the report goes to standard output and is kept as that of the peers is.
+pub async fn measure(plan: Plan) {
+    let stage = Stage::set().await;
+    let mut standing = Vec::new();
+    for case in &CASES {
+        eprintln!("starting: {}", case.name);
+        standing.push(stand(case, &stage).await);
+    }
+    let places: Vec<usize> = (0..CASES.len()).collect();
+    let mut found: Vec<Found> = CASES.iter().map(|_| Found::default()).collect();
+    for round in 1..=plan.rounds {
+        eprintln!("round {round} of {}", plan.rounds);
+        for place in there_and_back(&places, round) {
+            let Standing { pids, calls, .. } = &standing[place];
+            let mut connections = Connections::open(calls, CONNECTIONS).await;
+            let slice = connections.measure(pids, stage.redis_pid, plan.slice).await;
+            found[place].slices.insert(round, slice);
+            if round % SELDOM == 1 {
+                let latency = open::hold(calls, LATENCY_SLICE, round);
+                found[place].latencies.push((round, latency));
+            }
         }
     }
-    let (table, rows) = told(&found, seconds, rounds);
-    println!("{table}");
-    std::fs::create_dir_all(directory).unwrap();
-    std::fs::write(directory.join("growth.md"), table).unwrap();
-    std::fs::write(directory.join("growth.csv"), rows).unwrap();
+    for (found, Standing { gateways, pids, .. }) in found.iter_mut().zip(&standing) {
+        let resident: f64 = pids.iter().map(|pid| machine::resident_mib(*pid)).sum();
+        found.resident_mib = resident / gateways.len() as f64;
+    }
+    let markdown = told(plan, &found);
+    println!("{markdown}");
+    let files = [
+        ("growth.csv", rows(&found)),
+        ("growth.svg", cpu_plot(&found)),
+        ("growth_latency.svg", latency_plot(&found)),
+    ];
+    report::keep("growth", &markdown, &files);
 }
 
-async fn run(case: &Case, seconds: Duration) -> Found {
-    let stage = Stage::set().await;
+async fn stand(case: &Case, stage: &Stage) -> Standing {
+    let name = case.name.replace([' ', ','], "-");
+    let mut spec = stage.spec(stage.redis_store(&name));
+    with_endpoints(&mut spec, case.endpoints);
     let mut gateways = Vec::new();
-    for number in 0..case.gateways {
-        let store = StoreSpec::Redis {
-            url: stage.redis_url(),
-            key_prefix: "touchline".into(),
-        };
-        let mut spec = GatewaySpec::new(store, loopback(stage.upstream_port()));
-        for tier in &mut spec.tiers {
-            tier.daily = 4_000_000_000;
-        }
-        spec.endpoints.truncate(case.endpoints);
-        while spec.endpoints.len() < case.endpoints {
-            let path = format!("/api/v1/data/more/{}/items", spec.endpoints.len());
-            spec.endpoints
-                .push(EndpointSpec::get(&path, &["enterprise"]));
-        }
-        let name = format!("touchline-{number}");
-        let binary = Path::new(env!("CARGO_BIN_EXE_touchline"));
-        let mut gateway = Gateway::start(binary, stage.directory(), &name, &spec).await;
-        pin(gateway.process().pid(), CORES[0]);
-        gateways.push((gateway, spec));
+    for number in 1..=case.gateways {
+        gateways.push(stage.gateway(&format!("{name}-{number}"), &spec).await);
     }
-    let keys = import(&gateways[0].0, &stage, case.keys).await;
-    for (gateway, _) in &gateways {
+    let (keys, file) = foreign_keys(case.keys, &stage.directory(&name));
+    let arguments = ["keys", "import", file.to_str().unwrap()];
+    let imported = gateways[0].cli(&arguments).await;
+    // That gateways take longer to follow than the command waits is seen below.
+    let said = String::from_utf8_lossy(&imported.stdout);
+    assert!(said.contains("keys imported"), "{imported:?}");
+    for gateway in &gateways {
         eventually("the gateway has all keys", async || {
             let client = Client::new(Protocol::Http1, gateway.admin, Arc::default());
             let metrics = client.call(Call::get("/metrics")).await.body;
@@ -118,103 +138,129 @@ async fn run(case: &Case, seconds: Duration) -> Found {
         })
         .await;
     }
-    let endpoints = &gateways[0].1.endpoints;
     let mut paths = vec![PATH.to_owned()];
-    if case.series == "endpoints" {
-        let step = (endpoints.len() / CALLED_ENDPOINTS).max(1);
-        let more = endpoints.iter().skip(6).step_by(step);
+    if case.endpoints > FEW_ENDPOINTS {
+        let step = (case.endpoints / CALLED_ENDPOINTS).max(1);
+        let more = spec.endpoints.iter().skip(FEW_ENDPOINTS).step_by(step);
         paths.extend(more.map(|endpoint| endpoint.path.clone()));
     }
-    let script = Script::new(stage.directory(), &keys[..case.called_keys], &paths);
-    let addresses: Vec<_> = gateways.iter().map(|(gateway, _)| gateway.http).collect();
-    let load = |seconds| saturate_all(&addresses, &script, seconds);
-    load(Duration::from_secs(1));
-    let mut cpu = || -> Duration {
-        let pids = gateways.iter_mut();
-        pids.map(|(gateway, _)| cpu_of(gateway.process().pid()))
-            .sum()
-    };
-    let (before, redis_before) = (cpu(), stage.redis_cpu());
-    let Saturated {
-        requests,
-        seconds,
-        p99,
-        refused,
-    } = load(seconds);
-    assert_eq!(refused, 0.0, "{case:?}");
-    let (used, redis_used) = (cpu() - before, stage.redis_cpu() - redis_before);
-    let resident: u64 = gateways
-        .iter_mut()
-        .map(|(gateway, _)| resident_of(gateway.process().pid()))
-        .sum();
-    Found {
-        cpu_us: used.as_secs_f64() * 1e6 / requests,
-        redis_cpu_us: redis_used.as_secs_f64() * 1e6 / requests,
-        p99_ms: p99.as_secs_f64() * 1e3,
-        requests_per_second: requests / seconds,
-        resident_mib: resident as f64 / f64::from(1 << 20) / case.gateways as f64,
+    let keys = &keys[..case.called_keys];
+    let calls = gateways
+        .iter()
+        .map(|gateway| Arc::new(Calls::new(gateway.http, 200, keys, &paths)));
+    Standing {
+        calls: calls.collect(),
+        pids: gateways
+            .iter_mut()
+            .map(|gateway| gateway.process().pid())
+            .collect(),
+        gateways,
     }
 }
 
-/// Keys made elsewhere, as a company that moves here brings them.
-async fn import(gateway: &Gateway, stage: &Stage, count: usize) -> Vec<String> {
-    let keys: Vec<String> = (0..count)
-        .map(|number| format!("bench/{number:08}+{:032x}", fastrand::u128(..)))
-        .collect();
-    let rows: String = keys
-        .iter()
-        .map(|key| format!("{key},Bench,enterprise\n"))
-        .collect();
-    let file = stage.directory().join("import.csv");
-    std::fs::write(&file, format!("key,customer,tier\n{rows}")).unwrap();
-    let imported = gateway
-        .cli(&["keys", "import", file.to_str().unwrap()])
-        .await;
-    assert!(imported.status.success(), "{imported:?}");
-    keys
+impl Found {
+    fn spread(&self, value: fn(&Slice) -> f64) -> Spread {
+        Spread::of(self.slices.values().map(value))
+    }
+
+    fn latency(&self, value: fn(&Latency) -> f64) -> Spread {
+        Spread::of(self.latencies.iter().map(|(_, found)| value(found)))
+    }
+
+    /// CPU a request in that of another case, within each round.
+    fn ratio(&self, other: &Found) -> Spread {
+        let pairs = self.slices.iter().zip(&other.slices);
+        Spread::of(pairs.map(|((_, one), (_, other))| one.cpu_us / other.cpu_us))
+    }
 }
 
-fn told(found: &BTreeMap<usize, Vec<Found>>, seconds: Duration, rounds: u64) -> (String, String) {
-    let mut table = format!(
-        "Medians of {rounds} rounds of {} s, Touchline + Redis at saturation; all gateways of a case share one core.\n\n\
-         | What grows | Keys | Called | Endpoints | Gateways | CPU µs/request | of Redis | charges/s a Redis core carries | p99 ms | requests/s | RSS MiB a gateway |\n\
-         |---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n",
-        seconds.as_secs()
+fn told(plan: Plan, found: &[Found]) -> String {
+    let mut text = format!(
+        "{}\n{} rounds of slices of {} ms, Touchline + Redis, six endpoints and one gateway unless said, {CONNECTIONS} connections, keys in \
+         turn; all gateways share one core; median (first to third quartile).\n\n![CPU a request as things grow]\
+         (tests/load/plots/growth.svg)\n\n![Latency as things grow](tests/load/plots/growth_latency.svg)\n\n\
+         | What grows | CPU µs/request | × {} | of Redis, µs | charges/s a Redis core carries | requests/s | p50 ms at 2,000/s | p99 ms | \
+         MiB a gateway |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n",
+        machine::described(&[("redis-server", "-v")]),
+        plan.rounds,
+        plan.slice.as_millis(),
+        CASES[BASE].name,
     );
-    let mut rows = "series,keys,called_keys,endpoints,gateways,round,cpu_us,redis_cpu_us,p99_ms,requests_per_second,rss_mib\n"
-        .to_owned();
-    for (number, rounds) in found {
-        let Case {
-            series,
-            keys,
-            called_keys,
-            endpoints,
-            gateways,
-        } = CASES[*number];
-        let middle =
-            |value: fn(&Found) -> f64| median(rounds.iter().map(value).collect::<Vec<f64>>());
-        let redis = middle(|one| one.redis_cpu_us);
+    for (case, one) in CASES.iter().zip(found) {
+        let redis = one.spread(|slice| slice.redis_cpu_us).median;
         let _ = writeln!(
-            table,
-            "| {series} | {keys} | {called_keys} | {endpoints} | {gateways} | {:.1} | {redis:.1} | {:.0} | {:.2} | {:.0} | {:.1} |",
-            middle(|one| one.cpu_us),
+            text,
+            "| {} | {:.1} | {:.2} | {redis:.1} | {:.0} | {:.0} | {:.2} | {:.2} | {:.1} |",
+            case.name,
+            one.spread(|slice| slice.cpu_us),
+            one.ratio(&found[BASE]),
             1e6 / redis,
-            middle(|one| one.p99_ms),
-            middle(|one| one.requests_per_second),
-            middle(|one| one.resident_mib),
+            one.spread(|slice| slice.per_second).median,
+            one.latency(|found| found.p50_ms).median,
+            one.latency(|found| found.p99_ms),
+            one.resident_mib,
         );
-        for (round, one) in rounds.iter().enumerate() {
-            let _ = writeln!(
+    }
+    text
+}
+
+fn rows(found: &[Found]) -> String {
+    let mut rows = "case,round,cpu_us,redis_cpu_us,requests_per_second,p99_ms,steady_p50_ms,steady_p99_ms,steady_p999_ms\n".to_owned();
+    for (case, one) in CASES.iter().zip(found) {
+        let steady: BTreeMap<u64, &Latency> = one
+            .latencies
+            .iter()
+            .map(|(round, found)| (*round, found))
+            .collect();
+        for (round, slice) in &one.slices {
+            let _ = write!(
                 rows,
-                "{series},{keys},{called_keys},{endpoints},{gateways},{},{:.2},{:.2},{:.3},{:.0},{:.1}",
-                round + 1,
-                one.cpu_us,
-                one.redis_cpu_us,
-                one.p99_ms,
-                one.requests_per_second,
-                one.resident_mib
+                "\"{}\",{round},{:.3},{:.3},{:.0},{:.3}",
+                case.name, slice.cpu_us, slice.redis_cpu_us, slice.per_second, slice.p99_ms
             );
+            let _ = match steady.get(round) {
+                Some(found) => writeln!(
+                    rows,
+                    ",{:.3},{:.3},{:.3}",
+                    found.p50_ms, found.p99_ms, found.p999_ms
+                ),
+                None => writeln!(rows, ",,,"),
+            };
         }
     }
-    (table, rows)
+    rows
+}
+
+fn cpu_plot(found: &[Found]) -> String {
+    let bars = CASES.iter().zip(found).map(|(case, one)| Bar {
+        name: case.name.to_owned(),
+        whose: Whose::Ours,
+        first: one.spread(|slice| slice.cpu_us).median,
+        whole: one.spread(|slice| slice.cpu_us + slice.redis_cpu_us),
+    });
+    let plot = Plot {
+        title: "CPU a request at saturation as things grow: Touchline + Redis",
+        axis: "µs of CPU a request",
+        parts: ["the gateways", "Redis for it"],
+        decimals: 1,
+        bars: bars.collect(),
+    };
+    plot.svg()
+}
+
+fn latency_plot(found: &[Found]) -> String {
+    let bars = CASES.iter().zip(found).map(|(case, one)| Bar {
+        name: case.name.to_owned(),
+        whose: Whose::Ours,
+        first: one.latency(|found| found.p50_ms).median,
+        whole: one.latency(|found| found.p99_ms),
+    });
+    let plot = Plot {
+        title: "Latency at 2,000 requests a second as things grow: Touchline + Redis",
+        axis: "ms from when a request was due to its answer",
+        parts: ["p50", "up to p99"],
+        decimals: 2,
+        bars: bars.collect(),
+    };
+    plot.svg()
 }

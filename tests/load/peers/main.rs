@@ -1,13 +1,26 @@
 //! Touchline beside its peers, in one run on one machine: `make bench`. Figures, not a verdict.
 //!
-//! Each contender runs alone on the first core, with one worker; the upstream and the load generator on the second, Redis on the
-//! second too. A round takes every contender once: warm-up, then as much as it can over 64 connections (wrk over 100 keys
-//! in turn; h2load with one key over TLS), then 2,000 requests a second (h2load), whose latencies are told. Rounds are
-//! interleaved, so that what else the machine does falls on all; medians and spread are told. CPU is user and system
-//! time of the contender's process from the kernel; that of Redis is told apart.
+//! All contenders are up at once, on the first core, with one worker each; the upstream, Redis and the load on the second. A machine
+//! whose speed changes from one second to the next would tell lies about whoever is measured in a bad one: so slices are short
+//! and take turns, there and back, over many rounds; what is compared is compared within a round, and the median and the
+//! quartiles of these ratios are told.
 //!
-//! `DURATION` (seconds) and `ROUNDS` in the environment say how long (5 and 3); the table goes to standard output, and with a CSV and
-//! an SVG file to `target/bench`. With the argument `growth` it is told instead how Touchline's cost grows: `make growth`.
+//! - **CPU a request**: user and system time of the contender's threads, in nanoseconds of the scheduler, over a slice in which
+//!   each of 64 connections sends its next request when it has its answer, 100 keys in turn; what the contender does behind
+//!   its answers counts. That of Redis is told apart. Over TLS h2load makes 10,000 requests with one key, handshakes
+//!   included.
+//! - **Latency** at 2,000 requests a second: arrivals are drawn beforehand (Poisson) and a latency counts from when its request was
+//!   due, not from when a busy generator came to send it. Each slice has one of the upstream itself beside it, with the same
+//!   arrivals; what a contender adds is the difference of the two. The time in which the generator and the upstream
+//!   wake up is in both.
+//! - **Memory** of the process after all this: with 1,000 connections that each have a request under way again and again, and with
+//!   10,000 (or as many as open files allow) that wait for their next request.
+//! - **Start** to the first answer with 10,000 keys, on both cores, and what bare pingora takes beside it.
+//!
+//! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment say how long. The report goes to standard output and with CSV files and
+//! plots to `target/bench`; `KEEP=yes` puts tables and plots into the README and `tests/load/plots` too. With the
+//! argument `growth` it is told instead how Touchline's cost grows (`make growth`), with `counts` how many instructions a
+//! request takes (`make profile`).
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -16,24 +29,50 @@
     reason = "a measurement fails by panicking and prints what it found"
 )]
 
+mod aims;
+mod calls;
+mod closed;
 mod contender;
+mod counts;
+mod figures;
 mod growth;
-mod load;
+mod kind;
+mod machine;
+mod memory;
+mod open;
+mod plot;
 mod report;
+mod stage;
+mod start;
+mod tls;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contender::{Contender, Kind, Stage};
-use report::{Figures, Report};
+use closed::{Connections, Slice};
+use contender::{Cast, Contender};
+use harness::Protocol;
+use kind::Kind;
+use open::Latency;
+use report::Report;
+use stage::Stage;
 
 /// Connections at saturation.
-const CONNECTIONS: u32 = 64;
-/// Requests a second, over all connections, at which latency is told.
-const STEADY_RATE: u32 = 2_000;
-const STEADY_CONNECTIONS: u32 = 20;
+const CONNECTIONS: usize = 64;
+/// A slice of latency: 2,000 requests, of which 20 are slower than its p99.
+const LATENCY_SLICE: Duration = Duration::from_secs(1);
+/// Over TLS and of latency a slice is longer: they come every third round.
+const SELDOM: u64 = 3;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// How long it all takes.
+#[derive(Debug, Clone, Copy)]
+struct Plan {
+    slice: Duration,
+    rounds: u64,
+}
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
@@ -45,49 +84,81 @@ fn number(name: &str, default: u64) -> u64 {
 }
 
 fn main() {
-    let seconds = Duration::from_secs(number("DURATION", 5));
-    let rounds = number("ROUNDS", 3);
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    if std::env::args().any(|argument| argument == "growth") {
-        let directory = contender::output_directory();
-        return runtime.block_on(growth::measure(seconds, rounds, &directory));
+    let plan = Plan {
+        slice: Duration::from_millis(number("SLICE", 500)),
+        rounds: number("ROUNDS", 22).max(1),
+    };
+    // Load is made in this process: it and all that it starts without saying where leave the first core alone.
+    machine::pin(std::process::id(), machine::SECOND_CORE);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let wanted = |name: &str| std::env::args().any(|argument| argument == name);
+    if wanted("growth") {
+        runtime.block_on(growth::measure(plan));
+    } else if wanted("counts") {
+        runtime.block_on(counts::measure());
+    } else {
+        runtime.block_on(compare(plan)).tell();
     }
-    let report = runtime.block_on(async {
-        let mut report = Report::new(seconds, rounds);
-        for round in 1..=rounds {
-            for kind in Kind::ALL {
-                eprintln!("round {round} of {rounds}: {}", kind.name());
-                let figures = measure(kind, seconds).await;
-                report.add(kind, figures);
-            }
-        }
-        report
-    });
-    println!("{}", report.table());
-    report.write(&contender::output_directory());
 }
 
-/// One contender, once.
-async fn measure(kind: Kind, seconds: Duration) -> Figures {
+async fn compare(plan: Plan) -> Report {
+    let mut report = Report::new(plan);
     let stage = Stage::set().await;
-    let mut contender = Contender::start(kind, &stage).await;
-    contender.assert_answers(&stage).await;
-    load::saturate(&contender, &stage, Duration::from_secs(1));
-    let (cpu, redis_cpu) = (contender.cpu(), stage.redis_cpu());
-    let saturated = load::saturate(&contender, &stage, seconds);
-    let used = contender.cpu() - cpu;
-    let redis_used = stage.redis_cpu() - redis_cpu;
-    let resident_bytes = contender.resident_bytes();
-    let steady = load::hold(&contender, &stage, seconds);
-    let per_request = |time: Duration| time.as_secs_f64() * 1e6 / saturated.requests;
-    let figures = Figures {
-        requests_per_second: saturated.requests / saturated.seconds,
-        saturated_p99: saturated.p99,
-        cpu_us: per_request(used),
-        redis_cpu_us: per_request(redis_used),
-        resident_bytes,
-        steady,
-    };
-    contender.stop();
-    figures
+    let cast = Cast::start(&stage).await;
+    for round in 1..=plan.rounds {
+        eprintln!("round {round} of {}", plan.rounds);
+        for kind in there_and_back(&Kind::CLEAR, round) {
+            let slice = saturate(cast.of(kind), &stage, plan.slice).await;
+            report.saturated(round, kind, slice);
+        }
+        if round % SELDOM != 1 {
+            continue;
+        }
+        for kind in there_and_back(&Kind::TLS, round) {
+            report.saturated(round, kind, over_tls(cast.of(kind), &stage));
+        }
+        for kind in there_and_back(&Kind::TIMED, round) {
+            let pair = there_and_back(&[Kind::Direct, kind], round).into_iter();
+            let found: BTreeMap<Kind, Latency> = pair
+                .map(|kind| (kind, hold(cast.of(kind), round)))
+                .collect();
+            report.timed(round, kind, found[&Kind::Direct], found[&kind]);
+        }
+    }
+    report.memory = memory::measure(&cast).await;
+    drop(cast);
+    report.starts = start::measure(&stage).await;
+    report
+}
+
+/// Every other round takes them backwards, so that nobody stands always behind the same one.
+fn there_and_back<T: Clone>(all: &[T], round: u64) -> Vec<T> {
+    let mut all = all.to_vec();
+    if round.is_multiple_of(2) {
+        all.reverse();
+    }
+    all
+}
+
+async fn saturate(contender: &Contender, stage: &Stage, time: Duration) -> Slice {
+    let mut connections =
+        Connections::open(std::slice::from_ref(&contender.calls), CONNECTIONS).await;
+    let measured = [contender.pid];
+    connections.measure(&measured, stage.redis_pid, time).await
+}
+
+/// The number of the round draws the arrivals: they are the same for all that it compares.
+fn hold(contender: &Contender, round: u64) -> Latency {
+    open::hold(std::slice::from_ref(&contender.calls), LATENCY_SLICE, round)
+}
+
+fn over_tls(contender: &Contender, stage: &Stage) -> Slice {
+    let protocol: Protocol = contender.kind.protocol();
+    let asked = (contender.kind.path(), contender.key.as_str());
+    let processes = (contender.pid, stage.redis_pid);
+    let directory = stage.directory("load");
+    tls::measure(protocol, &contender.calls, asked, processes, &directory)
 }

@@ -1,221 +1,295 @@
-//! Medians over the rounds, with their spread, as a table, CSV and a plot.
+//! What the rounds found, as Markdown, CSV and plots; and where these are kept.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::time::Duration;
 
-use super::contender::Kind;
-use super::load::Steady;
-
-/// What one round found of one contender.
-pub struct Figures {
-    /// At saturation.
-    pub requests_per_second: f64,
-    /// At saturation.
-    pub saturated_p99: Duration,
-    /// User and system time of the contender for a request, in microseconds.
-    pub cpu_us: f64,
-    /// The same of Redis.
-    pub redis_cpu_us: f64,
-    /// Resident memory after saturation.
-    pub resident_bytes: u64,
-    /// At the fixed rate.
-    pub steady: Steady,
-}
+use super::closed::Slice;
+use super::figures::Spread;
+use super::kind::Kind;
+use super::memory::Memory;
+use super::open::Latency;
+use super::plot::{Bar, Plot, Whose};
+use super::{Plan, aims, machine};
 
 /// All rounds.
 pub struct Report {
-    seconds: Duration,
-    rounds: u64,
-    found: BTreeMap<Kind, Vec<Figures>>,
-}
-
-/// A column: its title, its name in the CSV file, its value, and its decimals.
-type Column = (&'static str, &'static str, fn(&Figures) -> f64, usize);
-
-const COLUMNS: [Column; 8] = [
-    ("CPU µs/request", "cpu_us", |found| found.cpu_us, 1),
-    ("of Redis", "redis_cpu_us", |found| found.redis_cpu_us, 1),
-    (
-        "requests/s",
-        "requests_per_second",
-        |found| found.requests_per_second,
-        0,
-    ),
-    (
-        "p99 ms",
-        "saturated_p99_ms",
-        |found| millis(found.saturated_p99),
-        2,
-    ),
-    (
-        "p50 ms at 2,000/s",
-        "steady_p50_ms",
-        |found| millis(found.steady.p50),
-        2,
-    ),
-    (
-        "p99 ms",
-        "steady_p99_ms",
-        |found| millis(found.steady.p99),
-        2,
-    ),
-    (
-        "p99.9 ms",
-        "steady_p999_ms",
-        |found| millis(found.steady.p999),
-        2,
-    ),
-    (
-        "RSS MiB",
-        "rss_mib",
-        |found| found.resident_bytes as f64 / f64::from(1 << 20),
-        1,
-    ),
-];
-
-/// What the goals compare: the one at most so many times the other in CPU a request.
-const GOALS: [(Kind, Kind, f64); 4] = [
-    (Kind::Redis, Kind::NginxLua, 0.65),
-    (Kind::Embedded, Kind::Pingora, 1.25),
-    (Kind::Redis, Kind::Pingora, 1.45),
-    (Kind::Refused, Kind::Redis, 0.6),
-];
-
-fn millis(duration: Duration) -> f64 {
-    duration.as_secs_f64() * 1e3
-}
-
-/// The middle one.
-pub fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
+    plan: Plan,
+    slices: BTreeMap<Kind, BTreeMap<u64, Slice>>,
+    timed: BTreeMap<Kind, Vec<(u64, Latency, Latency)>>,
+    /// With many connections.
+    pub memory: Vec<Memory>,
+    /// Milliseconds to the first answer.
+    pub starts: Vec<(Kind, Spread)>,
 }
 
 impl Report {
     /// Nothing yet.
-    pub fn new(seconds: Duration, rounds: u64) -> Report {
+    pub fn new(plan: Plan) -> Report {
         Report {
-            seconds,
-            rounds,
-            found: BTreeMap::new(),
+            plan,
+            slices: BTreeMap::new(),
+            timed: BTreeMap::new(),
+            memory: Vec::new(),
+            starts: Vec::new(),
         }
     }
 
-    /// One more round of a contender.
-    pub fn add(&mut self, kind: Kind, figures: Figures) {
-        self.found.entry(kind).or_default().push(figures);
+    /// A slice at saturation.
+    pub fn saturated(&mut self, round: u64, kind: Kind, slice: Slice) {
+        self.slices.entry(kind).or_default().insert(round, slice);
     }
 
-    fn median_of(&self, kind: Kind, value: fn(&Figures) -> f64) -> f64 {
-        median(self.found[&kind].iter().map(value).collect())
+    /// A slice at the fixed rate, with the upstream's own beside it.
+    pub fn timed(&mut self, round: u64, kind: Kind, direct: Latency, one: Latency) {
+        let all = self.timed.entry(kind).or_default();
+        all.push((round, direct, one));
     }
 
-    /// The CPU of one contender in that of another, from the medians.
-    fn ratio(&self, one: Kind, other: Kind) -> f64 {
-        self.median_of(one, |found| found.cpu_us) / self.median_of(other, |found| found.cpu_us)
+    /// A figure of a contender over all its slices.
+    pub fn spread(&self, kind: Kind, value: fn(&Slice) -> f64) -> Spread {
+        Spread::of(self.slices[&kind].values().map(value))
     }
 
-    /// Markdown: medians, the spread of the CPU, and the goals.
-    pub fn table(&self) -> String {
-        let mut text = format!(
-            "Medians of {} rounds of {} s; the spread is (largest - smallest) / median of the CPU.\n\n",
-            self.rounds,
-            self.seconds.as_secs()
-        );
-        let titles: Vec<&str> = COLUMNS.iter().map(|column| column.0).collect();
-        let _ = writeln!(text, "| Contender | {} | spread |", titles.join(" | "));
-        let _ = writeln!(text, "|---|{}---:|", "---:|".repeat(COLUMNS.len()));
-        for (kind, rounds) in &self.found {
-            let _ = write!(text, "| {} |", kind.name());
-            for (_, _, value, decimals) in COLUMNS {
-                let _ = write!(text, " {:.*} |", decimals, self.median_of(*kind, value));
+    /// The CPU of one contender in that of another, within each round.
+    pub fn ratio(&self, one: Kind, other: Kind) -> Spread {
+        let others = &self.slices[&other];
+        let pairs = self.slices[&one].iter().filter_map(|(round, slice)| {
+            let other = others.get(round)?;
+            Some(slice.cpu_us / other.cpu_us)
+        });
+        Spread::of(pairs)
+    }
+
+    /// What a contender adds to the upstream's own latency, slice by slice.
+    pub fn added(&self, kind: Kind, value: fn(&Latency) -> f64) -> Spread {
+        let pairs = self.timed[&kind].iter();
+        Spread::of(pairs.map(|(_, direct, one)| value(one) - value(direct)))
+    }
+
+    fn latency(&self, kind: Kind, value: fn(&Latency) -> f64) -> Spread {
+        match kind {
+            Kind::Direct => {
+                let all = self.timed.values().flatten();
+                Spread::of(all.map(|(_, direct, _)| value(direct)))
             }
-            let cpu: Vec<f64> = rounds.iter().map(|found| found.cpu_us).collect();
-            let largest = cpu.iter().copied().fold(f64::MIN, f64::max);
-            let smallest = cpu.iter().copied().fold(f64::MAX, f64::min);
-            let _ = writeln!(
-                text,
-                " {:.0} % |",
-                (largest - smallest) / median(cpu) * 100.0
-            );
+            kind => Spread::of(self.timed[&kind].iter().map(|(_, _, one)| value(one))),
         }
-        text.push('\n');
-        for (one, other, goal) in GOALS {
-            let ratio = self.ratio(one, other);
-            let verdict = if ratio <= goal { "met" } else { "missed" };
-            let _ = writeln!(
-                text,
-                "- {}: {ratio:.2} × {} in CPU a request (goal: at most {goal}, {verdict})",
-                one.name(),
-                other.name()
-            );
-        }
-        let added = self.median_of(Kind::Redis, |found| millis(found.steady.p99))
-            - self.median_of(Kind::Direct, |found| millis(found.steady.p99));
-        let verdict = if added <= 0.5 { "met" } else { "missed" };
-        let _ = writeln!(
-            text,
-            "- {}: {added:.2} ms added p99 at 2,000 requests/s (goal: at most 0.5, {verdict})",
-            Kind::Redis.name()
+    }
+
+    /// Prints everything and keeps it.
+    pub fn tell(&self) {
+        let markdown = self.markdown();
+        println!("{markdown}");
+        let files = [
+            ("peers.csv", self.rounds_csv()),
+            ("latency.csv", self.latency_csv()),
+            ("peers.svg", self.cpu_plot()),
+            ("latency.svg", self.latency_plot()),
+        ];
+        keep("bench", &markdown, &files);
+    }
+
+    fn markdown(&self) -> String {
+        let mut text = format!(
+            "{}\n{} rounds of slices of {} ms at saturation over {} connections; median (first to third quartile of them).\n\n",
+            machine::described(&[("nginx", "-v"), ("haproxy", "-v"), ("redis-server", "-v")]),
+            self.plan.rounds,
+            self.plan.slice.as_millis(),
+            super::CONNECTIONS,
         );
+        text.push_str(&aims::table(self));
+        text.push_str("\n![CPU a request](tests/load/plots/peers.svg)\n\n");
+        self.saturation_table(&mut text);
+        text.push_str("\n![Latency at 2,000 requests a second](tests/load/plots/latency.svg)\n\n");
+        self.latency_table(&mut text);
+        text.push('\n');
+        self.memory_table(&mut text);
         text
     }
 
-    /// Every round as CSV, the medians of the CPU as a plot.
-    pub fn write(&self, directory: &Path) {
-        std::fs::create_dir_all(directory).unwrap();
-        let names: Vec<&str> = COLUMNS.iter().map(|column| column.1).collect();
-        let mut rows = format!("contender,round,{}\n", names.join(","));
-        for (kind, rounds) in &self.found {
-            for (number, found) in rounds.iter().enumerate() {
-                let _ = write!(rows, "\"{}\",{}", kind.name(), number + 1);
-                for (_, _, value, _) in COLUMNS {
-                    let _ = write!(rows, ",{:.3}", value(found));
+    fn saturation_table(&self, text: &mut String) {
+        text.push_str(
+            "| At saturation | CPU µs/request | × pingora | of Redis, µs | requests/s | p99 ms |\n|---|---:|---:|---:|---:|---:|\n",
+        );
+        for kind in self.slices.keys() {
+            let ratio = match Kind::TLS.contains(kind) {
+                true => "".to_owned(),
+                false => format!("{:.2}", self.ratio(*kind, Kind::Pingora)),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {:.1} | {ratio} | {:.1} | {:.0} | {:.2} |",
+                kind.name(),
+                self.spread(*kind, |found| found.cpu_us),
+                self.spread(*kind, |found| found.redis_cpu_us).median,
+                self.spread(*kind, |found| found.per_second).median,
+                self.spread(*kind, |found| found.p99_ms).median,
+            );
+        }
+    }
+
+    fn latency_table(&self, text: &mut String) {
+        text.push_str(
+            "| At 2,000 requests/s | p50 ms | p99 ms | p99.9 ms | added p50 ms | added p99 ms |\n|---|---:|---:|---:|---:|---:|\n",
+        );
+        for kind in std::iter::once(&Kind::Direct).chain(self.timed.keys()) {
+            let added = match kind {
+                Kind::Direct => " | ".to_owned(),
+                kind => format!(
+                    "{:.2} | {:.2}",
+                    self.added(*kind, |found| found.p50_ms),
+                    self.added(*kind, |found| found.p99_ms)
+                ),
+            };
+            let _ = writeln!(
+                text,
+                "| {} | {:.2} | {:.2} | {:.2} | {added} |",
+                kind.name(),
+                self.latency(*kind, |found| found.p50_ms).median,
+                self.latency(*kind, |found| found.p99_ms),
+                self.latency(*kind, |found| found.p999_ms).median,
+            );
+        }
+    }
+
+    fn memory_table(&self, text: &mut String) {
+        let idle = self.memory.iter().find_map(|one| Some(one.idle?.0));
+        let _ = write!(
+            text,
+            "| Memory and start | MiB, few connections | {} busy | {} idle | KiB an idle connection | ms to the first answer |\n\
+             |---|---:|---:|---:|---:|---:|\n",
+            super::memory::BUSY,
+            idle.unwrap_or_default(),
+        );
+        for one in &self.memory {
+            let idle = one.idle.map_or(" | ".to_owned(), |(_, resident)| {
+                format!("{resident:.1} | {:.1}", one.idle_kib().unwrap_or_default())
+            });
+            let start = self.starts.iter().find(|(kind, _)| *kind == one.kind);
+            let start = start.map_or(String::new(), |(_, took)| format!("{took:.0}"));
+            let _ = writeln!(
+                text,
+                "| {} | {:.1} | {:.1} | {idle} | {start} |",
+                one.kind.name(),
+                one.few,
+                one.busy,
+            );
+        }
+    }
+
+    fn rounds_csv(&self) -> String {
+        let mut rows =
+            "contender,round,cpu_us,redis_cpu_us,requests_per_second,p99_ms\n".to_owned();
+        for (kind, rounds) in &self.slices {
+            for (round, found) in rounds {
+                let _ = writeln!(
+                    rows,
+                    "\"{}\",{round},{:.3},{:.3},{:.0},{:.3}",
+                    kind.name(),
+                    found.cpu_us,
+                    found.redis_cpu_us,
+                    found.per_second,
+                    found.p99_ms
+                );
+            }
+        }
+        rows
+    }
+
+    fn latency_csv(&self) -> String {
+        let mut rows =
+            "contender,round,direct_p50_ms,direct_p99_ms,direct_p999_ms,p50_ms,p99_ms,p999_ms\n"
+                .to_owned();
+        for (kind, slices) in &self.timed {
+            for (round, direct, one) in slices {
+                let _ = write!(rows, "\"{}\",{round}", kind.name());
+                for found in [direct, one] {
+                    let Latency {
+                        p50_ms,
+                        p99_ms,
+                        p999_ms,
+                    } = found;
+                    let _ = write!(rows, ",{p50_ms:.3},{p99_ms:.3},{p999_ms:.3}");
                 }
                 rows.push('\n');
             }
         }
-        std::fs::write(directory.join("peers.csv"), rows).unwrap();
-        std::fs::write(directory.join("peers.svg"), self.plot()).unwrap();
-        std::fs::write(directory.join("peers.md"), self.table()).unwrap();
+        rows
     }
 
-    fn plot(&self) -> String {
-        const ROW: usize = 26;
-        const LEFT: usize = 250;
-        const WIDTH: f64 = 420.0;
-        let bars: Vec<(Kind, f64)> = self
-            .found
-            .keys()
-            .map(|kind| (*kind, self.median_of(*kind, |found| found.cpu_us)))
-            .collect();
-        let most = bars.iter().map(|bar| bar.1).fold(1.0, f64::max);
-        let height = bars.len() * ROW + 40;
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 760 {height}\" font-family=\"sans-serif\" font-size=\"13\">\
-             <rect width=\"760\" height=\"{height}\" fill=\"#fff\"/><text x=\"10\" y=\"20\">CPU µs per request, without that of Redis</text>\n"
-        );
-        for (number, (kind, cpu)) in bars.iter().enumerate() {
-            let top = 34 + number * ROW;
-            let width = cpu / most * WIDTH;
-            let colour = if kind.name().starts_with("Touchline") {
-                "#0a7d4f"
-            } else {
-                "#8a94a3"
-            };
-            let _ = writeln!(
-                svg,
-                "<text x=\"10\" y=\"{}\">{}</text><rect x=\"{LEFT}\" y=\"{top}\" width=\"{width:.1}\" height=\"18\" fill=\"{colour}\"/>\
-                 <text x=\"{:.1}\" y=\"{}\">{cpu:.1}</text>",
-                top + 14,
-                kind.name(),
-                LEFT as f64 + width + 6.0,
-                top + 14
-            );
+    fn cpu_plot(&self) -> String {
+        let bars = self.slices.keys().map(|kind| Bar {
+            name: kind.name().to_owned(),
+            whose: whose(*kind),
+            first: self.spread(*kind, |found| found.cpu_us).median,
+            whole: self.spread(*kind, |found| found.cpu_us + found.redis_cpu_us),
+        });
+        let plot = Plot {
+            title: "CPU a request at saturation",
+            axis: "µs of CPU a request",
+            parts: ["the contender", "Redis for it"],
+            decimals: 1,
+            bars: bars.collect(),
+        };
+        plot.svg()
+    }
+
+    fn latency_plot(&self) -> String {
+        let kinds = std::iter::once(&Kind::Direct).chain(self.timed.keys());
+        let bars = kinds.map(|kind| Bar {
+            name: kind.name().to_owned(),
+            whose: whose(*kind),
+            first: self.latency(*kind, |found| found.p50_ms).median,
+            whole: self.latency(*kind, |found| found.p99_ms),
+        });
+        let plot = Plot {
+            title: "Latency at 2,000 requests a second, Poisson arrivals",
+            axis: "ms from when a request was due to its answer",
+            parts: ["p50", "up to p99"],
+            decimals: 2,
+            bars: bars.collect(),
+        };
+        plot.svg()
+    }
+}
+
+fn whose(kind: Kind) -> Whose {
+    if kind.name().starts_with("Touchline") {
+        Whose::Ours
+    } else {
+        Whose::Peers
+    }
+}
+
+/// Writes a report and its files to `target/bench`; with `KEEP=yes` its Markdown between the marks of its name in the README, and its
+/// plots to `tests/load/plots`.
+///
+/// # Panics
+/// If the README has no such marks.
+pub fn keep(name: &str, markdown: &str, files: &[(&str, String)]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let written = root.join("target/bench");
+    std::fs::create_dir_all(&written).unwrap();
+    std::fs::write(written.join(format!("{name}.md")), markdown).unwrap();
+    for (file, text) in files {
+        std::fs::write(written.join(file), text).unwrap();
+    }
+    if std::env::var("KEEP").is_ok_and(|keep| keep == "yes") {
+        let plots = root.join("tests/load/plots");
+        std::fs::create_dir_all(&plots).unwrap();
+        for (file, text) in files.iter().filter(|(file, _)| file.ends_with(".svg")) {
+            std::fs::write(plots.join(file), text).unwrap();
         }
-        svg.push_str("</svg>\n");
-        svg
+        let readme = root.join("README.md");
+        let text = std::fs::read_to_string(&readme).unwrap();
+        let (begin, end) = (
+            format!("<!-- make {name}: begin -->\n"),
+            format!("<!-- make {name}: end -->"),
+        );
+        let (before, rest) = text.split_once(&begin).unwrap();
+        let (_, after) = rest.split_once(&end).unwrap();
+        let text = format!("{before}{begin}\n{}\n\n{end}{after}", markdown.trim());
+        std::fs::write(readme, text).unwrap();
     }
 }

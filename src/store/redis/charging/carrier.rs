@@ -1,5 +1,17 @@
-//! The task that carries the calls of one account to Redis and their replies back.
+//! The tasks that carry the calls of accounts to Redis and their replies back: what is due at the same time in one script
+//! call, whatever its keys.
+//!
+//! Accounts that somebody waits for stand in one queue ([`Due`]). A carrier takes what stands there, brings the replies
+//! back, and takes what has come meanwhile, until nobody waits; so calls are the larger the busier the gateway is, and
+//! nobody waits for a timer. Two are under way at most, so that a request seldom waits for another's round trip. In a
+//! cluster each account goes alone, since the keys of one call must lie in one slot there.
+//!
+//! Invariants: an account is in one call at a time; a call that Redis refused for several accounts is tried again for
+//! each alone, so that an account that Redis cannot count for harms itself only; and whatever ends a carrier, a panic
+//! included, no call stays awaited for ever: that would keep a key from being charged until the process ends.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -7,104 +19,272 @@ use super::{Accounts, Answer, Context, Slot, Waiter, is_waiting};
 use crate::policy::quota::{Call, Reply};
 use crate::store::redis::link::LinkError;
 
-/// Carries the calls of one account. Whatever ends it, a panic included, no call stays awaited for ever: that would keep
-/// the key from being charged until the process ends.
+/// The most accounts in one script call: Redis serves nobody else meanwhile, for some 10 µs each.
+const TOGETHER_MAX: usize = 64;
+/// The most carriers that take from the queue, where a call may be for several accounts.
+const CARRIERS_MAX: usize = 2;
+
+/// Accounts whose calls are to be carried.
+#[derive(Debug, Default)]
+pub struct Due {
+    slots: VecDeque<Arc<Slot>>,
+    /// Carriers that take from it.
+    carriers: usize,
+}
+
+impl Due {
+    /// Whether nobody stands there.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+impl Accounts {
+    /// Has the account's next call carried; it was just marked as queued.
+    pub(super) fn carry(self: &Arc<Self>, slot: &Arc<Slot>) {
+        self.due.lock().slots.push_back(slot.clone());
+        self.send_carrier();
+    }
+
+    /// Sends for what stands in the queue although its carrier is gone.
+    pub(super) fn carry_forgotten(self: &Arc<Self>) {
+        if !self.due.lock().is_empty() {
+            self.send_carrier();
+        }
+    }
+
+    fn send_carrier(self: &Arc<Self>) {
+        let carriers_max = match self.together_max() {
+            1 => usize::MAX,
+            _ => CARRIERS_MAX,
+        };
+        {
+            let mut due = self.due.lock();
+            if due.carriers >= carriers_max {
+                return;
+            }
+            due.carriers += 1;
+        }
+        let mut carrier = Carrier::of(self.clone());
+        carrier.takes = true;
+        tokio::spawn(carrier.carry_due());
+    }
+
+    /// The most accounts in one call.
+    pub(super) fn together_max(&self) -> usize {
+        match self.link.is_cluster() || self.apart.load(Ordering::Relaxed) {
+            true => 1,
+            false => TOGETHER_MAX,
+        }
+    }
+}
+
+/// Carries calls.
 pub struct Carrier {
     accounts: Arc<Accounts>,
-    slot: Arc<Slot>,
-    /// The call that is awaited.
-    number: Option<u64>,
+    /// The calls that are awaited, of different accounts.
+    load: Vec<(Arc<Slot>, Call<Context>)>,
+    /// Whether it takes from the queue.
+    takes: bool,
 }
 
 impl Carrier {
-    /// For an account whose call with this number was begun.
-    pub fn of(accounts: Arc<Accounts>, slot: Arc<Slot>, number: u64) -> Carrier {
+    /// One with nothing to carry yet. Counted from the moment it is made, before it runs.
+    pub fn of(accounts: Arc<Accounts>) -> Carrier {
         accounts.carrying.fetch_add(1, Ordering::SeqCst);
         Carrier {
             accounts,
-            slot,
-            number: Some(number),
+            load: Vec::new(),
+            takes: false,
         }
     }
 
-    /// Carries this call, and those that become due meanwhile, until nobody waits.
-    pub async fn carry_all(mut self, first: Call<Context>) {
-        let mut next = Some(first);
-        while let Some(call) = next {
-            self.number = Some(call.number);
-            let outcome = self.accounts.call(&self.slot, &call).await;
-            let failed = outcome.is_err();
-            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
-            for (waiter, answer) in self.answers(call.number, outcome) {
-                let _ = waiter.send(answer);
+    /// Carries the calls of these accounts; those that become due meanwhile are left to others.
+    pub async fn carry_these(mut self, slots: Vec<Arc<Slot>>) {
+        self.take_up(slots);
+        self.deliver().await;
+    }
+
+    /// Carries what stands in the queue until nobody does.
+    async fn carry_due(mut self) {
+        // Whoever is ready to ask in this moment asks first: their calls go together.
+        tokio::task::yield_now().await;
+        while self.take_due() {
+            self.deliver().await;
+        }
+    }
+
+    /// Takes up what stands in the queue. Says no, and takes no more, where nobody does.
+    fn take_due(&mut self) -> bool {
+        let together = self.accounts.together_max();
+        let slots: Vec<_> = {
+            let mut due = self.accounts.due.lock();
+            if due.slots.is_empty() {
+                due.carriers -= 1;
+                self.takes = false;
+                return false;
             }
-            self.number = None;
-            next = self.next(failed);
+            let count = due.slots.len().min(together);
+            due.slots.drain(..count).collect()
+        };
+        self.take_up(slots);
+        true
+    }
+
+    /// Begins the next calls of these accounts, where one is due and none is awaited. While the breaker is open nobody waits
+    /// for Redis.
+    fn take_up(&mut self, slots: Vec<Arc<Slot>>) {
+        let closed = self.accounts.guard.require().err();
+        for slot in slots {
+            let mut state = slot.state.lock();
+            state.queued = false;
+            if let Some(error) = &closed {
+                let waiters = state.account.dismiss();
+                drop(state);
+                fail(waiters, error);
+                self.accounts.list(&slot);
+                continue;
+            }
+            let alone = state.shunned;
+            let call = state.account.begin(is_waiting);
+            let awaited = state.account.is_awaited();
+            let due = !awaited && !state.account.is_idle();
+            drop(state);
+            match call {
+                Some(call) if alone => self.send_alone(slot, call),
+                Some(call) => self.load.push((slot, call)),
+                None if due => self.accounts.list(&slot),
+                None => {}
+            }
         }
     }
 
-    /// What each waiter of a call is told.
-    fn answers(&self, number: u64, outcome: Result<Reply, LinkError>) -> Vec<(Waiter, Answer)> {
-        let Carrier { accounts, slot, .. } = self;
-        let now = std::time::Instant::now();
-        match outcome {
-            Ok(reply) => {
-                let verdicts = {
-                    let mut state = slot.state.lock();
-                    state.account.leave_out(is_waiting);
-                    let verdicts = state.account.settle(number, &reply, now);
-                    accounts.recount(&mut state);
-                    verdicts
-                };
-                let costs = verdicts.into_iter();
-                costs
-                    .map(|(waiter, cost, verdict)| (waiter, accounts.answer(slot, cost, verdict)))
-                    .collect()
+    fn send_alone(&self, slot: Arc<Slot>, call: Call<Context>) {
+        let mut carrier = Carrier::of(self.accounts.clone());
+        carrier.load.push((slot, call));
+        tokio::spawn(carrier.deliver_alone());
+    }
+
+    /// As [`Carrier::deliver`], which it is called by.
+    fn deliver_alone(mut self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move { self.deliver().await })
+    }
+
+    /// Carries what was taken up, and tells everybody what came of it.
+    async fn deliver(&mut self) {
+        if self.load.is_empty() {
+            return;
+        }
+        match self.accounts.call(&self.load).await {
+            Ok(replies) => self.bring(replies),
+            Err(LinkError::Refused(error)) if self.load.len() > 1 => {
+                self.accounts.note_refusal(&error);
+                for (slot, call) in std::mem::take(&mut self.load) {
+                    self.send_alone(slot, call);
+                }
             }
             Err(error) => {
-                let waiters = {
-                    let account = &mut slot.state.lock().account;
-                    let mut waiters = account.abandon(number, now);
-                    // While the breaker is open nobody waits for Redis.
-                    if accounts.guard.require().is_err() {
-                        waiters.extend(account.dismiss());
-                    }
-                    waiters
-                };
-                let failure = |waiter| (waiter, Answer::Failed(error.clone().into()));
-                waiters.into_iter().map(failure).collect()
+                while let Some((slot, call)) = self.load.last() {
+                    slot.state.lock().shunned = matches!(error, LinkError::Refused(_));
+                    self.accounts.give_up(slot, call.number, &error);
+                    self.load.pop();
+                }
             }
+        }
+        if !self.takes {
+            self.accounts.carry_forgotten();
         }
     }
 
-    /// The next call, if one is due; after a failed one only if somebody waits.
-    fn next(&self, failed: bool) -> Option<Call<Context>> {
-        let Carrier { accounts, slot, .. } = self;
-        accounts.list_to_note(slot);
-        let mut state = slot.state.lock();
-        let next = if failed && !state.account.has_waiters() {
-            None
-        } else {
-            state.account.begin(is_waiting)
-        };
-        let due = next.is_none() && !state.account.is_idle();
-        drop(state);
-        if due {
-            accounts.list(slot);
+    /// Brings the replies to everybody who waited for them. A call counts as awaited until its waiters are answered.
+    fn bring(&mut self, mut replies: Vec<Reply>) {
+        while let (Some((slot, call)), Some(reply)) = (self.load.last(), replies.pop()) {
+            let verdicts = {
+                let mut state = slot.state.lock();
+                state.shunned = false;
+                state.account.leave_out(is_waiting);
+                let now = std::time::Instant::now();
+                let verdicts = state.account.settle(call.number, &reply, now);
+                self.accounts.recount(&mut state);
+                verdicts
+            };
+            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
+            for (waiter, cost, verdict) in verdicts {
+                let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
+            }
+            self.accounts.go_on(slot, After::Reply);
+            self.load.pop();
         }
-        next
     }
 }
 
 impl Drop for Carrier {
     fn drop(&mut self) {
-        if let Some(number) = self.number {
-            let error = LinkError::Lost("the call was broken off".into());
-            for (waiter, answer) in self.answers(number, Err(error)) {
-                let _ = waiter.send(answer);
-            }
-            self.accounts.list(&self.slot);
+        let error = LinkError::Lost("the call was broken off".into());
+        for (slot, call) in std::mem::take(&mut self.load) {
+            self.accounts.give_up(&slot, call.number, &error);
+            self.accounts.list(&slot);
+        }
+        if self.takes {
+            self.accounts.due.lock().carriers -= 1;
         }
         self.accounts.carrying.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// After what an account goes on.
+#[derive(Debug, Clone, Copy)]
+enum After {
+    Reply,
+    Failure,
+}
+
+impl Accounts {
+    /// Gives up a call whose fate is unknown, and tells those who waited for it. While the breaker is open nobody else waits
+    /// either.
+    fn give_up(&self, slot: &Arc<Slot>, number: u64, error: &LinkError) {
+        let waiters = {
+            let account = &mut slot.state.lock().account;
+            let mut waiters = account.abandon(number, std::time::Instant::now());
+            if self.guard.require().is_err() {
+                waiters.extend(account.dismiss());
+            }
+            waiters
+        };
+        fail(waiters, error);
+        self.go_on(slot, After::Failure);
+    }
+
+    /// Has the account stand in the queue if a call is due; after a failed one only if somebody waits.
+    fn go_on(&self, slot: &Arc<Slot>, after: After) {
+        self.list_to_note(slot);
+        let mut state = slot.state.lock();
+        let due = match after {
+            After::Reply => state.account.has_waiters() || state.account.is_due(),
+            After::Failure => state.account.has_waiters(),
+        };
+        let joins = due && !std::mem::replace(&mut state.queued, true);
+        let listed = !due && !state.account.is_idle();
+        drop(state);
+        if joins {
+            self.due.lock().slots.push_back(slot.clone());
+        }
+        if listed {
+            self.list(slot);
+        }
+    }
+
+    /// Notes why a call for several accounts was refused: where their keys may not be in one call, none will be again.
+    fn note_refusal(&self, error: &redis::RedisError) {
+        let kind = redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot);
+        if error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "Redis takes no calls for several keys, as a cluster's nodes do: each goes alone from now on. If it is a cluster, name its nodes under store.redis.cluster");
+        }
+    }
+}
+
+fn fail(waiters: Vec<Waiter>, error: &LinkError) {
+    for waiter in waiters {
+        let _ = waiter.send(Answer::Failed(error.clone().into()));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{Accounts, COUNT_MAX, Context, Slot, SlotState, Source, Units};
+use super::{ARGUMENTS, Accounts, COUNT_MAX, Context, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
@@ -231,8 +231,8 @@ impl Accounts {
         let version = entry
             .as_ref()
             .map_or(COUNT_MAX, |entry| entry.record.version);
-        let packed = entry.as_ref().map_or("", |entry| &entry.packed);
-        let arguments = Arguments::new()
+        let packed = entry.as_ref().map_or("", |entry| entry.packed());
+        let arguments = Arguments::with_capacity(ARGUMENTS)
             .text(row.producer.as_str())
             .count(row.ack)
             .count(row.rack)

@@ -142,7 +142,7 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments(names: &Names, told: &KeyDay, taking: Taking) -> Arguments {
+fn arguments<'t>(names: &Names, told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = Arguments::new()
         .number(told.start)

@@ -1,0 +1,119 @@
+//! As much as a contender takes: each connection sends its next request when it has the answer to the last one.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::calls::{ANSWER_BYTES, Calls};
+use super::figures::percentile;
+use super::machine::Cpu;
+
+/// Before a slice, over its connections: what slept is awake, what others left in the caches is gone.
+const WARMING: Duration = Duration::from_millis(100);
+/// What a contender does behind its answers is done then: charges, journal, log.
+const SETTLING: Duration = Duration::from_millis(30);
+
+/// What a slice gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Slice {
+    /// User and system time of the measured processes for a request, in microseconds.
+    pub cpu_us: f64,
+    /// The same of Redis.
+    pub redis_cpu_us: f64,
+    /// Answered requests a second.
+    pub per_second: f64,
+    /// The 99th percentile of their latency.
+    pub p99_ms: f64,
+}
+
+/// Connections of one contender.
+pub struct Connections {
+    open: Vec<(Connection, Arc<Calls>)>,
+}
+
+struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Connections {
+    /// So many, spread over the contenders (several gateways, say), each with one answer behind it.
+    pub async fn open(calls: &[Arc<Calls>], count: usize) -> Connections {
+        let mut open = Vec::with_capacity(count);
+        for number in 0..count {
+            let calls = Arc::clone(&calls[number % calls.len()]);
+            let stream = TcpStream::connect(calls.address).await.unwrap();
+            stream.set_nodelay(true).unwrap();
+            let buffer = vec![0; ANSWER_BYTES];
+            let mut connection = Connection { stream, buffer };
+            connection.call(&calls).await;
+            open.push((connection, calls));
+        }
+        Connections { open }
+    }
+
+    /// Keeps all of them busy for so long; the latencies of all answers, and the time in which they came.
+    pub async fn saturate(&mut self, time: Duration) -> (Vec<Duration>, Duration) {
+        let start = Instant::now();
+        let running: Vec<_> = self
+            .open
+            .drain(..)
+            .map(|(mut connection, calls)| {
+                tokio::spawn(async move {
+                    let mut latencies = Vec::with_capacity(1_024);
+                    let mut before = Instant::now();
+                    while before - start < time {
+                        connection.call(&calls).await;
+                        let now = Instant::now();
+                        latencies.push(now - before);
+                        before = now;
+                    }
+                    (connection, calls, latencies)
+                })
+            })
+            .collect();
+        let mut all = Vec::new();
+        for one in running {
+            let (connection, calls, latencies) = one.await.unwrap();
+            self.open.push((connection, calls));
+            all.extend(latencies);
+        }
+        (all, start.elapsed())
+    }
+
+    /// A slice: warm-up, then what `measured` and Redis use.
+    pub async fn measure(&mut self, measured: &[u32], redis: u32, time: Duration) -> Slice {
+        let used = || measured.iter().map(|pid| Cpu::of(*pid)).collect::<Vec<_>>();
+        self.saturate(WARMING).await;
+        tokio::time::sleep(SETTLING).await;
+        let (before, redis_before) = (used(), Cpu::of(redis));
+        let (mut latencies, elapsed) = self.saturate(time).await;
+        tokio::time::sleep(SETTLING).await;
+        let after = used();
+        let cpu: Duration = after.iter().zip(&before).map(|(a, b)| a.since(b)).sum();
+        let per_request = |time: Duration| time.as_secs_f64() * 1e6 / latencies.len() as f64;
+        Slice {
+            cpu_us: per_request(cpu),
+            redis_cpu_us: per_request(Cpu::of(redis).since(&redis_before)),
+            per_second: latencies.len() as f64 / elapsed.as_secs_f64(),
+            p99_ms: percentile(&mut latencies, 0.99),
+        }
+    }
+}
+
+impl Connection {
+    async fn call(&mut self, calls: &Calls) {
+        self.stream.write_all(calls.next()).await.unwrap();
+        let mut filled = 0;
+        loop {
+            let read = self.stream.read(&mut self.buffer[filled..]).await.unwrap();
+            assert!(read > 0, "{} closed the connection", calls.address);
+            filled += read;
+            if calls.answered(&self.buffer[..filled]) {
+                return;
+            }
+        }
+    }
+}

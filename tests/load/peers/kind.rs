@@ -1,0 +1,151 @@
+//! The contenders: what each is called, what it is asked and has to answer.
+
+use harness::Protocol;
+
+/// What clients ask for.
+pub const PATH: &str = "/api/v1/data/markets";
+/// What a tier below enterprise may not ask for.
+const CLOSED_PATH: &str = "/api/v1/data/rankings";
+
+/// A contender, in the order of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// The upstream itself.
+    Direct,
+    /// HAProxy with a stick table.
+    Haproxy,
+    /// nginx, proxying only.
+    Nginx,
+    /// Pingora, proxying only.
+    Pingora,
+    /// nginx, Lua and Redis.
+    NginxLua,
+    /// Touchline on SQLite.
+    Embedded,
+    /// Touchline on Redis.
+    Redis,
+    /// Touchline on Redis that refuses unknown keys.
+    Unknown,
+    /// The same that refuses keys whose tier lacks the endpoint.
+    Forbidden,
+    /// The same that refuses keys whose day is used up.
+    Exhausted,
+    /// nginx over TLS, HTTP/1.1.
+    NginxTls,
+    /// Touchline on Redis over TLS, HTTP/1.1.
+    RedisTls,
+    /// nginx over TLS, HTTP/2.
+    NginxTls2,
+    /// Touchline on Redis over TLS, HTTP/2.
+    RedisTls2,
+}
+
+impl Kind {
+    /// Over clear connections, as a round takes them, there and back: what is compared stands side by side.
+    pub const CLEAR: [Kind; 10] = [
+        Kind::Direct,
+        Kind::Haproxy,
+        Kind::Nginx,
+        Kind::Embedded,
+        Kind::Pingora,
+        Kind::Redis,
+        Kind::NginxLua,
+        Kind::Unknown,
+        Kind::Forbidden,
+        Kind::Exhausted,
+    ];
+    /// Over TLS.
+    pub const TLS: [Kind; 4] = [
+        Kind::NginxTls,
+        Kind::RedisTls,
+        Kind::NginxTls2,
+        Kind::RedisTls2,
+    ];
+    /// Whose latency is told beside the upstream's own.
+    pub const TIMED: [Kind; 7] = [
+        Kind::Haproxy,
+        Kind::Nginx,
+        Kind::Pingora,
+        Kind::NginxLua,
+        Kind::Embedded,
+        Kind::Redis,
+        Kind::Unknown,
+    ];
+    /// Whose memory is told. nginx + Lua answers some of 1,000 busy connections with 500.
+    pub const WEIGHED: [Kind; 4] = [Kind::Nginx, Kind::Pingora, Kind::Embedded, Kind::Redis];
+
+    /// As the table calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Direct => "upstream, direct",
+            Kind::Haproxy => "HAProxy, stick table",
+            Kind::Nginx => "nginx, proxy only",
+            Kind::Pingora => "pingora, proxy only",
+            Kind::NginxLua => "nginx + Lua + Redis",
+            Kind::Embedded => "Touchline, embedded",
+            Kind::Redis => "Touchline + Redis",
+            Kind::Unknown => "Touchline + Redis, unknown key, 401",
+            Kind::Forbidden => "Touchline + Redis, tier too low, 403",
+            Kind::Exhausted => "Touchline + Redis, day used up, 429",
+            Kind::NginxTls => "nginx, proxy only, TLS HTTP/1.1",
+            Kind::RedisTls => "Touchline + Redis, TLS HTTP/1.1",
+            Kind::NginxTls2 => "nginx, proxy only, TLS HTTP/2",
+            Kind::RedisTls2 => "Touchline + Redis, TLS HTTP/2",
+        }
+    }
+
+    /// What its clients speak.
+    pub fn protocol(self) -> Protocol {
+        match self {
+            Kind::NginxTls | Kind::RedisTls => Protocol::Http1Tls,
+            Kind::NginxTls2 | Kind::RedisTls2 => Protocol::Http2Tls,
+            Kind::Direct
+            | Kind::Haproxy
+            | Kind::Nginx
+            | Kind::Pingora
+            | Kind::NginxLua
+            | Kind::Embedded
+            | Kind::Redis
+            | Kind::Unknown
+            | Kind::Forbidden
+            | Kind::Exhausted => Protocol::Http1,
+        }
+    }
+
+    /// What every answer to it is.
+    pub fn status(self) -> u16 {
+        match self {
+            Kind::Unknown => 401,
+            Kind::Forbidden => 403,
+            Kind::Exhausted => 429,
+            Kind::Direct
+            | Kind::Haproxy
+            | Kind::Nginx
+            | Kind::Pingora
+            | Kind::NginxLua
+            | Kind::Embedded
+            | Kind::Redis
+            | Kind::NginxTls
+            | Kind::RedisTls
+            | Kind::NginxTls2
+            | Kind::RedisTls2 => 200,
+        }
+    }
+
+    /// What it is asked for.
+    pub fn path(self) -> &'static str {
+        if self == Kind::Forbidden {
+            CLOSED_PATH
+        } else {
+            PATH
+        }
+    }
+
+    /// Whether it knows keys and counts calls.
+    pub fn admits(self) -> bool {
+        matches!(
+            self,
+            Kind::Haproxy | Kind::NginxLua | Kind::Embedded | Kind::Redis
+        )
+    }
+}

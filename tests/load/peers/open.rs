@@ -1,0 +1,112 @@
+//! Latency at a fixed rate: an open loop. Arrivals are drawn beforehand, as if many clients knew nothing of each other (Poisson),
+//! and each goes out over a connection that is free; its latency counts from when it was due, so that a contender that stalls
+//! pays for all that had to wait meanwhile. One thread for each connection, which sleeps until its arrival is due.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::calls::{ANSWER_BYTES, Calls};
+use super::figures::percentile;
+use super::machine::sleep_precisely;
+
+/// Requests a second, over all connections.
+pub const RATE: u32 = 2_000;
+/// More than are ever busy at once unless a contender stalls for 30 ms.
+const CONNECTIONS: usize = 64;
+/// Before the first arrival: threads started, connections open and used once.
+const LEAD: Duration = Duration::from_millis(20);
+
+/// Latencies of a slice, in milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Latency {
+    /// Half are faster.
+    pub p50_ms: f64,
+    /// 99 % are faster.
+    pub p99_ms: f64,
+    /// 99.9 % are faster.
+    pub p999_ms: f64,
+}
+
+/// A slice of so long, spread over the contenders (several gateways, say); the same seed gives the same arrivals.
+///
+/// # Panics
+/// If an answer is not what this contender gives.
+pub fn hold(calls: &[Arc<Calls>], time: Duration, seed: u64) -> Latency {
+    let arrivals = arrivals(time, seed);
+    let next = AtomicUsize::new(0);
+    let connections: Vec<_> = calls
+        .iter()
+        .cycle()
+        .take(CONNECTIONS)
+        .map(connect)
+        .collect();
+    let start = Instant::now() + LEAD;
+    let mut latencies: Vec<Duration> = std::thread::scope(|scope| {
+        let running: Vec<_> = connections
+            .into_iter()
+            .map(|connection| scope.spawn(|| serve(connection, start, &arrivals, &next)))
+            .collect();
+        let found = running.into_iter().map(|one| one.join().unwrap());
+        found.flatten().collect()
+    });
+    Latency {
+        p50_ms: percentile(&mut latencies, 0.5),
+        p99_ms: percentile(&mut latencies, 0.99),
+        p999_ms: percentile(&mut latencies, 0.999),
+    }
+}
+
+/// When requests are due, from the start of the slice.
+fn arrivals(time: Duration, seed: u64) -> Vec<Duration> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let gaps = std::iter::repeat_with(|| -(1.0 - random.f64()).ln() / f64::from(RATE));
+    let times = gaps.scan(0.0, |at, gap| {
+        *at += gap;
+        Some(Duration::from_secs_f64(*at))
+    });
+    times.take_while(|at| *at < time).collect()
+}
+
+type Connection = (TcpStream, Arc<Calls>);
+
+fn connect(calls: &Arc<Calls>) -> Connection {
+    let mut stream = TcpStream::connect(calls.address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    call(&mut stream, calls, &mut [0; ANSWER_BYTES]);
+    (stream, Arc::clone(calls))
+}
+
+/// Takes one arrival after the other until none is left.
+fn serve(
+    (mut stream, calls): Connection,
+    start: Instant,
+    arrivals: &[Duration],
+    next: &AtomicUsize,
+) -> Vec<Duration> {
+    sleep_precisely();
+    let mut latencies = Vec::with_capacity(1_024);
+    let mut buffer = [0; ANSWER_BYTES];
+    while let Some(arrival) = arrivals.get(next.fetch_add(1, Ordering::Relaxed)) {
+        let due = start + *arrival;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        call(&mut stream, &calls, &mut buffer);
+        latencies.push(due.elapsed());
+    }
+    latencies
+}
+
+fn call(stream: &mut TcpStream, calls: &Calls, buffer: &mut [u8]) {
+    stream.write_all(calls.next()).unwrap();
+    let mut filled = 0;
+    loop {
+        let read = stream.read(&mut buffer[filled..]).unwrap();
+        assert!(read > 0, "{} closed the connection", calls.address);
+        filled += read;
+        if calls.answered(&buffer[..filled]) {
+            return;
+        }
+    }
+}
