@@ -36,6 +36,7 @@ mod exporter;
 mod handover;
 mod listeners;
 mod notify;
+mod outgoing;
 mod proxied;
 mod reload;
 mod stores;

@@ -293,6 +293,11 @@ mod tests {
             .upstream_checks
             .with_label_values(&["data", "passed"])
             .inc_by(9);
+        let upstream = metrics.upstream_ejections.with_label_values(&["data"]);
+        upstream.inc_by(5);
+        let names = &metrics.upstream_resolve_failures;
+        names.with_label_values(&["data"]).inc_by(6);
+        names.with_label_values(&["other"]).inc();
         let server = |server: &str, up, in_flight| ServerNow {
             server: server.into(),
             up,
@@ -305,8 +310,9 @@ mod tests {
                 server("10.0.0.2:1", false, 0),
             ],
             retries: 3,
+            ejections: 5,
             checks_failed: 1,
-            ..UpstreamNow::default()
+            resolve_failures: 6,
         };
         assert_eq!(upstreams(&metrics), [expected]);
     }

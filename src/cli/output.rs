@@ -1,7 +1,11 @@
 //! Results as tables for people, JSON and CSV for programs; what terminals must not see is escaped.
 
+use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
+use anyhow::Context;
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, Table, presets};
 use jiff::Timestamp;
@@ -29,6 +33,16 @@ pub(super) enum RowsFormat {
     Json,
     /// For spreadsheets (RFC 4180).
     Csv,
+}
+
+/// Makes a file that only its owner may read; one that is there is not overwritten.
+pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .with_context(|| format!("{} cannot be made", path.display()))
 }
 
 /// Writes one JSON value and a newline.

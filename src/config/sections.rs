@@ -64,6 +64,16 @@ const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port)
 }
 
+/// A whole URL of HTTP with a host; it may have a secret in it.
+fn http_url(text: &str, problem: &str, hint: &str) -> Result<Secret, Wrong> {
+    let url = reqwest::Url::parse(text).ok();
+    let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
+    match usable {
+        true => Ok(Secret::from(text.to_owned())),
+        false => Err(Wrong::new(problem, hint)),
+    }
+}
+
 const fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }

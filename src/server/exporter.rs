@@ -10,6 +10,7 @@ use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, mpsc};
 
+use super::outgoing::Caller;
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
@@ -30,8 +31,7 @@ pub struct Exporter {
     /// Told when the gateway ends: what waits is exported, once.
     end: Arc<Notify>,
     ending: bool,
-    /// Made when it is needed: without traces a machine needs no roots.
-    client: Option<reqwest::Client>,
+    caller: Caller,
 }
 
 /// Why a batch was not taken.
@@ -54,7 +54,7 @@ impl Exporter {
             spans,
             end,
             ending: false,
-            client: None,
+            caller: Caller::default(),
         }
     }
 
@@ -129,7 +129,7 @@ impl Exporter {
             why: error.without_url().to_string(),
             is_worth_another,
         };
-        let client = self.client().map_err(|error| failed(error, false))?;
+        let client = self.caller.client().map_err(|error| failed(error, false))?;
         let mut request = client
             .post(otlp.url.reveal())
             .timeout(otlp.timeout)
@@ -154,18 +154,6 @@ impl Exporter {
             ]
             .contains(&status),
         })
-    }
-
-    fn client(&mut self) -> Result<reqwest::Client, reqwest::Error> {
-        let client = match self.client.take() {
-            Some(client) => client,
-            None => reqwest::Client::builder()
-                .user_agent(concat!("touchline/", env!("CARGO_PKG_VERSION")))
-                .redirect(reqwest::redirect::Policy::none())
-                .no_proxy()
-                .build()?,
-        };
-        Ok(self.client.insert(client).clone())
     }
 
     fn count(&self, outcome: &str, spans: usize) {

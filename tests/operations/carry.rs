@@ -152,9 +152,14 @@ async fn all_that_a_store_holds_is_the_same_in_the_other_kind_of_store_and_back(
         assert_eq!(before[0]["total"]["used"], DAILY + 7, "{before:?}");
         for (from, to) in [(&here, &first), (&first, &second), (&second, &third)] {
             let told = copied(from, to, &[]).await;
-            assert_eq!(told["taken"]["keys_added"], 3, "{told}");
-            assert_eq!(told["taken"]["audit_entries_added"], 8, "{told}");
-            assert_eq!(told["taken"]["key_days_added"], 2, "{told}");
+            for (read, taken, count) in [
+                ("keys", "keys_added", 3),
+                ("audit_entries", "audit_entries_added", 8),
+                ("key_days", "key_days_added", 2),
+            ] {
+                assert_eq!(told["read"][read], count, "{told}");
+                assert_eq!(told["taken"][taken], count, "{told}");
+            }
             assert_eq!(holdings(to).await, before, "{}", to.display());
         }
         // What comes back to where it came from, or comes twice, is known there.
@@ -448,4 +453,72 @@ async fn a_store_is_copied_into_a_cluster_and_back() {
     assert_eq!(holdings(&cluster).await, before);
     copied(&cluster, &back, &[]).await;
     assert_eq!(holdings(&back).await, before);
+}
+
+#[tokio::test]
+async fn keys_that_are_copied_into_the_store_of_a_running_gateway_are_served_and_those_rotated_away_are_not()
+ {
+    for store in [Store::Embedded, Store::Redis] {
+        let scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let source = configuration(&scene, "source", file_spec(&scene, "source.db"));
+        let of_source = async |words: &[&str]| -> Value {
+            let told = run_on(&source, &[words, &["--output", "json"]].concat()).await;
+            serde_json::from_str(&told.done()).unwrap()
+        };
+        let issue = ["keys", "issue", "--tier", "pro", "--customer", "Acme"];
+        let issued = of_source(&issue).await;
+        let id = issued["id"].as_str().unwrap();
+        let key = issued["key"].as_str().unwrap();
+        let client = scene.client(Protocol::Http1);
+        assert_eq!(client.get(key, MARKETS).await.status, 401);
+        let here = scene.gateways[0].config.clone();
+        copied(&source, &here, &[]).await;
+        let answers = async |key: &str, status: u16| {
+            eventually("the gateway knows the change", async || {
+                (client.get(key, MARKETS).await.status == status).then_some(())
+            })
+            .await;
+        };
+        answers(key, 200).await;
+        let rotated = of_source(&["keys", "rotate", id, "--overlap", "0s", "--yes"]).await;
+        copied(&source, &here, &["--merge"]).await;
+        answers(rotated["key"].as_str().unwrap(), 200).await;
+        answers(key, 401).await;
+        if let Some(redis) = &scene.redis {
+            let names = redis.command(&["KEYS", "touchline:d:*"]).await.unwrap();
+            assert_eq!(names.matches("touchline:d:").count(), 1, "{names}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_backup_that_fails_leaves_nothing_in_the_way_of_the_next_one() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let mut server = redis(&scene).await;
+    let config = configuration(&scene, "away", redis_spec(&server));
+    let file = scene.outside().join("backup.jsonl");
+    server.kill9();
+    let words = ["store", "backup", text(&file)];
+    let said = run_on(&config, &words).await.failed(1);
+    assert!(said.contains("Redis"), "{said}");
+    assert!(!file.exists());
+    server.restart().await;
+    run_on(&config, &words).await.done();
+    assert!(file.exists());
+}
+
+#[tokio::test]
+async fn a_store_that_counts_days_elsewhere_is_not_copied_into() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let here = scene.gateways[0].config.clone();
+    let there = configuration(&scene, "there", file_spec(&scene, "there.db"));
+    let same = std::fs::read_to_string(&there).unwrap();
+    let other = same.replace("timezone: UTC", "timezone: Asia/Tokyo");
+    std::fs::write(&there, other).unwrap();
+    let words = ["store", "copy", "--to", text(&there)];
+    let said = run_on(&here, &words).await.failed(1);
+    for word in ["UTC", "Asia/Tokyo", "quota.timezone"] {
+        assert!(said.contains(word), "{said}");
+    }
+    assert!(!scene.outside().join("there.db").exists());
 }

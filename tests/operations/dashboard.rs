@@ -1,6 +1,7 @@
 //! `/dashboard` and `/dashboard.json`: right figures of all gateways, a page that trusts nothing, and who may see it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use harness::{Answer, Behaviour, Call, Client, Protocol, Scene, Store, eventually};
 use serde_json::{Value, json};
@@ -319,6 +320,31 @@ async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_par
         (figures(&scene, 0).await["today"]["used"] == 1).then_some(())
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_day_that_is_over_is_never_told_as_today() {
+    let scene = Scene::builder(TOUCHLINE).faketime().start().await;
+    scene
+        .clock()
+        .set_before_midnight(Duration::from_secs(1_800));
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let before = eventually("the day is told", async || {
+        let today = figures(&scene, 0).await["today"].clone();
+        (today["used"] == 1).then_some(today)
+    })
+    .await;
+    scene.clock().set_before_midnight(Duration::ZERO);
+    let after = eventually("the next day is told", async || {
+        let told = figures(&scene, 0).await;
+        let today = told["today"].clone();
+        assert!(today.is_null() || today["date"] != before["date"], "{told}");
+        (!today.is_null()).then_some(today)
+    })
+    .await;
+    assert_eq!(after["used"], 0);
 }
 
 #[tokio::test]

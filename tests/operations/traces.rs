@@ -136,6 +136,66 @@ async fn refused_and_failed_requests_are_told_with_what_became_of_them() {
 }
 
 #[tokio::test]
+async fn a_request_that_is_sent_again_has_a_span_for_each_attempt() {
+    let collector = Collector::start().await;
+    let scene = tracing_to(&collector.url(), "sample: 0%")
+        .more_servers(1)
+        .start()
+        .await;
+    scene.upstream.always(Behaviour::ResetBeforeHeader);
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    // Servers are taken in turn: one of two requests meets the one that breaks off.
+    let mut trace = String::new();
+    for number in 1..=2 {
+        if scene.upstream.count() == 0 {
+            trace = format!("{number:032x}");
+            let traceparent = format!("00-{trace}-{CALLERS_SPAN}-01");
+            let call = Call::get(MARKETS).header("traceparent", traceparent);
+            assert_eq!(client.call(call.key(&key)).await.status, 200);
+        }
+    }
+    let spans = spans_of(&collector, &trace, 5).await;
+    let (first, second) = (&spans[3], &spans[4]);
+    for (attempt, tried) in [(first, None), (second, Some("1"))] {
+        assert_eq!(attempt.name, "upstream");
+        assert_eq!(attempt.parent, spans[0].id);
+        assert_eq!(attempt.attribute("http.request.resend_count"), tried);
+    }
+    assert!(first.is_failed && !second.is_failed, "{spans:?}");
+    assert!(first.ended <= second.began, "{spans:?}");
+    let server = |span: &ReceivedSpan| span.attribute("server.address").unwrap().to_owned();
+    assert_eq!(server(first), scene.upstream.address().to_string());
+    assert_eq!(
+        server(second),
+        scene.more_upstreams[0].address().to_string()
+    );
+    let told = scene.upstream.recorded()[0].values("traceparent");
+    assert!(told[0].contains(&first.id), "{told:?}");
+}
+
+#[tokio::test]
+async fn spans_that_the_collector_cannot_use_are_dropped_at_once_and_the_gateway_is_named_to_it() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Refuses(400));
+    let scene = tracing_to(&collector.url(), "sample: 100%").start().await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    eventually("the spans are given up", async || {
+        (counted(&scene, "dropped").await == 4.0).then_some(())
+    })
+    .await;
+    assert_eq!(collector.heads().len(), 1, "asked once");
+    let log = scene.gateways[0].output();
+    let line = log.lines().find(|line| line.contains("\"node\":")).unwrap();
+    let line: serde_json::Value = serde_json::from_str(line).unwrap();
+    let node = line["node"].as_str().unwrap().as_bytes();
+    let body = &collector.bodies()[0];
+    assert!(body.windows(node.len()).any(|part| part == node));
+}
+
+#[tokio::test]
 async fn what_is_not_sampled_is_not_exported_and_of_new_traces_only_the_share() {
     let collector = Collector::start().await;
     let mut scene = tracing_to(&collector.url(), "sample: 0%").start().await;

@@ -91,6 +91,9 @@ async fn an_event_is_told_once_although_its_store_was_changed() {
     for (from, to) in ways {
         let made = from.claim(&crossing, &node("a"), Delivery::Wanted).await;
         assert!(matches!(made.unwrap(), Claim::Made));
+        let rehearsed = to.take_in(told(&from).await, Taking::Rehearse).await;
+        assert_eq!(rehearsed.unwrap().events_added, 1);
+        assert_eq!(told(&to).await, [], "a rehearsal writes nothing");
         carry(&from, &to).await;
         let again = to.claim(&crossing, &node("b"), Delivery::Wanted).await;
         assert_eq!(again.unwrap(), Claim::Held);

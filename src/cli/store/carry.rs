@@ -4,9 +4,8 @@
 //! Nothing is doubled by carrying it twice (see [`crate::store::carried`]): whatever was interrupted is begun anew, and what
 //! was used meanwhile is brought by carrying again.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::place::StorePlace;
-use crate::cli::output::{RecordFormat, to_the_second, write_json, write_record};
+use crate::cli::output::{RecordFormat, private_file, to_the_second, write_json, write_record};
 use crate::cli::{CLOSE_DEADLINE, note, on_runtime};
 use crate::clock::Clock;
 use crate::config::StoreConfig;
@@ -118,12 +117,7 @@ pub(super) fn backup(
         return Ok(());
     }
     let shown = order.file.display();
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&order.file)
-        .with_context(|| format!("{shown} cannot be made"))?;
+    let file = private_file(&order.file)?;
     let written = on_runtime(write_backup(&from, &header, BufWriter::new(&file)))
         .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
     match written {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{HOUR, MINUTE, MS, seconds};
+use super::{HOUR, MINUTE, MS, http_url, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::scalar::Text;
@@ -107,14 +107,9 @@ fn one_of<T>(
 }
 
 fn checked_url(text: &str) -> Result<Secret, Wrong> {
-    let url = reqwest::Url::parse(text).ok();
-    let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    if usable {
-        Ok(Secret::from(text.to_owned()))
-    } else {
-        Err(Wrong::new(
-            "it is not the URL of a webhook",
-            "write https://host/path",
-        ))
-    }
+    http_url(
+        text,
+        "it is not the URL of a webhook",
+        "write https://host/path",
+    )
 }

@@ -1,6 +1,6 @@
 //! Where traces are exported to.
 
-use super::{MINUTE, MS, seconds, upstreams};
+use super::{MINUTE, MS, http_url, seconds, upstreams};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::scalar::Percent;
@@ -47,14 +47,9 @@ fn otlp(check: &mut Check<'_>, at: &Path, section: Section<OtlpText>) -> Option<
 }
 
 fn checked_url(text: &str) -> Result<Secret, Wrong> {
-    let url = reqwest::Url::parse(text).ok();
-    let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    if usable {
-        Ok(Secret::from(text.to_owned()))
-    } else {
-        Err(Wrong::new(
-            "it is not the URL of a collector",
-            "write it whole, such as https://collector.example:4318/v1/traces",
-        ))
-    }
+    http_url(
+        text,
+        "it is not the URL of a collector",
+        "write it whole, such as https://collector.example:4318/v1/traces",
+    )
 }

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 use crate::config::Webhook;
 use crate::policy::crossing::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
+use crate::server::outgoing::Caller;
 use crate::store::NodeName;
 
 /// Between two looks at what is to be delivered.
@@ -33,8 +34,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(300);
 pub struct Courier {
     gate: Arc<Gate>,
     node: NodeName,
-    /// Made when it is needed: without a webhook a machine needs no roots.
-    client: Option<reqwest::Client>,
+    caller: Caller,
     /// Events that failed.
     failed: HashMap<String, Failed>,
 }
@@ -51,7 +51,7 @@ impl Courier {
         Courier {
             gate,
             node,
-            client: None,
+            caller: Caller::default(),
             failed: HashMap::new(),
         }
     }
@@ -63,7 +63,7 @@ impl Courier {
         loop {
             looks.tick().await;
             match &self.gate.snapshot().config.events.webhook {
-                Some(webhook) => match self.client() {
+                Some(webhook) => match self.caller.client() {
                     Ok(client) => self.look(webhook, &client).await,
                     Err(error) => {
                         tracing::error!(%error, "no events can be delivered");
@@ -73,18 +73,6 @@ impl Courier {
                 None => self.rest(),
             }
         }
-    }
-
-    fn client(&mut self) -> Result<reqwest::Client, reqwest::Error> {
-        let client = match self.client.take() {
-            Some(client) => client,
-            None => reqwest::Client::builder()
-                .user_agent(concat!("touchline/", env!("CARGO_PKG_VERSION")))
-                .redirect(reqwest::redirect::Policy::none())
-                .no_proxy()
-                .build()?,
-        };
-        Ok(self.client.insert(client).clone())
     }
 
     /// Nothing is this gateway's to deliver.

@@ -40,14 +40,32 @@ const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
 const DROP_DIGESTS: &str = "DELETE FROM digests WHERE digest IN (?1, ?2)";
 
+/// What is kept in memory of the key table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kept {
+    /// All of it, for a gateway: 1 kB a key.
+    Whole,
+    /// Nothing: a command reads records where they are.
+    Nothing,
+}
+
 /// Keeps the key table in memory up with the database.
-#[derive(Default)]
 pub(super) struct Follower {
+    kept: Kept,
     table: KeyTable,
     applied: AtomicI64,
 }
 
 impl Follower {
+    /// Has not read anything yet.
+    pub(super) fn new(kept: Kept) -> Follower {
+        Follower {
+            kept,
+            table: KeyTable::default(),
+            applied: AtomicI64::new(0),
+        }
+    }
+
     /// The table that is kept up.
     pub(super) fn table(&self) -> &KeyTable {
         &self.table
@@ -64,6 +82,10 @@ impl Follower {
         connection: &Connection,
         mark: &mut Statement<'_>,
     ) -> rusqlite::Result<bool> {
+        match self.kept {
+            Kept::Whole => {}
+            Kept::Nothing => return Ok(false),
+        }
         let applied = self.applied();
         let last: i64 = mark.query_row([], |row| row.get(0))?;
         if last <= applied {

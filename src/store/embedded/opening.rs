@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::feed::{self, Polled, Stop};
 use super::inbox::Inbox;
-use super::keys::{Follower, MARK};
+use super::keys::{Follower, Kept, MARK};
 use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
@@ -22,7 +22,7 @@ use crate::store::{NodeName, Role, StoreError};
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest interval that syncing keeps to; who wants less wants [`Durability::Commit`].
 const INTERVAL_MIN: Duration = Duration::from_millis(10);
-/// Opens the store, which takes the time of reading all keys.
+/// Opens the store, which takes a gateway the time of reading all keys.
 pub(super) fn open(
     settings: Settings,
     role: Role,
@@ -48,7 +48,10 @@ pub(super) fn open(
         Role::Gateway(name) => Some(name),
         Role::Command => None,
     };
-    let keys = Follower::default();
+    let keys = Follower::new(match gateway {
+        Some(_) => Kept::Whole,
+        None => Kept::Nothing,
+    });
     load(&connections.writing, &keys, gateway.as_ref())
         .map_err(|error| schema::failure(&path, &error))?;
 

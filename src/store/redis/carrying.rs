@@ -4,7 +4,7 @@
 //! the feed tells of it, and an event waits before its claim is held, so that whoever begins anew completes what a dead
 //! command left.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -142,12 +142,9 @@ async fn events(
     names: &Names,
     now: Timestamp,
 ) -> Result<Vec<CarriedEvent>, StoreError> {
-    let mut read = redis::cmd("ZRANGE");
-    read.arg(names.events()).arg(0).arg(-1).arg("WITHSCORES");
-    let rows =
-        Vec::<(String, f64)>::from_redis_value(link.ask(&read).await?).map_err(unreadable)?;
     let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
-    for (kept, since) in rows {
+    for (kept, since) in scanned(link, "ZSCAN", &names.events()).await? {
+        let since: f64 = since.parse().unwrap_or_default();
         if let Some((id, body)) = kept.split_once(' ') {
             let event = WaitingEvent {
                 // Exact: milliseconds are far below 2^53.
@@ -159,17 +156,10 @@ async fn events(
     }
     let mut events = Vec::new();
     for date in around(now, CLAIM_DATES) {
-        let mut pipeline = Pipeline::new();
         let name = names.claims(date);
-        pipeline
-            .cmd("EXPIRETIME")
-            .arg(&name)
-            .cmd("HGETALL")
-            .arg(&name);
-        let value = link.ask(&pipeline).await?;
-        let (until, claims) =
-            <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
-        for (id, node) in claims {
+        let until = link.ask(redis::cmd("EXPIRETIME").arg(&name)).await?;
+        let until = i64::from_redis_value(until).map_err(unreadable)?;
+        for (id, node) in scanned(link, "HSCAN", &name).await? {
             events.push(CarriedEvent {
                 waiting: waiting.remove(&id),
                 claim: Some(HeldClaim { node, until }),
@@ -183,6 +173,27 @@ async fn events(
         waiting: Some(event),
     }));
     Ok(events)
+}
+
+/// The pairs of a hash, or of a sorted set, read in steps: all in one reply would hold up charges.
+async fn scanned(
+    link: &Link,
+    command: &str,
+    name: &str,
+) -> Result<BTreeMap<String, String>, StoreError> {
+    let (mut pairs, mut cursor) = (BTreeMap::new(), "0".to_owned());
+    loop {
+        let mut step = redis::cmd(command);
+        step.arg(name).arg(&cursor).arg("COUNT").arg(READ_BATCH);
+        let value = link.ask(&step).await?;
+        let (next, page) =
+            <(String, Vec<(String, String)>)>::from_redis_value(value).map_err(unreadable)?;
+        pairs.extend(page);
+        if next == "0" {
+            return Ok(pairs);
+        }
+        cursor = next;
+    }
 }
 
 /// Takes in a batch, or only says what would come of it.
@@ -342,33 +353,34 @@ async fn take_events(
     taking: Taking,
 ) -> Result<Taken, StoreError> {
     let mut taken = Taken::default();
+    if events.is_empty() {
+        return Ok(taken);
+    }
+    let mut ask = Pipeline::new();
     for event in events {
-        let held = match (&event.claim, date_of(&event.id)) {
-            (Some(_), Some(date)) => {
-                let mut ask = redis::cmd("HEXISTS");
-                ask.arg(names.claims(date)).arg(&event.id);
-                link.ask(&ask).await? == Value::Int(1)
-            }
+        match (&event.claim, date_of(&event.id)) {
+            (Some(_), Some(date)) => ask.cmd("HEXISTS").arg(names.claims(date)).arg(&event.id),
             (Some(_), None) => {
                 return Err(StoreError::Failed(format!(
                     "the id {:?} is no event's",
                     event.id
                 )));
             }
-            (None, _) => {
-                let mut ask = redis::cmd("ZSCORE");
-                ask.arg(names.events()).arg(member(event));
-                link.ask(&ask).await? != Value::Nil
-            }
+            (None, _) => ask.cmd("ZSCORE").arg(names.events()).arg(member(event)),
         };
-        if held {
+    }
+    let held = Vec::<Value>::from_redis_value(link.ask(&ask).await?).map_err(unreadable)?;
+    let mut keeping = Pipeline::new();
+    for (event, held) in events.iter().zip(held) {
+        if matches!(held, Value::Nil | Value::Int(0)) {
+            taken.events_added += 1;
+            keep(&mut keeping, names, event);
+        } else {
             taken.events_held += 1;
-            continue;
         }
-        taken.events_added += 1;
-        if taking == Taking::Write {
-            keep(link, names, event).await?;
-        }
+    }
+    if taking == Taking::Write && !keeping.is_empty() {
+        link.ask(&keeping).await?;
     }
     Ok(taken)
 }
@@ -378,8 +390,8 @@ fn member(event: &CarriedEvent) -> String {
     format!("{} {}", event.id, body.unwrap_or_default())
 }
 
-async fn keep(link: &Link, names: &Names, event: &CarriedEvent) -> Result<(), StoreError> {
-    let mut pipeline = Pipeline::new();
+/// An event waits before its claim is held.
+fn keep(pipeline: &mut Pipeline, names: &Names, event: &CarriedEvent) {
     if let Some(waiting) = &event.waiting {
         pipeline
             .cmd("ZADD")
@@ -402,6 +414,4 @@ async fn keep(link: &Link, names: &Names, event: &CarriedEvent) -> Result<(), St
             .arg(&name)
             .arg(claim.until);
     }
-    link.ask(&pipeline).await?;
-    Ok(())
 }

@@ -290,6 +290,12 @@ impl Ledgers {
 
     fn judge_clients(&self, allowed: &Allowances, found: &mut Vec<String>) {
         let mut seen = BTreeSet::new();
+        let mut answers: BTreeMap<&str, usize> = BTreeMap::new();
+        for request in &self.upstream {
+            if matches!(request.outcome, Outcome::Answered) {
+                *answers.entry(&request.id).or_default() += 1;
+            }
+        }
         for entry in &self.client {
             if !entry.id.is_empty() && !seen.insert(entry.id.as_str()) {
                 found.push(format!("client: the id {} was used twice", entry.id));
@@ -299,11 +305,7 @@ impl Ledgers {
             }
             let served = entry.ending == Ending::Whole && !entry.is_problem;
             if served && self.cost(entry).is_some() {
-                let answered = self
-                    .upstream
-                    .iter()
-                    .filter(|one| one.id == entry.id && matches!(one.outcome, Outcome::Answered));
-                if answered.count() != 1 {
+                if answers.get(entry.id.as_str()) != Some(&1) {
                     found.push(format!(
                         "client: {} was served, but the upstream did not answer it once",
                         name(entry)
@@ -315,9 +317,14 @@ impl Ledgers {
 
     fn judge_upstream(&self, allowed: &Allowances, found: &mut Vec<String>) {
         let mut by_id: BTreeMap<&str, Vec<&Recorded>> = BTreeMap::new();
+        let mut entries: BTreeMap<&str, &Entry> = BTreeMap::new();
+        for entry in &self.client {
+            entries.entry(&entry.id).or_insert(entry);
+        }
         for request in &self.upstream {
             by_id.entry(&request.id).or_default().push(request);
-            self.judge_upstream_request(request, allowed, found);
+            let entry = entries.get(request.id.as_str()).copied();
+            self.judge_upstream_request(request, entry, allowed, found);
         }
         for (id, mut requests) in by_id {
             requests.sort_by_key(|request| request.at);
@@ -350,6 +357,7 @@ impl Ledgers {
     fn judge_upstream_request(
         &self,
         request: &Recorded,
+        entry: Option<&Entry>,
         allowed: &Allowances,
         found: &mut Vec<String>,
     ) {
@@ -359,7 +367,6 @@ impl Ledgers {
             request.target_text(),
             request.id
         );
-        let entry = self.client.iter().find(|entry| entry.id == request.id);
         let Some(entry) = entry.filter(|_| !request.id.is_empty()) else {
             found.push(format!("upstream: {what} belongs to no client request"));
             return;

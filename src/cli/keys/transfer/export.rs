@@ -1,15 +1,13 @@
 //! `touchline keys export`: all keys as rows that `keys import` reads.
 
-use std::fs::OpenOptions;
 use std::io::{BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 
 use super::rows::{self, Columns, Digests, Written};
 use super::{FileFormat, Session, is_standard, note};
+use crate::cli::output::private_file;
 use crate::policy::key_record::KeyRecord;
 
 #[derive(Debug, Args)]
@@ -41,12 +39,7 @@ pub(in crate::cli::keys) async fn export(
         return rows::write(format, rows, columns, BufWriter::new(out));
     }
     let shown = order.file.display();
-    let file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&order.file)
-        .with_context(|| format!("{shown} cannot be made"))?;
+    let file = private_file(&order.file)?;
     rows::write(format, rows, columns, BufWriter::new(&file))?;
     file.sync_all()?;
     note(&format!("{} keys exported to {shown}", records.len()));
