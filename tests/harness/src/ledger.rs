@@ -304,13 +304,12 @@ impl Ledgers {
                 found.push(format!("client: no answer at all to {}", name(entry)));
             }
             let served = entry.ending == Ending::Whole && !entry.is_problem;
-            if served && self.cost(entry).is_some() {
-                if answers.get(entry.id.as_str()) != Some(&1) {
-                    found.push(format!(
-                        "client: {} was served, but the upstream did not answer it once",
-                        name(entry)
-                    ));
-                }
+            let is_forwarded = served && self.cost(entry).is_some();
+            if is_forwarded && answers.get(entry.id.as_str()) != Some(&1) {
+                found.push(format!(
+                    "client: {} was served, but the upstream did not answer it once",
+                    name(entry)
+                ));
             }
         }
     }
