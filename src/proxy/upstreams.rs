@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Version};
 use pingora::upstreams::peer::HttpPeer;
 
 use crate::config::{self, HealthCheck, Timeouts};
@@ -81,7 +81,7 @@ impl Upstream {
             resolve: config.resolve,
             choice: config.choice,
             ejection: config.ejection,
-            wire: Wire::new(config.tls.as_ref()),
+            wire: Wire::new(config),
             configured: config.servers.clone(),
             places: ArcSwap::from_pointee(places),
             turn: AtomicU64::new(0),
@@ -131,6 +131,16 @@ impl Upstream {
     /// pingora's description of a server for an exchange that has so much time left. Never resolves names.
     pub fn peer(&self, server: &Server, left: Duration) -> HttpPeer {
         self.wire.peer(server, &self.timeouts, left)
+    }
+
+    /// Whether requests may be sent to it in this version of HTTP.
+    pub fn takes(&self, version: Version) -> bool {
+        self.wire.takes(version)
+    }
+
+    /// How much of an answer a server may send before the gateway takes it, beyond what its connection's own buffers hold.
+    pub fn window_bytes(&self) -> u32 {
+        self.wire.window_bytes()
     }
 
     /// Notes that a server answered a request.

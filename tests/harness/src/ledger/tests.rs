@@ -64,6 +64,7 @@ fn forwarded(id: &str, outcome: Outcome) -> Recorded {
         id: id.into(),
         method: "GET".into(),
         target: PATH.into(),
+        version: http::Version::HTTP_11,
         headers: vec![
             ("X-Consumer-Id".into(), key().id.into_bytes()),
             ("X-Consumer-Tier".into(), b"starter".to_vec()),
