@@ -35,7 +35,7 @@ mod failure;
 
 use failure::{
     BODY_TOO_LARGE, Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
-    is_upstreams, is_worth_another, not_http2, over_time,
+    is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
 /// The gateway as pingora's application.
@@ -196,6 +196,9 @@ impl ProxyHttp for Edge {
         client_reused: bool,
     ) -> Box<Error> {
         let mut error = error.more_context(format!("Peer: {peer}"));
+        if is_other_protocol(&error, peer, client_reused) {
+            error = error.more_context("the first request on a connection: does it speak HTTP/2?");
+        }
         let fate = Fate::of(&mut error, client_reused);
         let blamed = fate == Fate::Unknown && is_upstreams(&error, session);
         let passed_on = header_passed(session);

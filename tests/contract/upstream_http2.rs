@@ -186,6 +186,7 @@ async fn a_request_that_a_server_says_it_has_not_looked_at_is_sent_again_and_cha
     for refusal in [
         Behaviour::ResetStream(REFUSED_STREAM),
         Behaviour::GoAway(NO_ERROR),
+        Behaviour::GoAway(ENHANCE_YOUR_CALM),
     ] {
         let mut scene = over_http2().start().await;
         let key = scene.issue("starter").await;

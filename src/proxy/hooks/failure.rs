@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use pingora::protocols::ALPN;
 use pingora::proxy::Session;
+use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::Edge;
@@ -112,6 +114,17 @@ pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
         && !waits_for_body
 }
 
+/// What an attempt over HTTP/2 failed with.
+fn http2_error(error: &Error) -> Option<&h2::Error> {
+    error.root_cause().downcast_ref()
+}
+
+/// Whether this is how it looks when a server does not know HTTP/2 and nobody had asked it: what it said was no HTTP/2, or it closed.
+pub(super) fn is_other_protocol(error: &Error, peer: &HttpPeer, reused: bool) -> bool {
+    let unasked = !reused && !peer.is_tls() && peer.options.alpn == ALPN::H2;
+    unasked && http2_error(error).is_some_and(|told| !told.is_remote())
+}
+
 /// What became of a request whose attempt failed, as far as its sending it again goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -128,10 +141,15 @@ impl Fate {
     /// Of a failed attempt, on a connection that was `reused` or new.
     pub(super) fn of(error: &mut Error, reused: bool) -> Fate {
         error.retry.decide_reuse(reused);
-        match (error.retry(), error.etype()) {
-            (true, ErrorType::H2Error) => Fate::Unprocessed,
-            (true, _) => Fate::Stale,
-            (false, _) => Fate::Unknown,
+        // The library ends with a server's GOAWAY only those streams that it leaves out.
+        let left_out = http2_error(error).is_some_and(|told| {
+            let refused = told.is_reset() && told.reason() == Some(h2::Reason::REFUSED_STREAM);
+            told.is_remote() && (told.is_go_away() || refused)
+        });
+        match (left_out, error.retry()) {
+            (true, _) => Fate::Unprocessed,
+            (false, true) => Fate::Stale,
+            (false, false) => Fate::Unknown,
         }
     }
 }
