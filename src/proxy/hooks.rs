@@ -203,6 +203,11 @@ impl ProxyHttp for Edge {
         let blamed = fate == Fate::Unknown && is_upstreams(&error, session);
         let passed_on = header_passed(session);
         let again = exchange.forwarding().is_some_and(|forwarding| {
+            if let (ErrorType::H2Downgrade | ErrorType::InvalidH2, Some(server)) =
+                (error.etype(), forwarding.server())
+            {
+                forwarding.upstream.note_wants_http1(server);
+            }
             // What broke an answer off is judged when the exchange is settled.
             if blamed && !passed_on {
                 forwarding.note_failed(&self.gate);

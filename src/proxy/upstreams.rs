@@ -159,6 +159,19 @@ impl Upstream {
         }
     }
 
+    /// Notes that a server wants HTTP/1.1 after all (RFC 9113 section 7, `HTTP_1_1_REQUIRED`), or cannot do HTTP/2: where that may be
+    /// spoken too, it is from now on, until the gateway ends.
+    pub fn note_wants_http1(&self, server: &Server) {
+        if self.takes(Version::HTTP_11) && server.wants_http1() {
+            let (upstream, server) = (&*self.name, server.label());
+            tracing::warn!(
+                upstream,
+                server,
+                "the server wants HTTP/1.1: it is asked so from now on"
+            );
+        }
+    }
+
     /// Notes a check of a server.
     pub fn note_checked(&self, server: &Server, checked: Checked, metrics: &Metrics) {
         let Some(health) = &self.health else { return };

@@ -298,8 +298,10 @@ async fn call_on(
 #[tokio::test]
 async fn servers_that_die_and_return_under_load_fail_no_more_than_was_in_the_middle_of_an_answer() {
     const ROUNDS: u32 = 3;
-    for store in STORES {
-        let health = "health: { path: /healthz, interval: 200ms }";
+    let health = "health: { path: /healthz, interval: 200ms }";
+    let over_http2 = "health: { path: /healthz, interval: 200ms }, protocol: http2";
+    let ways = STORES.map(|store| (store, health));
+    for (store, health) in ways.into_iter().chain([(Store::Embedded, over_http2)]) {
         let mut scene = three(health)
             .store(store)
             .daily("enterprise", 100_000_000)

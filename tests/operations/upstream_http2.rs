@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use super::upstream_tls::{Authority, Stage, tls_with_alpn};
 use super::{MARKETS, STORES, TOUCHLINE};
 
+const HTTP_1_1_REQUIRED: u32 = 13;
 /// More than stream windows and buffers between upstream and client hold.
 const LARGE_BODY_BYTES: usize = 4 * 1024 * 1024;
 
@@ -232,6 +233,31 @@ async fn what_is_spoken_over_tls_is_agreed_on_by_alpn() {
         assert!(causes.contains(told), "{causes}");
     }
     stage.scene.expect_used(&stage.key, 10).await;
+}
+
+#[tokio::test]
+async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
+    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
+    stage.forward_to(server.to_string(), &more).await;
+    // Over a connection that is kept.
+    assert_eq!(stage.status().await, 200);
+    stage.scene.upstream.behave(|asked| match asked.version {
+        Version::HTTP_2 => Behaviour::ResetStream(HTTP_1_1_REQUIRED),
+        _ => Behaviour::Echo,
+    });
+    for _ in 0..3 {
+        assert_eq!(stage.status().await, 200);
+    }
+    let asked = stage.scene.upstream.recorded();
+    let versions: Vec<Version> = asked.iter().map(|one| one.version).collect();
+    let (one, two) = (Version::HTTP_11, Version::HTTP_2);
+    assert_eq!(versions, [two, two, one, one, one]);
+    stage.scene.expect_used(&stage.key, 4).await;
 }
 
 #[tokio::test]

@@ -111,9 +111,10 @@ impl Wire {
         options.alpn = match self.protocol {
             Protocol::Http1 => ALPN::H1,
             Protocol::Http2 => ALPN::H2,
+            Protocol::Negotiated if server.is_http1_only() => ALPN::H1,
             Protocol::Negotiated => ALPN::H2H1,
         };
-        if self.takes(Version::HTTP_2) {
+        if options.alpn != ALPN::H1 {
             options.max_h2_streams = STREAMS_MAX as usize;
             options.h2_stream_window_size = Some(UPSTREAM_WINDOW_BYTES);
             options.h2_connection_window_size = Some(UPSTREAM_WINDOW_BYTES * STREAMS_MAX);

@@ -35,6 +35,8 @@ enum Wish {
     Close,
     /// A GOAWAY with this code and this last stream.
     GoAway(u32, u32),
+    /// That the request at this place is said to have been answered, once that is written.
+    Answered(usize, Outcome),
 }
 
 /// Whether a connection begins with the preface of HTTP/2. Takes nothing of it.
@@ -67,6 +69,8 @@ pub(super) async fn serve(
     let mut place = 0;
     loop {
         tokio::select! {
+            // Whatever streams had to say before they wished is written first.
+            biased;
             accepted = wire.accept() => {
                 let Some(accepted) = accepted else { return Ok(()) };
                 let (request, respond) = accepted.map_err(io::Error::other)?;
@@ -80,6 +84,7 @@ pub(super) async fn serve(
                 Some(Wish::Reset) => return handle.set_linger(Some(Duration::ZERO)),
                 Some(Wish::Close) | None => return Ok(()),
                 Some(Wish::GoAway(code, last)) => go_away(&handle, code, last)?,
+                Some(Wish::Answered(index, outcome)) => shared.note(index, outcome),
             },
             Ok(()) = farewells.recv() => wire.graceful_shutdown(),
         }
@@ -177,7 +182,7 @@ impl Stream {
                 broken => return self.break_off(broken, &record).await,
             };
             self.answer(&script, request.method == "HEAD").await?;
-            record(answered(&script));
+            self.ask(Wish::Answered(index, answered(&script)))?;
             if close {
                 tokio::time::sleep(BREAK_OFF_DELAY).await;
                 return self.ask(Wish::Close);
