@@ -38,7 +38,7 @@ fn counts(scene: &Scene) -> Vec<usize> {
 }
 
 /// Whether the gateway shows the server as one that is asked; `None`: not at all.
-async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
+pub(super) async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
     let (_, metrics) = scene.admin(0, "/metrics").await;
     let address = format!("server=\"{}\"", server.address());
     let line = metrics

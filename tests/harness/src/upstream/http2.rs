@@ -72,8 +72,7 @@ pub(super) async fn serve(
             // Whatever streams had to say before they wished is written first.
             biased;
             accepted = wire.accept() => {
-                let Some(accepted) = accepted else { return Ok(()) };
-                let (request, respond) = accepted.map_err(io::Error::other)?;
+                let Some(Ok((request, respond))) = accepted else { break };
                 place += 1;
                 let stream = Stream { shared: shared.clone(), wish: wish.clone(), respond };
                 streams.spawn(async move {
@@ -89,6 +88,11 @@ pub(super) async fn serve(
             Ok(()) = farewells.recv() => wire.graceful_shutdown(),
         }
     }
+    // The other side has ended it, after it had these.
+    while let Ok(Wish::Answered(index, outcome)) = wishes.try_recv() {
+        shared.note(index, outcome);
+    }
+    Ok(())
 }
 
 /// Writes a GOAWAY past the library, which would never leave out a request that it has read.
