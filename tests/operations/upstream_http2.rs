@@ -135,7 +135,7 @@ async fn a_client_that_takes_nothing_of_its_answer_holds_up_nobody_on_the_same_c
 }
 
 #[tokio::test]
-async fn goodbyes_of_servers_under_load_fail_no_request_and_charge_none_twice() {
+async fn goodbyes_under_load_fail_nothing_that_may_be_sent_again_and_charge_nothing_twice() {
     for store in STORES {
         let mut scene = over_http2()
             .store(store)
@@ -155,13 +155,13 @@ async fn goodbyes_of_servers_under_load_fail_no_request_and_charge_none_twice() 
                     for (method, body) in [("GET", ""), ("POST", "{}")] {
                         let call = Call::new(method, MARKETS).key(&key).body(body);
                         let answer = client.call(call).await;
-                        if answer.status != 200 || !answer.complete {
-                            return Some(answer);
-                        }
+                        // A POST that was on its way when the connection ended may have been acted on.
+                        let lost = method == "POST" && answer.status == 500;
+                        assert!(answer.complete, "{answer:?}");
+                        assert!(answer.status == 200 || lost, "{answer:?}");
                         served.fetch_add(1, Ordering::Relaxed);
                     }
                 }
-                None
             });
         }
         for _ in 0..20 {
@@ -173,12 +173,7 @@ async fn goodbyes_of_servers_under_load_fail_no_request_and_charge_none_twice() 
             scene.upstream.go_away();
         }
         stop.store(true, Ordering::Relaxed);
-        for failed in callers.join_all().await.into_iter().flatten() {
-            let id = failed.header("x-request-id").unwrap();
-            let line = |line: &serde_json::Value| line["request_id"] == id;
-            let line = scene.gateways[0].logged_where(line).await;
-            panic!("{line}: {failed:?}");
-        }
+        callers.join_all().await;
         let asked = scene.upstream.recorded();
         let connections: std::collections::BTreeSet<u64> =
             asked.iter().map(|one| one.connection).collect();
