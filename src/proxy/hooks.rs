@@ -212,6 +212,9 @@ impl ProxyHttp for Edge {
             if blamed && !passed_on {
                 forwarding.note_failed(&self.gate);
             }
+            if fate != Fate::Unknown {
+                forwarding.connect_anew();
+            }
             let whole = !session.as_ref().retry_buffer_truncated();
             let method = &session.req_header().method;
             let again = match fate {

@@ -27,6 +27,7 @@ mod wire;
 
 pub use server::{Assignment, Server};
 use wire::Wire;
+pub use wire::set_apart;
 
 /// One configured upstream.
 #[derive(Debug)]

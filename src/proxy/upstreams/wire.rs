@@ -23,6 +23,9 @@ use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
 /// and the work is spread over the threads of both sides.
 const STREAMS_MAX: u32 = 32;
 
+/// For how long a connection stays that nobody will look for again.
+const APART_IDLE: Duration = Duration::from_millis(1);
+
 /// What the connections to an upstream have in common.
 #[derive(Debug)]
 pub struct Wire {
@@ -123,6 +126,12 @@ impl Wire {
         options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
         peer
     }
+}
+
+/// Lets a request have a connection that is made for it, and ends with it.
+pub fn set_apart(peer: &mut HttpPeer) {
+    peer.group_key = fastrand::u64(..);
+    peer.options.idle_timeout = Some(APART_IDLE);
 }
 
 /// A number for what a connection was made with; 0 for HTTP/1.1 in clear.
