@@ -288,6 +288,40 @@ async fn without_redis_the_dashboard_says_so_and_keeps_what_it_knew() {
 }
 
 #[tokio::test]
+async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_part_of_one() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .durable_redis()
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: deny".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.gateways[0].terminate();
+    scene.redis.as_mut().unwrap().kill9();
+    // It begins with no key at all.
+    let kept = scene.gateways[0].config.with_file_name("var");
+    for file in std::fs::read_dir(kept).unwrap() {
+        let path = file.unwrap().path();
+        if path.to_string_lossy().contains("keys.db") {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    scene.gateways[0].restart().await;
+    for _ in 0..20 {
+        let told = figures(&scene, 0).await;
+        assert_eq!(told["readiness"]["keys_loaded"], false, "{told}");
+        assert_eq!(told["today"], Value::Null, "{told}");
+    }
+    scene.redis.as_mut().unwrap().restart().await;
+    eventually("the day is told", async || {
+        (figures(&scene, 0).await["today"]["used"] == 1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn reloads_are_told_with_outcome_and_reason() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let started = figures(&scene, 0).await;

@@ -20,6 +20,7 @@ mod ledger;
 mod lifecycle;
 mod manual;
 mod metrics;
+mod names;
 mod redis_outage;
 mod reload;
 mod reload_under_load;

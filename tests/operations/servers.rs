@@ -3,11 +3,10 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use harness::{
     Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
-    SceneBuilder, Store, eventually,
+    SceneBuilder, eventually,
 };
 use tokio::task::JoinSet;
 
@@ -366,39 +365,6 @@ async fn a_request_that_no_server_answers_is_charged_nothing() {
     scene.upstream.restart().await;
     eventually("the one that returned is asked", async || {
         (client.get(&key, MARKETS).await.status == 200).then_some(())
-    })
-    .await;
-    scene.assert_ledgers_agree().await;
-}
-
-#[tokio::test]
-async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
-    let mut scene = Scene::builder(TOUCHLINE)
-        .store(Store::Embedded)
-        .spec(|spec| {
-            let port = spec.upstream.port();
-            spec.upstream_name = Some(format!("localhost:{port}"));
-            spec.upstream_extra = "resolve: 1s".into();
-        })
-        .start()
-        .await;
-    let key = scene.issue("starter").await;
-    let client = scene.client(Protocol::Http1);
-    let began = std::time::Instant::now();
-    // The name is resolved at least once meanwhile.
-    while began.elapsed() < Duration::from_millis(1_500) {
-        assert_eq!(client.get(&key, MARKETS).await.status, 200);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    let host = scene.upstream.recorded()[0].values("host");
-    assert_eq!(
-        host,
-        [format!("localhost:{}", scene.upstream.address().port())]
-    );
-    let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
-    assert_eq!(metric(&scene, failures).await, 0);
-    eventually("it is shown as one that is asked", async || {
-        (is_up(&scene, &scene.upstream).await == Some(true)).then_some(())
     })
     .await;
     scene.assert_ledgers_agree().await;

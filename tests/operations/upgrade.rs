@@ -1,6 +1,6 @@
 //! `touchline serve --upgrade`: another process takes the place of the one that runs, and nobody notices.
 
-use harness::{Protocol, Scene, SceneBuilder, Store, eventually};
+use harness::{IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
 
 use super::{MARKETS, TOUCHLINE, run_on};
 
@@ -44,6 +44,61 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
     .await;
     scene.gateways[0].upgrade().await;
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn an_upgrade_while_redis_is_away_leaves_both_processes_one_share_and_is_settled_exactly() {
+    let mut scene = upgradable(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .durable_redis()
+        .daily("starter", 100)
+        .start()
+        .await;
+    let (key, idle) = (scene.issue("starter").await, scene.issue("starter").await);
+    let client = scene.client(Protocol::Http1);
+    let serve = async |key: &IssuedKey, most: u64| {
+        let mut served = 0;
+        while served < most {
+            let answer = client.get(key, MARKETS).await;
+            match answer.status {
+                200 => served += 1,
+                500 => break,
+                other => panic!("{other}: {answer:?}"),
+            }
+        }
+        served
+    };
+    assert_eq!(serve(&key, 20).await, 20);
+    let kept = scene.gateways[0].config.with_file_name("var");
+    eventually("the key table is saved", async || {
+        let files = std::fs::read_dir(&kept).unwrap();
+        let mut saved = files
+            .map(|file| file.unwrap().path())
+            .filter(|path| path.to_string_lossy().contains("keys.db"))
+            .filter_map(|path| std::fs::read(path).ok());
+        saved
+            .any(|bytes| {
+                let id = idle.id.as_bytes();
+                bytes.windows(id.len()).any(|part| part == id)
+            })
+            .then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().kill9();
+    assert_eq!(serve(&key, 30).await, 30);
+    scene.gateways[0].upgrade().await;
+    // The new one knows no count: its share is the cold one, and the old one has served more than that.
+    assert_eq!(serve(&key, 100).await, 0);
+    assert_eq!(serve(&idle, 100).await, 2);
+    scene.redis.as_mut().unwrap().restart().await;
+    eventually("the rest of the day is served", async || {
+        let answer = client.get(&key, MARKETS).await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    scene.expect_used(&key, 51).await;
+    scene.expect_used(&idle, 2).await;
     scene.assert_ledgers_agree().await;
 }
 

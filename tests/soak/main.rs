@@ -13,6 +13,7 @@
 //! | `MIDNIGHTS` | 200 | midnights of two-second days, on Redis and on the embedded store at the same time |
 //! | `RELOADS` | 600 | changes of `gateway.yaml` under load, one each 100 ms |
 //! | `UPGRADES` | 100 | upgrades under load, each after ten reloads and with a renewed certificate |
+//! | `BINARY` | the one built with this | the gateway's program, a copy where the tree is worked on meanwhile |
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -32,8 +33,6 @@ mod model;
 mod reloads;
 mod upgrades;
 
-/// The binary under test.
-const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MS: Duration = Duration::from_millis(1);
 /// Requests of one round of `requests`, at least.
 const ROUND_REQUESTS: u64 = 30_000;
@@ -86,11 +85,11 @@ fn main() -> ExitCode {
             "midnights" => Ok(runtime.block_on(midnights::run(number("MIDNIGHTS", 200)))),
             "reloads" => {
                 let changes = u32::try_from(number("RELOADS", 600)).unwrap_or(u32::MAX);
-                Ok(runtime.block_on(reloads::run(TOUCHLINE, changes)))
+                Ok(runtime.block_on(reloads::run(&binary(), changes)))
             }
             "upgrades" => {
                 let upgrades = u32::try_from(number("UPGRADES", 100)).unwrap_or(u32::MAX);
-                Ok(runtime.block_on(upgrades::run(TOUCHLINE, upgrades)))
+                Ok(runtime.block_on(upgrades::run(&binary(), upgrades)))
             }
             other => Err(format!("there is no part {other}")),
         };
@@ -109,6 +108,14 @@ fn main() -> ExitCode {
     }
     print(&rows);
     ExitCode::SUCCESS
+}
+
+/// The binary under test.
+fn binary() -> String {
+    std::env::var("BINARY")
+        .ok()
+        .filter(|binary| !binary.is_empty())
+        .unwrap_or_else(|| env!("CARGO_BIN_EXE_touchline").into())
 }
 
 fn number(name: &str, default: u64) -> u64 {
@@ -149,7 +156,7 @@ async fn round(
 
 async fn begin(topology: Topology, timeout: Duration, scarce: u64) -> Stage {
     Stage::start(StageSpec {
-        binary: TOUCHLINE.into(),
+        binary: binary().into(),
         topology,
         scarce,
         timeout,

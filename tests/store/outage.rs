@@ -1,5 +1,6 @@
 //! What a gateway serves while Redis is away, and that it is settled exactly once.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -297,6 +298,36 @@ async fn one_of_two_gateways_that_is_cut_off_serves_half_of_what_was_left() {
     proxy.pass_replies();
     back(&cut_off).await;
     eventually_counted(&server, &key, day, 10 + 45 + elsewhere).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_processes_on_one_journal_serve_one_share_together_while_redis_is_away() {
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let two = |outage: &mut OutageSettings| outage.min_nodes = NonZeroU64::new(2).unwrap();
+    let old = gateway(server.url(), directory.path(), two).await;
+    let new = gateway(server.url(), directory.path(), two).await;
+    granted(old.charge(charge(&key, day, 100, 10)).await);
+    // The old one is not told of these.
+    granted(new.charge(charge(&key, day, 100, 70)).await);
+    server.kill();
+    away(&old).await;
+    away(&new).await;
+    let (by_old, by_new) = tokio::join!(
+        served_until_refused(&old, &key, day, 100),
+        served_until_refused(&new, &key, day, 100)
+    );
+    // Half of the 90 that the old one knows to be left; half of 20 is the new one's. A unit for which the journal was too slow
+    // is not served.
+    let served = by_old + by_new;
+    assert!((40..=45).contains(&served), "{by_old} and {by_new}");
+    assert!(by_new <= 10, "{by_new}");
+    server.restart().await;
+    back(&old).await;
+    back(&new).await;
+    eventually_counted(&server, &key, day, 80 + served).await;
+    let over = new.charge(charge(&key, day, 100, 1)).await;
+    assert!(matches!(over, Ok(Decision::Exhausted { .. })), "{over:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -12,12 +12,16 @@ use bytes::Bytes;
 use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, Version};
 use http_body_util::{BodyExt, Full};
-use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
+
+use http2::Sent as Http2Sent;
+
+mod http2;
 
 /// The longest a call may take before the test fails.
 const CALL_DEADLINE: Duration = Duration::from_secs(60);
@@ -328,7 +332,6 @@ pub struct RawExchange {
 }
 
 type Http1Sender = http1::SendRequest<Full<Bytes>>;
-type Http2Sender = http2::SendRequest<Full<Bytes>>;
 
 /// One client with one kept-alive connection, made when first needed and again when it has ended.
 pub struct Client {
@@ -336,7 +339,7 @@ pub struct Client {
     address: SocketAddr,
     ledger: Arc<ClientLedger>,
     http1: tokio::sync::Mutex<Option<(Http1Sender, JoinHandle<()>)>>,
-    http2: tokio::sync::Mutex<Option<Http2Sender>>,
+    http2: tokio::sync::Mutex<Option<http2::Sender>>,
 }
 
 impl Client {
@@ -475,7 +478,7 @@ impl Client {
         leaf.as_ref().to_vec()
     }
 
-    fn request(&self, call: Call) -> (Sent, Request<Full<Bytes>>) {
+    fn request(&self, call: Call) -> (Sent, Request<Bytes>) {
         let mut headers = HeaderMap::new();
         for (name, value) in &call.headers {
             headers.append(name, value.clone());
@@ -505,18 +508,21 @@ impl Client {
         } else if !headers.contains_key("host") {
             headers.insert("host", HeaderValue::from_static(HOST));
         }
-        let mut request = Request::new(Full::new(call.body));
+        let mut request = Request::new(call.body);
         *request.method_mut() = call.method;
         *request.uri_mut() = Uri::from_parts(uri).expect("a target; else use raw");
         *request.headers_mut() = headers;
         (sent, request)
     }
 
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, String> {
-        let response = if self.protocol.is_http2() {
-            let mut sender = self.http2_sender().await?;
-            sender.send_request(request).await
-        } else {
+    /// Sends a request, and again on another connection where one ended and the gateway had not taken it, as clients do; one
+    /// that it may have taken is never sent again.
+    async fn exchange(&self, request: Request<Bytes>) -> Result<Answer, String> {
+        if self.protocol.is_http2() {
+            return self.exchange_http2(request).await;
+        }
+        let mut unsent = request.map(Full::new);
+        let response = loop {
             let mut held = self.http1.lock().await;
             let open = match held.as_mut() {
                 Some((sender, _)) => sender.ready().await.is_ok(),
@@ -528,11 +534,17 @@ impl Client {
             let Some((sender, _)) = held.as_mut() else {
                 return Err("no connection".into());
             };
-            let sending = sender.send_request(request);
+            let sending = sender.try_send_request(unsent);
             drop(held);
-            sending.await
+            match sending.await {
+                Ok(response) => break response,
+                Err(mut failed) => match failed.take_message() {
+                    Some(request) => unsent = request,
+                    None => return Err(chain(failed.error())),
+                },
+            }
         };
-        let (head, mut body) = response.map_err(|error| chain(&error))?.into_parts();
+        let (head, mut body) = response.into_parts();
         let mut received = Vec::new();
         let (mut complete, mut trailers) = (true, HeaderMap::new());
         while let Some(frame) = body.frame().await {
@@ -561,6 +573,24 @@ impl Client {
         })
     }
 
+    async fn exchange_http2(&self, request: Request<Bytes>) -> Result<Answer, String> {
+        let (head, body) = loop {
+            let mut sender = self.http2_sender().await?;
+            match sender.send(request.clone()).await? {
+                Http2Sent::Answered(answer) => break answer.into_parts(),
+                Http2Sent::NotTaken => {}
+            }
+        };
+        let (received, complete) = http2::read(body).await;
+        Ok(Answer {
+            status: head.status.as_u16(),
+            headers: head.headers,
+            body: received.into(),
+            complete,
+            version: head.version,
+        })
+    }
+
     async fn connect_http1(&self) -> Result<(Http1Sender, JoinHandle<()>), String> {
         let socket = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(socket))
@@ -573,20 +603,14 @@ impl Client {
         Ok((sender, task))
     }
 
-    async fn http2_sender(&self) -> Result<Http2Sender, String> {
+    async fn http2_sender(&self) -> Result<http2::Sender, String> {
         let mut held = self.http2.lock().await;
         if let Some(sender) = held.as_mut()
-            && sender.ready().await.is_ok()
+            && sender.is_open().await
         {
             return Ok(sender.clone());
         }
-        let socket = self.connect().await?;
-        let (sender, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(socket))
-            .await
-            .map_err(|error| chain(&error))?;
-        tokio::spawn(async move {
-            let _ = connection.await;
-        });
+        let sender = http2::Sender::begin(self.connect().await?).await?;
         *held = Some(sender.clone());
         Ok(sender)
     }

@@ -256,7 +256,15 @@ pub struct RecordingUpstream {
 impl RecordingUpstream {
     /// Listens on a port of loopback that the operating system chooses.
     pub async fn start() -> RecordingUpstream {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        RecordingUpstream::start_at(([127, 0, 0, 1], 0).into()).await
+    }
+
+    /// Listens there; port 0 is one that the operating system chooses.
+    ///
+    /// # Panics
+    /// If the place is taken.
+    pub async fn start_at(address: SocketAddr) -> RecordingUpstream {
+        let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener
             .local_addr()
             .expect("a bound socket has an address");

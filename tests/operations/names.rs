@@ -1,0 +1,195 @@
+//! A server of an upstream that is a name: resolved again beside the requests, also to another address.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use harness::{Client, IssuedKey, Protocol, RecordingUpstream, Scene, Store, eventually};
+use tempfile::TempDir;
+
+use super::{MARKETS, STORES, TOUCHLINE};
+
+/// Its `getaddrinfo` takes the address of a name from a file.
+const LIBRARY: &str = include_str!("names/getaddrinfo.c");
+const NAME: &str = "prediction.test";
+
+/// What the system's resolver says to processes that were started by [`Resolver::program`].
+struct Resolver {
+    directory: TempDir,
+}
+
+impl Resolver {
+    /// Knows no name yet.
+    fn new() -> Resolver {
+        let directory = tempfile::tempdir().unwrap();
+        let source = directory.path().join("getaddrinfo.c");
+        std::fs::write(&source, LIBRARY).unwrap();
+        // Whoever links Rust programs has it.
+        let built = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(directory.path().join("getaddrinfo.so"))
+            .arg(&source)
+            .arg("-ldl")
+            .output()
+            .expect("a C compiler, named cc");
+        assert!(built.status.success(), "{built:?}");
+        let resolver = Resolver { directory };
+        std::fs::write(resolver.names(), "").unwrap();
+        resolver
+    }
+
+    fn names(&self) -> PathBuf {
+        self.directory.path().join("names")
+    }
+
+    /// The gateway, with this resolver.
+    fn program(&self) -> PathBuf {
+        let program = self.directory.path().join("touchline");
+        let text = format!(
+            "#!/bin/sh\nLD_PRELOAD='{}' NAMES='{}' exec '{TOUCHLINE}' \"$@\"\n",
+            self.directory.path().join("getaddrinfo.so").display(),
+            self.names().display(),
+        );
+        write_program(&program, &text);
+        program
+    }
+
+    /// What the name leads to from now on; `None`: it cannot be resolved.
+    fn say(&self, address: Option<SocketAddr>) {
+        let address = address.map_or("-".to_owned(), |address| address.ip().to_string());
+        let next = self.names().with_extension("next");
+        std::fs::write(&next, format!("{NAME} {address}\n")).unwrap();
+        std::fs::rename(&next, self.names()).unwrap();
+    }
+}
+
+/// Written by another process: a file that this one has open for writing cannot be run by one that it forks meanwhile.
+fn write_program(program: &Path, text: &str) {
+    let written = Command::new("sh")
+        .args(["-c", "printf '%s' \"$1\" > \"$0\" && chmod 700 \"$0\""])
+        .arg(program)
+        .arg(text)
+        .status()
+        .unwrap();
+    assert!(written.success());
+}
+
+/// Calls until told to stop; how often.
+async fn call_on(client: Client, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
+    let mut calls = 0;
+    while !stop.load(Ordering::Relaxed) {
+        let answer = client.get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        calls += 1;
+    }
+    calls
+}
+
+/// Until so many more requests have come to one server, and none to the other meanwhile.
+async fn only_one_is_asked(one: &RecordingUpstream, other: &RecordingUpstream) {
+    eventually("only one server is asked", async || {
+        let before = (one.count(), other.count());
+        eventually("requests are served", async || {
+            (one.count() + other.count() >= before.0 + before.1 + 20).then_some(())
+        })
+        .await;
+        (other.count() == before.1).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn requests_follow_a_name_to_its_new_address_and_none_fails() {
+    for store in STORES {
+        let resolver = Resolver::new();
+        let before = RecordingUpstream::start().await;
+        let port = before.address().port();
+        let after = RecordingUpstream::start_at(([127, 0, 0, 2], port).into()).await;
+        resolver.say(Some(before.address()));
+        let mut scene = Scene::builder(resolver.program())
+            .store(store)
+            .daily("enterprise", 100_000_000)
+            .spec(move |spec| {
+                spec.upstream_name = Some(format!("{NAME}:{port}"));
+                spec.upstream_extra = "resolve: 1s".into();
+            })
+            .start()
+            .await;
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut callers = tokio::task::JoinSet::new();
+        for protocol in Protocol::ALL {
+            let key = scene.issue("enterprise").await;
+            callers.spawn(call_on(scene.client(protocol), key, stop.clone()));
+        }
+        only_one_is_asked(&before, &after).await;
+        resolver.say(Some(after.address()));
+        only_one_is_asked(&after, &before).await;
+        eventually("only the new address is shown", async || {
+            let (_, metrics) = scene.admin(0, "/metrics").await;
+            let shown = |server: &RecordingUpstream| {
+                let server = format!("server=\"{}\"", server.address());
+                let mut up = metrics
+                    .lines()
+                    .filter(|line| line.starts_with("touchline_upstream_server_up"));
+                up.any(|line| line.contains(&server))
+            };
+            (shown(&after) && !shown(&before)).then_some(())
+        })
+        .await;
+        // A name that leads nowhere changes nothing.
+        resolver.say(None);
+        let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
+        eventually("the failure is told", async || {
+            (scene.metric(failures).await > 0.0).then_some(())
+        })
+        .await;
+        only_one_is_asked(&after, &before).await;
+        resolver.say(Some(before.address()));
+        only_one_is_asked(&before, &after).await;
+        stop.store(true, Ordering::Relaxed);
+        callers.join_all().await;
+        assert_eq!(scene.upstream.count(), 0);
+        scene.more_upstreams.extend([before, after]);
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Embedded)
+        .spec(|spec| {
+            let port = spec.upstream.port();
+            spec.upstream_name = Some(format!("localhost:{port}"));
+            spec.upstream_extra = "resolve: 1s".into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let began = std::time::Instant::now();
+    // The name is resolved at least once meanwhile.
+    while began.elapsed() < Duration::from_millis(1_500) {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let host = scene.upstream.recorded()[0].values("host");
+    assert_eq!(
+        host,
+        [format!("localhost:{}", scene.upstream.address().port())]
+    );
+    let failures = "touchline_upstream_resolve_failures_total{upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(failures).await, 0.0);
+    let up = format!(
+        "touchline_upstream_server_up{{server=\"{}\",upstream=\"prediction-data\"}}",
+        scene.upstream.address()
+    );
+    eventually("it is shown as one that is asked", async || {
+        (scene.metric(&up).await == 1.0).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
