@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use harness::{
     Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
-    SceneBuilder, eventually,
+    SceneBuilder, Store, eventually,
 };
 use tokio::task::JoinSet;
 

@@ -581,12 +581,13 @@ impl Client {
                 Http2Sent::NotTaken => {}
             }
         };
-        let (received, complete) = http2::read(body).await;
+        let (received, trailers) = http2::read(body).await;
         Ok(Answer {
             status: head.status.as_u16(),
             headers: head.headers,
             body: received.into(),
-            complete,
+            complete: trailers.is_some(),
+            trailers: trailers.unwrap_or_default(),
             version: head.version,
         })
     }
