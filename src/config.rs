@@ -52,7 +52,8 @@ pub use store::{
 };
 pub use succession::Running;
 pub use upstreams::{
-    HealthCheck, Identity, PrivateKey, SecretHeader, Server, Timeouts, Upstream, UpstreamTls,
+    HealthCheck, Identity, PrivateKey, Protocol, SecretHeader, Server, Timeouts, Upstream,
+    UpstreamTls,
 };
 
 /// The largest file that is read: some 10,000 endpoints.

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{
-    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
+    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
+    ProxyProtocol,
 };
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
@@ -399,6 +400,30 @@ impl Scalar for Choice {
             Choice::RoundRobin => "round_robin",
             Choice::LeastLoaded => "least_loaded",
             Choice::ByKey => "by_key",
+        };
+        word.to_owned()
+    }
+}
+
+impl Scalar for Protocol {
+    const WHAT: &'static str = "a version of HTTP";
+    const HINT: &'static str = "write http1, http2 or auto";
+    const CHOICES: &'static [&'static str] = &["http1", "http2", "auto"];
+
+    fn parse(text: &str) -> Option<Protocol> {
+        match text {
+            "http1" => Some(Protocol::Http1),
+            "http2" => Some(Protocol::Http2),
+            "auto" => Some(Protocol::Negotiated),
+            _ => None,
+        }
+    }
+
+    fn show(&self) -> String {
+        let word = match self {
+            Protocol::Http1 => "http1",
+            Protocol::Http2 => "http2",
+            Protocol::Negotiated => "auto",
         };
         word.to_owned()
     }

@@ -164,7 +164,7 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
             .as_mapping_mut()
             .unwrap();
         upstream.remove("timeouts").unwrap();
-        for key in ["retries", "choice", "resolve", "ejection"] {
+        for key in ["retries", "choice", "resolve", "ejection", "protocol"] {
             upstream.remove(key).unwrap();
         }
         for endpoint in bare["endpoints"].as_sequence_mut().unwrap() {

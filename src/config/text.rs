@@ -20,7 +20,8 @@ use super::outline::Path;
 use super::scalar::{Bytes, Percent, Price, Text};
 use super::schema::{self, Learnt, Shape};
 use super::{
-    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, ProxyProtocol,
+    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
+    ProxyProtocol,
 };
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
@@ -498,6 +499,9 @@ sections! {
         ejection: Section<EjectionText>,
         /// TLS to every server, whose certificate is always verified; {} trusts what the operating system trusts.
         tls: Section<UpstreamTlsText>,
+        /// Which HTTP is spoken with the servers: `http1`; `http2`, without TLS as known beforehand; `auto`, with TLS only, what a
+        /// server agrees to by ALPN, HTTP/2 first.
+        protocol: Leaf<Protocol>,
         /// A secret header, so that the servers can refuse whoever is not the gateway.
         header: Section<SecretHeaderText>,
         /// How long it may take.

@@ -30,12 +30,25 @@ pub struct Upstream {
     pub ejection: Ejection,
     /// How TLS is spoken with them; `None`: it is not.
     pub tls: Option<UpstreamTls>,
+    /// Which HTTP is spoken with them; [`Protocol::Negotiated`] only with TLS.
+    pub protocol: Protocol,
     /// What shows them that a request is the gateway's.
     pub header: Option<SecretHeader>,
     /// How long it may take.
     pub timeouts: Timeouts,
     /// How often a request is tried again, 0 to 3.
     pub retries: u8,
+}
+
+/// Which version of HTTP is spoken with an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 and nothing else: with TLS as agreed on by ALPN, without it as known beforehand (RFC 9113 section 3.3).
+    Http2,
+    /// HTTP/2 where the server agrees to it by ALPN, else HTTP/1.1.
+    Negotiated,
 }
 
 /// One server of an upstream.

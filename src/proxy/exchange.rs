@@ -12,7 +12,7 @@ use super::admission::{Permit, Refusal, Steps};
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
-use super::upstreams::{Assignment, Server, Upstream};
+use super::upstreams::{self, Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
@@ -95,6 +95,8 @@ pub struct Forwarding {
     assignment: Option<Assignment>,
     /// The servers of the attempts before.
     tried: Vec<Arc<Server>>,
+    /// Whether the next attempt is made on a connection of its own.
+    anew: bool,
     /// When it was forwarded first.
     pub since: Instant,
     /// How long after that the upstream's header came.
@@ -262,6 +264,7 @@ impl Forwarding {
             attempts: 0,
             assignment: None,
             tried: Vec::new(),
+            anew: false,
             since: Instant::now(),
             header_after: None,
             announced_bytes: None,
@@ -287,9 +290,17 @@ impl Forwarding {
             .timeouts
             .total
             .saturating_sub(self.since.elapsed());
-        let peer = self.upstream.peer(assignment.server(), left);
+        let mut peer = self.upstream.peer(assignment.server(), left);
+        if self.anew {
+            upstreams::set_apart(&mut peer);
+        }
         self.assignment = Some(assignment);
         Some(peer)
+    }
+
+    /// Asks for a connection of its own in further attempts: where one that was kept had ended, so may all others of the same server.
+    pub fn connect_anew(&mut self) {
+        self.anew = true;
     }
 
     /// The server of the present attempt.

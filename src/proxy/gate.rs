@@ -52,6 +52,8 @@ pub struct Snapshot {
     pub denied: DeniedHeaders,
     /// What `/openapi.json` answers.
     pub document: Document,
+    /// How much of an answer some upstream may send before the gateway takes it.
+    pub window_bytes: u32,
     upstreams: HashMap<Arc<str>, Arc<Upstream>>,
 }
 
@@ -69,7 +71,7 @@ impl Snapshot {
 
     fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
         let head_limits = HeadLimits::of(&config.limits);
-        let upstreams = config
+        let upstreams: HashMap<Arc<str>, Arc<Upstream>> = config
             .upstreams
             .iter()
             .map(|upstream| {
@@ -89,8 +91,10 @@ impl Snapshot {
         let secrets = secrets.map(|header| &header.name);
         let denied = config.forward.headers_denied.iter().chain(secrets);
         let denied = DeniedHeaders::new(denied.cloned());
+        let windows = upstreams.values().map(|upstream| upstream.window_bytes());
         Snapshot {
             document: document(&config),
+            window_bytes: windows.max().unwrap_or(0),
             config,
             head_limits,
             denied,

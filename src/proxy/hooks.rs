@@ -34,8 +34,8 @@ mod answering;
 mod failure;
 
 use failure::{
-    BODY_TOO_LARGE, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
-    is_upstreams, is_worth_another, over_time,
+    BODY_TOO_LARGE, Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
 /// The gateway as pingora's application.
@@ -196,31 +196,43 @@ impl ProxyHttp for Edge {
         client_reused: bool,
     ) -> Box<Error> {
         let mut error = error.more_context(format!("Peer: {peer}"));
-        // A connection that had ended before it was used says nothing of the server.
-        error.retry.decide_reuse(client_reused);
-        let stale = error.retry();
-        let blamed = !stale && is_upstreams(&error, session);
+        if is_other_protocol(&error, peer, client_reused) {
+            error = error.more_context("the first request on a connection: does it speak HTTP/2?");
+        }
+        let fate = Fate::of(&mut error, client_reused);
+        let blamed = fate == Fate::Unknown && is_upstreams(&error, session);
         let passed_on = header_passed(session);
         let again = exchange.forwarding().is_some_and(|forwarding| {
+            if let (ErrorType::H2Downgrade | ErrorType::InvalidH2, Some(server)) =
+                (error.etype(), forwarding.server())
+            {
+                forwarding.upstream.note_wants_http1(server);
+            }
             // What broke an answer off is judged when the exchange is settled.
             if blamed && !passed_on {
                 forwarding.note_failed(&self.gate);
             }
+            if fate != Fate::Unknown {
+                forwarding.connect_anew();
+            }
             let whole = !session.as_ref().retry_buffer_truncated();
             let method = &session.req_header().method;
-            let again = if stale {
-                method.is_idempotent() && forwarding.may_retry()
-            } else {
-                let harmless = method.is_safe() && !passed_on;
-                blamed && harmless && is_worth_another(&error) && forwarding.may_try_another()
+            let again = match fate {
+                Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
+                Fate::Unprocessed => forwarding.may_retry(),
+                Fate::Unknown => {
+                    let harmless = method.is_safe() && !passed_on;
+                    blamed && harmless && is_worth_another(&error) && forwarding.may_try_another()
+                }
             };
-            again && whole
+            again && whole && !passed_on
         });
         if again {
-            let reason = match *error.etype() {
-                UPSTREAM_AWAY => "status",
-                _ if stale => "stale",
-                _ => "broken",
+            let reason = match (fate, error.etype()) {
+                (Fate::Stale, _) => "stale",
+                (Fate::Unprocessed, _) => "refused",
+                (Fate::Unknown, kind) if *kind == UPSTREAM_AWAY => "status",
+                (Fate::Unknown, _) => "broken",
             };
             self.note_retry(exchange, reason);
         }
@@ -263,6 +275,9 @@ impl ProxyHttp for Edge {
                 "nothing is forwarded without a permit",
             ));
         };
+        if !forwarding.upstream.takes(request.version) {
+            return Err(not_http2());
+        }
         let recorded = exchange.steps.recording.as_mut().map(|recording| {
             let span = recording.attempt(forwarding.server());
             (recording.context, span)
@@ -402,6 +417,20 @@ impl ProxyHttp for Edge {
             }
         }
         Ok(None)
+    }
+
+    /// Trailers are not passed on: over HTTP/1.1 they never were, and a client could take them for the gateway's own headers.
+    async fn response_trailer_filter(
+        &self,
+        session: &mut Session,
+        trailers: &mut HeaderMap,
+        exchange: &mut Exchange,
+    ) -> pingora::Result<Option<Bytes>> {
+        trailers.clear();
+        // The end of the body in their place; with them, `response_body_filter` is not told of it.
+        let mut end = Some(Bytes::new());
+        self.response_body_filter(session, &mut end, true, exchange)?;
+        Ok(end)
     }
 
     async fn fail_to_proxy(

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Version};
 use pingora::upstreams::peer::HttpPeer;
 
 use crate::config::{self, HealthCheck, Timeouts};
@@ -27,6 +27,7 @@ mod wire;
 
 pub use server::{Assignment, Server};
 use wire::Wire;
+pub use wire::set_apart;
 
 /// One configured upstream.
 #[derive(Debug)]
@@ -81,7 +82,7 @@ impl Upstream {
             resolve: config.resolve,
             choice: config.choice,
             ejection: config.ejection,
-            wire: Wire::new(config.tls.as_ref()),
+            wire: Wire::new(config),
             configured: config.servers.clone(),
             places: ArcSwap::from_pointee(places),
             turn: AtomicU64::new(0),
@@ -133,6 +134,16 @@ impl Upstream {
         self.wire.peer(server, &self.timeouts, left)
     }
 
+    /// Whether requests may be sent to it in this version of HTTP.
+    pub fn takes(&self, version: Version) -> bool {
+        self.wire.takes(version)
+    }
+
+    /// How much of an answer a server may send before the gateway takes it, beyond what its connection's own buffers hold.
+    pub fn window_bytes(&self) -> u32 {
+        self.wire.window_bytes()
+    }
+
     /// Notes that a server answered a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
@@ -146,6 +157,19 @@ impl Upstream {
             self.tell(server, change);
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
+        }
+    }
+
+    /// Notes that a server wants HTTP/1.1 after all (RFC 9113 section 7, `HTTP_1_1_REQUIRED`), or cannot do HTTP/2: where that may be
+    /// spoken too, it is from now on, until the gateway ends.
+    pub fn note_wants_http1(&self, server: &Server) {
+        if self.takes(Version::HTTP_11) && server.wants_http1() {
+            let (upstream, server) = (&*self.name, server.label());
+            tracing::warn!(
+                upstream,
+                server,
+                "the server wants HTTP/1.1: it is asked so from now on"
+            );
         }
     }
 

@@ -43,6 +43,7 @@ fn options() -> HttpServerOptions {
 /// What serves one connection: everything from a request's head on.
 pub struct Application {
     proxy: Arc<HttpProxy<Edge>>,
+    gate: Arc<Gate>,
     options: HttpServerOptions,
     h2_options: H2Options,
     head_limits: HeadLimits,
@@ -51,11 +52,12 @@ pub struct Application {
 
 impl Application {
     /// The proxy for one connection under these limits.
-    pub fn new(proxy: Arc<HttpProxy<Edge>>, gate: &Gate, limits: &Limits) -> Arc<Application> {
+    pub fn new(proxy: Arc<HttpProxy<Edge>>, gate: &Arc<Gate>, limits: &Limits) -> Arc<Application> {
         let mut options = options();
         options.h2_idle_timeout = Some(limits.keepalive_idle);
         Arc::new(Application {
             proxy,
+            gate: gate.clone(),
             options,
             h2_options: h2_options(limits),
             head_limits: HeadLimits::of(limits),
@@ -96,7 +98,9 @@ impl HttpServerApp for Application {
         }
         Box::pin(async move {
             let head_bytes = well_formed::lighten(session.req_header_mut(), &self.head_limits);
-            let bytes = request_bytes(head_bytes as u64, !session.is_body_done());
+            let window_bytes = self.gate.snapshot().window_bytes;
+            let has_body = !session.is_body_done();
+            let bytes = request_bytes(head_bytes as u64, has_body, window_bytes);
             let work = || self.proxy.process_new_http(session, shutdown);
             self.pace.run(bytes, work).await
         })

@@ -10,8 +10,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use http::header::{HOST, USER_AGENT};
+use http::{Uri, Version};
+use pingora::OrErr;
 use pingora::connectors::http::Connector;
 use pingora::http::RequestHeader;
+use pingora::upstreams::peer::HttpPeer;
 use tokio::task::JoinSet;
 
 use crate::config::HealthCheck;
@@ -28,9 +31,9 @@ const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Who asks, in the log of the server that is checked.
 const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
 
-/// Why requests are sent again: no connection, one that had ended before it was used, an answer that broke off, an answer that
-/// said that the server is away.
-const RETRY_REASONS: [&str; 4] = ["connect", "stale", "broken", "status"];
+/// Why requests are sent again: no connection, one that had ended before it was used, a server that has not looked at it, an answer
+/// that broke off, an answer that said that the server is away.
+const RETRY_REASONS: [&str; 5] = ["connect", "stale", "refused", "broken", "status"];
 
 /// Keeps the upstreams of whatever configuration runs.
 pub struct Upkeep {
@@ -225,17 +228,32 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
     upstream.note_checked(server, checked, &gate.metrics);
 }
 
-/// Asks for the health path on a connection of its own, as requests are sent: the same TLS, the same header. Any 2xx will do.
+/// Asks for the health path on a connection of its own, as requests are sent: the same TLS, HTTP and header. Any 2xx will do.
 async fn ask(
     connector: &Connector,
     upstream: &Upstream,
     server: &Server,
     health: &HealthCheck,
 ) -> pingora::Result<()> {
-    let peer = upstream.peer(server, health.timeout);
+    let mut peer = upstream.peer(server, health.timeout);
+    // Room for further requests would keep the connection.
+    peer.options.max_h2_streams = 1;
     let (mut session, _) = connector.get_http_session(&peer).await?;
     let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
-    request.insert_header(HOST, server.name.as_str())?;
+    let version = match session.as_http2() {
+        Some(_) => {
+            request.set_uri(absolute(&peer, server, health)?);
+            Version::HTTP_2
+        }
+        None => {
+            request.insert_header(HOST, server.name.as_str())?;
+            Version::HTTP_11
+        }
+    };
+    if !upstream.takes(version) {
+        let context = "the server did not agree to HTTP/2 by ALPN";
+        return pingora::Error::e_explain(pingora::ErrorType::H2Error, context);
+    }
     request.insert_header(USER_AGENT, AGENT)?;
     if let Some((name, value)) = &upstream.header {
         request.insert_header(name.clone(), value.clone())?;
@@ -251,6 +269,17 @@ async fn ask(
             pingora::Error::e_explain(pingora::ErrorType::HTTPStatus(status), "to a health check")
         }
     }
+}
+
+/// The health path with what HTTP/2 has in the place of `Host` (RFC 9113 section 8.3.1).
+fn absolute(peer: &HttpPeer, server: &Server, health: &HealthCheck) -> pingora::Result<Uri> {
+    let scheme = if peer.is_tls() { "https" } else { "http" };
+    let uri = Uri::builder().scheme(scheme).authority(&*server.name);
+    let uri = uri.path_and_query(&*health.path).build();
+    uri.or_err(
+        pingora::ErrorType::InvalidHTTPHeader,
+        "no URI for a health check",
+    )
 }
 
 /// Hands what a name was resolved to on to the upstream; where it could not be, its servers stay.

@@ -15,6 +15,7 @@ mod retirement;
 mod targets;
 mod tiers;
 mod upstream_answers;
+mod upstream_http2;
 mod upstream_requests;
 
 use std::time::Duration;

@@ -17,10 +17,20 @@ const STREAMS: u32 = 100;
 const COST_BYTES_MAX: usize = 4 * MIB;
 
 async fn scene_with(limits: &str, answer_bytes: usize) -> (Scene, IssuedKey) {
+    scene_over("http1", limits, answer_bytes).await
+}
+
+/// The same with an upstream that is spoken to in this version of HTTP.
+async fn scene_over(
+    protocol: &'static str,
+    limits: &str,
+    answer_bytes: usize,
+) -> (Scene, IssuedKey) {
     let yaml = format!("limits: {{ {limits} }}");
     let scene = Scene::builder(TOUCHLINE)
         .spec(move |spec| {
             spec.extra_yaml = yaml;
+            spec.upstream_extra = format!("protocol: {protocol}");
             spec.endpoints[0].methods.push("POST".into());
             let all = ["starter", "pro", "enterprise"];
             spec.endpoints
@@ -48,7 +58,13 @@ async fn ask(wire: &mut Wire, key: &IssuedKey) {
 
 #[tokio::test]
 async fn a_client_that_takes_no_answer_costs_little_and_others_do_not_notice() {
-    let (mut scene, key) = scene_with("response_write: 60s", MIB).await;
+    for protocol in ["http1", "http2"] {
+        costs_little(protocol).await;
+    }
+}
+
+async fn costs_little(protocol: &'static str) {
+    let (mut scene, key) = scene_over(protocol, "response_write: 60s", MIB).await;
     let honest = scene.client(Protocol::Http2Tls);
     let small = "/api/v1/data/small";
     assert_eq!(honest.call(Call::get(small).key(&key)).await.status, 200);
@@ -102,7 +118,13 @@ async fn answers_that_nobody_takes_are_given_up_and_charged_and_those_that_follo
 #[tokio::test]
 async fn a_client_that_takes_its_answers_late_gets_every_one_whole() {
     const ANSWER_BYTES: usize = 200_000;
-    let (scene, key) = scene_with("response_write: 60s", ANSWER_BYTES).await;
+    for protocol in ["http1", "http2"] {
+        takes_them_late(protocol, ANSWER_BYTES).await;
+    }
+}
+
+async fn takes_them_late(protocol: &'static str, answer_bytes: usize) {
+    let (scene, key) = scene_over(protocol, "response_write: 60s", answer_bytes).await;
     let mut wire = Wire::with_settings(&scene, CLOSED).await;
     ask(&mut wire, &key).await;
     eventually("streams wait", async || {
@@ -123,13 +145,19 @@ async fn a_client_that_takes_its_answers_late_gets_every_one_whole() {
             whole += u32::from(frame.flags & END_STREAM != 0);
         }
     }
-    assert_eq!(bytes, ANSWER_BYTES * STREAMS as usize);
+    assert_eq!(bytes, answer_bytes * STREAMS as usize);
     scene.expect_used(&key, u64::from(STREAMS)).await;
 }
 
 #[tokio::test]
 async fn a_hundred_large_answers_and_uploads_at_once_on_one_connection_are_all_served() {
-    let (mut scene, key) = scene_with("response_write: 60s", MIB).await;
+    for protocol in ["http1", "http2"] {
+        all_are_served(protocol).await;
+    }
+}
+
+async fn all_are_served(protocol: &'static str) {
+    let (mut scene, key) = scene_over(protocol, "response_write: 60s", MIB).await;
     let client = scene.client(Protocol::Http2Tls);
     // Makes the connection.
     assert_eq!(client.get(&key, "/api/v1/data/small").await.status, 200);

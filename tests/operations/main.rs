@@ -30,6 +30,7 @@ mod slow_client;
 mod start;
 mod traces;
 mod upgrade;
+mod upstream_http2;
 mod upstream_tls;
 mod usage;
 mod zone;

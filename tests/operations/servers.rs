@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use harness::{
     Allowances, Behaviour, Call, Client, IssuedKey, Protocol, RecordingUpstream, Scene,
-    SceneBuilder, eventually,
+    SceneBuilder, Store, eventually,
 };
 use tokio::task::JoinSet;
 
@@ -37,7 +37,7 @@ fn counts(scene: &Scene) -> Vec<usize> {
 }
 
 /// Whether the gateway shows the server as one that is asked; `None`: not at all.
-async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
+pub(super) async fn is_up(scene: &Scene, server: &RecordingUpstream) -> Option<bool> {
     let (_, metrics) = scene.admin(0, "/metrics").await;
     let address = format!("server=\"{}\"", server.address());
     let line = metrics
@@ -297,8 +297,10 @@ async fn call_on(
 #[tokio::test]
 async fn servers_that_die_and_return_under_load_fail_no_more_than_was_in_the_middle_of_an_answer() {
     const ROUNDS: u32 = 3;
-    for store in STORES {
-        let health = "health: { path: /healthz, interval: 200ms }";
+    let health = "health: { path: /healthz, interval: 200ms }";
+    let over_http2 = "health: { path: /healthz, interval: 200ms }, protocol: http2";
+    let ways = STORES.map(|store| (store, health));
+    for (store, health) in ways.into_iter().chain([(Store::Embedded, over_http2)]) {
         let mut scene = three(health)
             .store(store)
             .daily("enterprise", 100_000_000)

@@ -9,8 +9,12 @@ use super::{MARKETS, STORES, TOUCHLINE};
 
 #[tokio::test]
 async fn an_answer_cut_while_the_gateway_waited_for_the_client_is_charged() {
-    for store in STORES {
-        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+    for (store, upstream) in STORES.into_iter().zip(["", "protocol: http2"]) {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .spec(|spec| spec.upstream_extra = upstream.into())
+            .start()
+            .await;
         let key = scene.issue("starter").await;
         scene.upstream.always(Behaviour::ResetWhenStuck);
         let id = harness::client::next_request_id();

@@ -17,19 +17,19 @@ use super::{MARKETS, TOUCHLINE};
 const SECRET: &str = "hunter2-hunter2-hunter2";
 
 /// An authority of its own, with one certificate that it has signed.
-struct Authority {
+pub(super) struct Authority {
     certificate: rcgen::Certificate,
     issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
 }
 
 /// A certificate with its key.
-struct Signed {
+pub(super) struct Signed {
     certificate: rcgen::Certificate,
     key: rcgen::KeyPair,
 }
 
 impl Authority {
-    fn new() -> Authority {
+    pub(super) fn new() -> Authority {
         let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();
         parameters.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = rcgen::KeyPair::generate().unwrap();
@@ -41,14 +41,14 @@ impl Authority {
         }
     }
 
-    fn sign(&self, name: &str) -> Signed {
+    pub(super) fn sign(&self, name: &str) -> Signed {
         let parameters = rcgen::CertificateParams::new(vec![name.to_owned()]).unwrap();
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
         Signed { certificate, key }
     }
 
-    fn write(&self, file: &Path) -> String {
+    pub(super) fn write(&self, file: &Path) -> String {
         std::fs::write(file, self.certificate.pem()).unwrap();
         file.display().to_string()
     }
@@ -70,6 +70,16 @@ async fn tls_in_front_of(
     own: &Signed,
     clients: Option<&Authority>,
 ) -> SocketAddr {
+    tls_with_alpn(server, own, clients, &[]).await
+}
+
+/// The same with an offer of protocols by ALPN; without one, ALPN is not spoken.
+pub(super) async fn tls_with_alpn(
+    server: SocketAddr,
+    own: &Signed,
+    clients: Option<&Authority>,
+    protocols: &[&str],
+) -> SocketAddr {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ServerConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -87,7 +97,12 @@ async fn tls_in_front_of(
     let key = PrivatePkcs8KeyDer::from(own.key.serialize_der());
     let chain = vec![own.certificate.der().clone()];
     let settings = builder.with_single_cert(chain, PrivateKeyDer::Pkcs8(key));
-    let acceptor = TlsAcceptor::from(Arc::new(settings.unwrap()));
+    let mut settings = settings.unwrap();
+    settings.alpn_protocols = protocols
+        .iter()
+        .map(|name| name.as_bytes().to_vec())
+        .collect();
+    let acceptor = TlsAcceptor::from(Arc::new(settings));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -106,14 +121,14 @@ async fn tls_in_front_of(
 }
 
 /// A scene whose gateway waits for its upstream's address, and a client of it.
-struct Stage {
-    scene: Scene,
-    key: IssuedKey,
+pub(super) struct Stage {
+    pub(super) scene: Scene,
+    pub(super) key: IssuedKey,
     client: Client,
 }
 
 impl Stage {
-    async fn new() -> Stage {
+    pub(super) async fn new() -> Stage {
         let scene = Scene::builder(TOUCHLINE).start().await;
         let key = scene.issue("starter").await;
         let client = scene.client(Protocol::Http1);
@@ -121,7 +136,7 @@ impl Stage {
     }
 
     /// Sends to `server` from now on, with these entries of the upstream.
-    async fn forward_to(&mut self, server: String, more: &str) {
+    pub(super) async fn forward_to(&mut self, server: String, more: &str) {
         let before = self.applied().await;
         let mut spec = self.scene.spec.clone();
         spec.upstream_name = Some(server);
@@ -141,7 +156,7 @@ impl Stage {
         line.unwrap().to_owned()
     }
 
-    async fn status(&self) -> u16 {
+    pub(super) async fn status(&self) -> u16 {
         self.client.get(&self.key, MARKETS).await.status
     }
 }

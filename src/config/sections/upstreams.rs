@@ -14,9 +14,9 @@ use crate::config::outline::Path;
 use crate::config::scalar::Text;
 use crate::config::text::{
     EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section, ServerItem, ServerText,
-    TimeoutsText, UpstreamText,
+    TimeoutsText, UpstreamText, UpstreamTlsText,
 };
-use crate::config::{HealthCheck, Secret, SecretHeader, Server, Timeouts, Upstream};
+use crate::config::{HealthCheck, Protocol, Secret, SecretHeader, Server, Timeouts, Upstream};
 use crate::policy::choice::Choice;
 use crate::policy::server_health::{Ejection, Thresholds};
 use crate::policy::{address, own_header};
@@ -65,6 +65,8 @@ fn upstream(check: &mut Check<'_>, at: &Path, name: &str, text: UpstreamText) ->
     );
     let health = health(check, &at.key("health"), text.health);
     let ejection = ejection(check, &at.key("ejection"), text.ejection);
+    let protocol_at = at.key("protocol");
+    let protocol = protocol(check, &protocol_at, &text.protocol, &text.tls);
     let tls = tls(check, &at.key("tls"), text.tls);
     let header = header(check, &at.key("header"), text.header);
     let timeouts = timeouts(check, &at.key("timeouts"), text.timeouts);
@@ -77,6 +79,7 @@ fn upstream(check: &mut Check<'_>, at: &Path, name: &str, text: UpstreamText) ->
         health,
         ejection,
         tls,
+        protocol,
         header,
         timeouts,
         retries: u8::try_from(retries).unwrap_or_default(),
@@ -195,6 +198,20 @@ fn health(check: &mut Check<'_>, at: &Path, section: Section<HealthText>) -> Opt
         timeout,
         thresholds,
     })
+}
+
+fn protocol(
+    check: &mut Check<'_>,
+    at: &Path,
+    leaf: &Leaf<Protocol>,
+    tls: &Section<UpstreamTlsText>,
+) -> Protocol {
+    let protocol = check.leaf_or(at, leaf, Protocol::Http1);
+    if protocol == Protocol::Negotiated && !tls.is_given() {
+        let message = "without TLS there is nothing to agree on a version by";
+        check.wrong(at, message, "write http1 or http2, or give it tls");
+    }
+    protocol
 }
 
 fn ejection(check: &mut Check<'_>, at: &Path, section: Section<EjectionText>) -> Ejection {

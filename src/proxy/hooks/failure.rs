@@ -3,7 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use pingora::protocols::ALPN;
 use pingora::proxy::Session;
+use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::Edge;
@@ -15,6 +17,8 @@ use crate::proxy::exchange::{Ending, Forwarding, RefundReason};
 pub(super) const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
 /// The same, and that another server may do better.
 pub(super) const UPSTREAM_AWAY: ErrorType = ErrorType::new("UpstreamAway");
+/// The server did not agree to HTTP/2 where nothing else is to be spoken.
+pub(super) const NOT_HTTP2: ErrorType = ErrorType::new("UpstreamIsNotHttp2");
 /// The exchange took longer than the upstream's `total`.
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
@@ -81,6 +85,13 @@ pub(super) fn over_time() -> Box<Error> {
     Error::create(TOTAL_TIMEOUT, ErrorSource::Upstream, Some(context), None)
 }
 
+/// The server took the connection, but not for HTTP/2.
+pub(super) fn not_http2() -> Box<Error> {
+    let context = "the upstream's protocol is http2, and the server did not agree to it by ALPN";
+    let (kind, source) = (NOT_HTTP2, ErrorSource::Upstream);
+    Error::create(kind, source, Some(context.into()), None)
+}
+
 /// The client takes nothing of the answers before this one.
 pub(super) fn given_up() -> Box<Error> {
     let context = "the client does not read".into();
@@ -103,6 +114,46 @@ pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
         && !waits_for_body
 }
 
+/// What an attempt over HTTP/2 failed with.
+fn http2_error(error: &Error) -> Option<&h2::Error> {
+    error.root_cause().downcast_ref()
+}
+
+/// Whether this is how it looks when a server does not know HTTP/2 and nobody had asked it: what it said was no HTTP/2, or it closed.
+pub(super) fn is_other_protocol(error: &Error, peer: &HttpPeer, reused: bool) -> bool {
+    let unasked = !reused && !peer.is_tls() && peer.options.alpn == ALPN::H2;
+    unasked && http2_error(error).is_some_and(|told| !told.is_remote())
+}
+
+/// What became of a request whose attempt failed, as far as its sending it again goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// Its connection had ended before it was used, which says nothing of the server.
+    Stale,
+    /// The server said that it has not looked at it: REFUSED_STREAM, or a GOAWAY that leaves it out (RFC 9113 section 8.7). That is
+    /// how servers stop and how they keep their load down; it says nothing against them.
+    Unprocessed,
+    /// It may have been acted on.
+    Unknown,
+}
+
+impl Fate {
+    /// Of a failed attempt, on a connection that was `reused` or new.
+    pub(super) fn of(error: &mut Error, reused: bool) -> Fate {
+        error.retry.decide_reuse(reused);
+        // The library ends with a server's GOAWAY only those streams that it leaves out.
+        let left_out = http2_error(error).is_some_and(|told| {
+            let refused = told.is_reset() && told.reason() == Some(h2::Reason::REFUSED_STREAM);
+            told.is_remote() && (told.is_go_away() || refused)
+        });
+        match (left_out, error.retry()) {
+            (true, _) => Fate::Unprocessed,
+            (false, true) => Fate::Stale,
+            (false, false) => Fate::Unknown,
+        }
+    }
+}
+
 /// Whether another server may do better with a request that nothing depends on but its answer. One that takes too long would
 /// take as long again.
 pub(super) fn is_worth_another(error: &Error) -> bool {
@@ -110,6 +161,10 @@ pub(super) fn is_worth_another(error: &Error) -> bool {
         ErrorType::ConnectionClosed,
         ErrorType::ReadError,
         ErrorType::WriteError,
+        ErrorType::H2Error,
+        ErrorType::H2Downgrade,
+        ErrorType::InvalidH2,
+        NOT_HTTP2,
         UPSTREAM_AWAY,
     ];
     kinds.contains(error.etype())

@@ -20,6 +20,8 @@ pub struct Server {
     /// What the choice by key knows it by.
     pub(super) identity: u64,
     in_flight: AtomicU64,
+    /// Whether it agreed to HTTP/2 and asked for HTTP/1.1 then.
+    http1_only: AtomicBool,
     /// Whether `health` has anything to say: most of the time it has not, and requests need no lock.
     blemished: AtomicBool,
     health: Mutex<ServerHealth>,
@@ -33,6 +35,7 @@ impl Server {
             name: name.to_owned(),
             address,
             in_flight: AtomicU64::new(0),
+            http1_only: AtomicBool::new(false),
             blemished: AtomicBool::new(false),
             health: Mutex::default(),
         }
@@ -61,6 +64,16 @@ impl Server {
         }
         let health = self.health.lock();
         !health.is_unhealthy() && !health.is_ejected()
+    }
+
+    /// Whether HTTP/2 is not for it, whatever it agrees to.
+    pub(super) fn is_http1_only(&self) -> bool {
+        self.http1_only.load(Ordering::Relaxed)
+    }
+
+    /// Notes that HTTP/2 is not for it; whether that is new.
+    pub(super) fn wants_http1(&self) -> bool {
+        !self.http1_only.swap(true, Ordering::Relaxed)
     }
 
     /// Whether a request may be sent to it now, be it as a trial.

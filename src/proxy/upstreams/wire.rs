@@ -1,20 +1,39 @@
-//! How an upstream's servers are spoken to: in clear, or over TLS with the certificate verified, always.
+//! How an upstream's servers are spoken to: in clear, or over TLS with the certificate verified, always; over HTTP/1.1 or
+//! HTTP/2.
+//!
+//! An HTTP/2 connection carries requests of many clients. What one of them does not take of its answer stays in that stream's
+//! window and must leave room for the others, so the connection's window is as large as those of all its streams together.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Version;
 use pingora::protocols::ALPN;
 use pingora::protocols::tls::CaType;
 use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
 use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 
 use super::Server;
-use crate::config::{Timeouts, UpstreamTls};
+use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
+use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
+
+/// Requests under way on one HTTP/2 connection, where the server does not want fewer; further ones get another connection. Servers
+/// are advised to take at least 100 (RFC 9113 section 6.5.2); with fewer, what a lost packet or a dying connection holds up is less,
+/// and the work is spread over the threads of both sides.
+const STREAMS_MAX: u32 = 32;
+
+/// For how long a connection stays that nobody will look for again.
+const APART_IDLE: Duration = Duration::from_millis(1);
 
 /// What the connections to an upstream have in common.
 #[derive(Debug)]
-pub struct Wire(Option<Tls>);
+pub struct Wire {
+    tls: Option<Tls>,
+    protocol: Protocol,
+    /// Keeps apart in the pool what was verified by other authorities, or agreed on otherwise.
+    group: u64,
+}
 
 #[derive(Debug)]
 struct Tls {
@@ -24,14 +43,12 @@ struct Tls {
     authorities: Option<Arc<CaType>>,
     /// Who the gateway is.
     identity: Option<Arc<CertKey>>,
-    /// Keeps apart in the pool what was verified by other authorities.
-    group: u64,
 }
 
 impl Wire {
-    /// In clear without `tls`. What that holds was checked to be certificates and a key.
-    pub fn new(tls: Option<&UpstreamTls>) -> Wire {
-        Wire(tls.map(|tls| {
+    /// As the configuration says. What its TLS holds was checked to be certificates and a key.
+    pub fn new(config: &config::Upstream) -> Wire {
+        let tls = config.tls.as_ref().map(|tls| {
             let authorities = tls.authorities.as_ref().map(|authorities| {
                 let wrapped = authorities.iter();
                 wrapped
@@ -46,14 +63,36 @@ impl Wire {
                 name: tls.name.clone(),
                 authorities,
                 identity,
-                group: group(tls),
             }
-        }))
+        });
+        Wire {
+            tls,
+            protocol: config.protocol,
+            group: group(config),
+        }
+    }
+
+    /// Whether requests may be sent in this version.
+    pub fn takes(&self, version: Version) -> bool {
+        match self.protocol {
+            Protocol::Http1 => version == Version::HTTP_11,
+            Protocol::Http2 => version == Version::HTTP_2,
+            Protocol::Negotiated => true,
+        }
+    }
+
+    /// How much of an answer a server may send before the gateway takes it, beyond what its connection's own buffers hold.
+    pub fn window_bytes(&self) -> u32 {
+        if self.takes(Version::HTTP_2) {
+            UPSTREAM_WINDOW_BYTES
+        } else {
+            0
+        }
     }
 
     /// pingora's description of a server, for an exchange with so much time left.
     pub fn peer(&self, server: &Server, timeouts: &Timeouts, left: Duration) -> HttpPeer {
-        let mut peer = match &self.0 {
+        let mut peer = match &self.tls {
             None => HttpPeer::new(server.address, false, String::new()),
             Some(tls) => {
                 // Never empty: without a name pingora would verify nothing.
@@ -61,10 +100,10 @@ impl Wire {
                 let mut peer = HttpPeer::new(server.address, true, name.to_owned());
                 peer.options.ca = tls.authorities.clone();
                 peer.client_cert_key = tls.identity.clone();
-                peer.group_key = tls.group;
                 peer
             }
         };
+        peer.group_key = self.group;
         let options = &mut peer.options;
         let connect = timeouts.connect.min(left);
         options.connection_timeout = Some(connect);
@@ -72,18 +111,43 @@ impl Wire {
         options.read_timeout = Some(timeouts.read.min(left));
         options.write_timeout = Some(timeouts.read.min(left));
         options.idle_timeout = Some(timeouts.idle);
-        options.alpn = ALPN::H1;
+        options.alpn = match self.protocol {
+            Protocol::Http1 => ALPN::H1,
+            Protocol::Http2 => ALPN::H2,
+            Protocol::Negotiated if server.is_http1_only() => ALPN::H1,
+            Protocol::Negotiated => ALPN::H2H1,
+        };
+        if options.alpn != ALPN::H1 {
+            options.max_h2_streams = STREAMS_MAX as usize;
+            options.h2_stream_window_size = Some(UPSTREAM_WINDOW_BYTES);
+            options.h2_connection_window_size = Some(UPSTREAM_WINDOW_BYTES * STREAMS_MAX);
+        }
         // An upgraded connection would carry requests that nobody counts.
         options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
         peer
     }
 }
 
-/// A number for what a connection was made with.
-fn group(tls: &UpstreamTls) -> u64 {
-    let authorities = tls.authorities.iter().flatten();
-    let chain = tls.identity.iter().flat_map(|identity| &identity.chain);
-    authorities.chain(chain).fold(0, |group: u64, certificate| {
+/// Lets a request have a connection that is made for it, and ends with it.
+pub fn set_apart(peer: &mut HttpPeer) {
+    peer.group_key = fastrand::u64(..);
+    peer.options.idle_timeout = Some(APART_IDLE);
+}
+
+/// A number for what a connection was made with; 0 for HTTP/1.1 in clear.
+fn group(config: &config::Upstream) -> u64 {
+    let tls = config.tls.iter();
+    let certificates = tls.flat_map(|tls| {
+        let authorities = tls.authorities.iter().flatten();
+        let chain = tls.identity.iter().flat_map(|identity| &identity.chain);
+        authorities.chain(chain)
+    });
+    let protocol = match config.protocol {
+        Protocol::Http1 => 0,
+        Protocol::Http2 => 1,
+        Protocol::Negotiated => 2,
+    };
+    certificates.fold(protocol, |group: u64, certificate| {
         group.rotate_left(1) ^ identity(certificate)
     })
 }

@@ -203,6 +203,8 @@ pub struct Answer {
     pub headers: HeaderMap,
     /// The body, as far as it came.
     pub body: Bytes,
+    /// The fields behind it; of hand-written requests they are not read.
+    pub trailers: HeaderMap,
     /// Whether the answer came to its end; false if it was visibly broken off.
     pub complete: bool,
     /// The protocol of the answer.
@@ -544,12 +546,15 @@ impl Client {
         };
         let (head, mut body) = response.into_parts();
         let mut received = Vec::new();
-        let mut complete = true;
+        let (mut complete, mut trailers) = (true, HeaderMap::new());
         while let Some(frame) = body.frame().await {
             match frame {
                 Ok(frame) => {
                     if let Some(data) = frame.data_ref() {
                         received.extend_from_slice(data);
+                    }
+                    if let Ok(fields) = frame.into_trailers() {
+                        trailers = fields;
                     }
                 }
                 Err(_) => {
@@ -562,6 +567,7 @@ impl Client {
             status: head.status.as_u16(),
             headers: head.headers,
             body: received.into(),
+            trailers,
             complete,
             version: head.version,
         })
@@ -575,12 +581,13 @@ impl Client {
                 Http2Sent::NotTaken => {}
             }
         };
-        let (received, complete) = http2::read(body).await;
+        let (received, trailers) = http2::read(body).await;
         Ok(Answer {
             status: head.status.as_u16(),
             headers: head.headers,
             body: received.into(),
-            complete,
+            complete: trailers.is_some(),
+            trailers: trailers.unwrap_or_default(),
             version: head.version,
         })
     }
@@ -731,6 +738,7 @@ fn parse_answers(mut bytes: &[u8], headless: bool) -> Vec<Answer> {
             status,
             headers,
             body: body.into(),
+            trailers: HeaderMap::new(),
             complete,
             version: Version::HTTP_11,
         });

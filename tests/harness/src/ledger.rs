@@ -166,7 +166,8 @@ pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
 /// What a test knows to be different from the rules, and why. The default allows nothing.
 #[derive(Debug, Clone, Default)]
 pub struct Allowances {
-    /// An idempotent request may have reached the upstream before, on a connection that died under it.
+    /// An idempotent request may have reached the upstream before, on a connection that died under it; any request, where the upstream
+    /// said that it has not looked at it.
     pub retries: bool,
     /// A request that nothing depends on but its answer may have reached other servers before, which broke it off or said that
     /// they are away.
@@ -340,7 +341,8 @@ impl Ledgers {
                     Outcome::Reset | Outcome::Unanswered | Outcome::Away
                 );
                 let elsewhere = allowed.other_servers && safe && broken;
-                if !(allowed.retries && idempotent && dead || elsewhere) {
+                let refused = request.outcome == Outcome::Refused;
+                if !(allowed.retries && (idempotent && dead || refused) || elsewhere) {
                     found.push(format!(
                         "upstream: {} {} ({id}) arrived {} times",
                         request.method,

@@ -1,7 +1,8 @@
 //! An upstream that records every byte it is asked and misbehaves on demand.
 //!
-//! It speaks HTTP/1.1 by hand, so that it can break the protocol where a test needs that. What it records is the fourth
-//! ledger: which requests the gateway let through, with the very bytes of their target.
+//! It speaks HTTP/1.1 by hand, so that it can break the protocol where a test needs that, and HTTP/2 by the `h2` crate with those who
+//! begin with its preface. What it records is the fourth ledger: which requests the gateway let through, with the very bytes of their
+//! target.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,9 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::broadcast;
 use tokio::task::JoinSet;
+
+mod http2;
 
 /// Longest request head and body that is read; beyond, the connection is closed.
 const REQUEST_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -36,6 +41,19 @@ pub enum Outcome {
     Cut,
     /// Broken off before the header.
     Reset,
+    /// Said not to have been looked at, over HTTP/2.
+    Refused,
+}
+
+/// What the upstream takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Speaks {
+    /// HTTP/2 of those who begin with it, else HTTP/1.1.
+    Both,
+    /// HTTP/1.1 only: HTTP/2 is answered with a 400.
+    Http1,
+    /// HTTP/2 only: whoever speaks another tongue is closed on.
+    Http2,
 }
 
 /// One request as it arrived.
@@ -47,7 +65,9 @@ pub struct Recorded {
     pub method: String,
     /// The target between method and version, byte for byte.
     pub target: Vec<u8>,
-    /// All headers in their order, names as sent.
+    /// HTTP/1.1 or HTTP/2.
+    pub version: Version,
+    /// All headers in their order, names as sent; those of HTTP/2 begin with `:scheme` and `:authority`.
     pub headers: Vec<(String, Vec<u8>)>,
     /// The body without its framing.
     pub body: Vec<u8>,
@@ -107,6 +127,8 @@ pub struct Script {
     pub body: Vec<u8>,
     /// How the body is delimited.
     pub framing: Framing,
+    /// Fields behind the body, where that has no length.
+    pub trailers: Vec<(String, String)>,
 }
 
 impl Script {
@@ -117,6 +139,7 @@ impl Script {
             headers: vec![("Content-Type".into(), "application/json".into())],
             body: body.into(),
             framing: Framing::Length,
+            trailers: Vec::new(),
         }
     }
 
@@ -124,6 +147,12 @@ impl Script {
     pub fn header(mut self, name: &str, value: &str) -> Script {
         self.headers.push((name.into(), value.into()));
         self
+    }
+
+    /// The same in chunks, with one more field behind them.
+    pub fn trailer(mut self, name: &str, value: &str) -> Script {
+        self.trailers.push((name.into(), value.into()));
+        self.chunked()
     }
 
     /// The same in chunks.
@@ -168,6 +197,17 @@ pub enum Behaviour {
     Raw(Vec<u8>),
     /// Do the other, then close the connection without having said so.
     ThenClose(Box<Behaviour>),
+    /// Over HTTP/2: reset the stream with this code, before any header. 7 is REFUSED_STREAM. Over HTTP/1.1 the connection.
+    ResetStream(u32),
+    /// The same as [`Behaviour::ResetMidBody`], ended over HTTP/2 by a reset of the stream with this code.
+    ResetStreamMidBody {
+        /// Bytes of body sent.
+        after: usize,
+        /// The code.
+        code: u32,
+    },
+    /// Over HTTP/2: a GOAWAY with this code that leaves the request out, and nothing more of it. Over HTTP/1.1, reset the connection.
+    GoAway(u32),
 }
 
 type Decide = Arc<dyn Fn(&Recorded) -> Behaviour + Send + Sync>;
@@ -176,7 +216,28 @@ struct Shared {
     recorded: Mutex<Vec<Recorded>>,
     by_id: Mutex<BTreeMap<String, Behaviour>>,
     decide: Mutex<Decide>,
+    speaks: Mutex<Speaks>,
+    /// Tells HTTP/2 connections to end when their requests have.
+    farewells: broadcast::Sender<()>,
     connections: AtomicU64,
+}
+
+impl Shared {
+    /// What to do with a request, and its place among those recorded.
+    fn record(&self, request: &Recorded) -> (Behaviour, usize) {
+        let scripted = lock(&self.by_id).get(&request.id).cloned();
+        let decide = Arc::clone(&lock(&self.decide));
+        let behaviour = scripted.unwrap_or_else(|| decide(request));
+        let mut recorded = lock(&self.recorded);
+        recorded.push(request.clone());
+        (behaviour, recorded.len() - 1)
+    }
+
+    fn note(&self, place: usize, outcome: Outcome) {
+        if let Some(one) = lock(&self.recorded).get_mut(place) {
+            one.outcome = outcome;
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -211,6 +272,8 @@ impl RecordingUpstream {
             recorded: Mutex::default(),
             by_id: Mutex::default(),
             decide: Mutex::new(Arc::new(|_| Behaviour::Echo)),
+            speaks: Mutex::new(Speaks::Both),
+            farewells: broadcast::channel(1).0,
             connections: AtomicU64::new(0),
         });
         let serving = Some(tokio::spawn(accept(listener, Arc::clone(&shared))));
@@ -224,6 +287,22 @@ impl RecordingUpstream {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Takes only this on new connections.
+    pub fn speak(&self, speaks: Speaks) {
+        *lock(&self.shared.speaks) = speaks;
+    }
+
+    /// Tells all HTTP/2 connections goodbye: requests under way are answered, further ones go elsewhere.
+    pub fn go_away(&self) {
+        // Nobody may be connected.
+        let _ = self.shared.farewells.send(());
+    }
+
+    /// How many connections were made so far.
+    pub fn connections(&self) -> u64 {
+        self.shared.connections.load(Ordering::Relaxed)
     }
 
     /// Decides what to do with each request from now on.
@@ -301,42 +380,50 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let connection = shared.connections.fetch_add(1, Ordering::Relaxed) + 1;
         let shared = Arc::clone(&shared);
         connections.spawn(async move {
-            let _ = serve(socket, &shared, connection).await;
+            let _ = greet(socket, shared, connection).await;
         });
         while connections.try_join_next().is_some() {}
     }
 }
 
-async fn serve(mut socket: TcpStream, shared: &Shared, connection: u64) -> std::io::Result<()> {
+/// Serves a connection in the version that it begins with, if that is spoken here.
+async fn greet(mut socket: TcpStream, shared: Arc<Shared>, connection: u64) -> std::io::Result<()> {
     let _ = socket.set_nodelay(true);
+    let speaks = *lock(&shared.speaks);
+    match (http2::begins(&socket).await?, speaks) {
+        (true, Speaks::Both | Speaks::Http2) => http2::serve(socket, shared, connection).await,
+        (true, Speaks::Http1) => {
+            let refusal = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n";
+            socket.write_all(refusal).await
+        }
+        (false, Speaks::Http2) => Ok(()),
+        (false, Speaks::Both | Speaks::Http1) => serve(socket, &shared, connection).await,
+    }
+}
+
+async fn serve(mut socket: TcpStream, shared: &Shared, connection: u64) -> std::io::Result<()> {
     let mut buffer = Vec::new();
     let mut place = 0;
     while let Some(mut request) = read_request(&mut socket, &mut buffer).await? {
         place += 1;
         request.connection = connection;
         request.place = place;
-        if request.target == b"/healthz" && request.id.is_empty() {
+        if is_check(&request) {
             answer(&mut socket, &Script::json(200, "{}"), false).await?;
             continue;
         }
-        let scripted = lock(&shared.by_id).get(&request.id).cloned();
-        let decide = Arc::clone(&lock(&shared.decide));
-        let behaviour = scripted.unwrap_or_else(|| decide(&request));
-        let index = {
-            let mut recorded = lock(&shared.recorded);
-            recorded.push(request.clone());
-            recorded.len() - 1
-        };
-        let record = |outcome| {
-            if let Some(one) = lock(&shared.recorded).get_mut(index) {
-                one.outcome = outcome;
-            }
-        };
+        let (behaviour, index) = shared.record(&request);
+        let record = |outcome| shared.note(index, outcome);
         if !perform(&mut socket, &request, behaviour, &record).await? {
             return Ok(());
         }
     }
     Ok(())
+}
+
+/// A health check, which is no client's request.
+fn is_check(request: &Recorded) -> bool {
+    request.target == b"/healthz" && request.id.is_empty()
 }
 
 /// Carries out one behaviour; whether the connection goes on.
@@ -375,12 +462,12 @@ async fn perform(
                 behaviour = *next;
                 continue;
             }
-            Behaviour::ResetBeforeHeader => {
+            Behaviour::ResetBeforeHeader | Behaviour::ResetStream(_) | Behaviour::GoAway(_) => {
                 record(Outcome::Reset);
                 reset(socket)?;
                 return Ok(false);
             }
-            Behaviour::ResetMidBody { after } => {
+            Behaviour::ResetMidBody { after } | Behaviour::ResetStreamMidBody { after, .. } => {
                 promise(socket, after).await?;
                 record(Outcome::Cut);
                 tokio::time::sleep(BREAK_OFF_DELAY).await;
@@ -417,11 +504,16 @@ async fn perform(
             }
         };
         answer(socket, &script, headless).await?;
-        record(match script.status {
-            502..=504 => Outcome::Away,
-            _ => Outcome::Answered,
-        });
+        record(answered(&script));
         return Ok(!close);
+    }
+}
+
+/// What a written answer was.
+fn answered(script: &Script) -> Outcome {
+    match script.status {
+        502..=504 => Outcome::Away,
+        _ => Outcome::Answered,
     }
 }
 
@@ -483,7 +575,11 @@ async fn answer(socket: &mut TcpStream, script: &Script, headless: bool) -> std:
                     bytes.extend(chunk);
                     bytes.extend(b"\r\n");
                 }
-                bytes.extend(b"0\r\n\r\n");
+                bytes.extend(b"0\r\n");
+                for (name, value) in &script.trailers {
+                    bytes.extend(format!("{name}: {value}\r\n").bytes());
+                }
+                bytes.extend(b"\r\n");
             }
         }
     }
@@ -517,6 +613,7 @@ async fn read_request(
         id: String::new(),
         method,
         target,
+        version: Version::HTTP_11,
         headers,
         body: Vec::new(),
         at: Instant::now(),

@@ -2,7 +2,7 @@
 
 use std::path::Path as FilePath;
 
-use crate::config::{Config, Upstream};
+use crate::config::{Config, Protocol, Upstream};
 
 fn parse(upstream: &str) -> Result<Upstream, String> {
     let text = format!(
@@ -81,6 +81,9 @@ fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
     for (more, path, message) in [
         ("choice: random", "choice", "not a way to choose a server"),
         ("resolve: 1ms", "resolve", "too small"),
+        ("protocol: h2", "protocol", "not a version of HTTP"),
+        ("protocol: 2", "protocol", "found the number 2"),
+        ("protocol: auto", "protocol", "without TLS"),
         ("health: {}", "health.path", "the key is missing"),
         ("health: {path: healthz}", "health.path", "is not a path"),
         (
@@ -114,6 +117,16 @@ fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
             path,
             message,
         );
+    }
+    for (more, protocol) in [
+        ("retries: 1", Protocol::Http1),
+        ("protocol: http1", Protocol::Http1),
+        ("protocol: http2", Protocol::Http2),
+        ("protocol: http2, tls: {}", Protocol::Http2),
+        ("protocol: auto, tls: {}", Protocol::Negotiated),
+    ] {
+        let upstream = parse(&format!("{{servers: [127.0.0.1:1], {more}}}")).unwrap();
+        assert_eq!(upstream.protocol, protocol, "{more}");
     }
     let never = parse("{servers: [127.0.0.1:1], ejection: {failures: 0}}").unwrap();
     assert_eq!(never.ejection.failures, None);

@@ -79,18 +79,18 @@ impl Sender {
     }
 }
 
-/// The whole body, and whether it ended as it should.
-pub async fn read(mut body: RecvStream) -> (Vec<u8>, bool) {
+/// The whole body and the fields behind it; none where it did not end as it should.
+pub async fn read(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut received = Vec::new();
     while let Some(part) = body.data().await {
         let Ok(part) = part else {
-            return (received, false);
+            return (received, None);
         };
         let _ = body.flow_control().release_capacity(part.len());
         received.extend_from_slice(&part);
     }
-    let ended = body.trailers().await.is_ok();
-    (received, ended)
+    let trailers = body.trailers().await.ok();
+    (received, trailers.map(Option::unwrap_or_default))
 }
 
 /// Whether the gateway has ended the connection in order.

@@ -64,6 +64,7 @@ fn forwarded(id: &str, outcome: Outcome) -> Recorded {
         id: id.into(),
         method: "GET".into(),
         target: PATH.into(),
+        version: http::Version::HTTP_11,
         headers: vec![
             ("X-Consumer-Id".into(), key().id.into_bytes()),
             ("X-Consumer-Tier".into(), b"starter".to_vec()),
@@ -203,6 +204,10 @@ fn a_request_that_arrives_twice_is_found_unless_it_was_a_retry_on_a_dead_connect
     let mut fresh = ledgers.clone();
     fresh.upstream[0].place = 1;
     assert_found(&fresh, &retries, "arrived 2 times");
+    let mut refused = post;
+    refused.upstream[0].outcome = Outcome::Refused;
+    passes(&refused, &retries);
+    assert_found(&refused, &Allowances::default(), "arrived 2 times");
 }
 
 #[test]

@@ -1,0 +1,359 @@
+//! The recording upstream over HTTP/2: the same behaviours, and those that only streams have.
+//!
+//! Streams are served beside each other. What concerns a whole connection (its reset, its end, a GOAWAY) streams ask of the one task
+//! that drives it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
+use socket2::{SockRef, Socket};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+
+use super::{
+    BREAK_OFF_DELAY, Behaviour, FLOOD_CHUNK_BYTES, FLOOD_CHUNKS_MAX, Framing, Outcome,
+    PROMISED_BYTES, Recorded, Script, Shared, answered, is_check,
+};
+
+/// What an HTTP/2 connection begins with (RFC 9113 section 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Between two looks at a beginning that may be a preface.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
+/// Length, type, flags and stream of a GOAWAY frame without words.
+const GO_AWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
+
+/// What a stream asks of its connection.
+enum Wish {
+    Reset,
+    Close,
+    /// A GOAWAY with this code and this last stream.
+    GoAway(u32, u32),
+    /// That the request at this place is said to have been answered, once that is written.
+    Answered(usize, Outcome),
+}
+
+/// Whether a connection begins with the preface of HTTP/2. Takes nothing of it.
+pub(super) async fn begins(socket: &TcpStream) -> io::Result<bool> {
+    let mut start = [0; PREFACE.len()];
+    loop {
+        let there = socket.peek(&mut start).await?;
+        let same = PREFACE.starts_with(start.get(..there).unwrap_or_default());
+        if there == 0 || !same || there == PREFACE.len() {
+            return Ok(there > 0 && same);
+        }
+        tokio::time::sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// Serves a connection to its end.
+pub(super) async fn serve(
+    socket: TcpStream,
+    shared: Arc<Shared>,
+    connection: u64,
+) -> io::Result<()> {
+    let handle = SockRef::from(&socket).try_clone()?;
+    let mut farewells = shared.farewells.subscribe();
+    let (wish, mut wishes) = unbounded_channel();
+    let mut wire = h2::server::handshake(socket)
+        .await
+        .map_err(io::Error::other)?;
+    // Aborted with the connection.
+    let mut streams = JoinSet::new();
+    let mut place = 0;
+    loop {
+        tokio::select! {
+            // Whatever streams had to say before they wished is written first.
+            biased;
+            accepted = wire.accept() => {
+                let Some(Ok((request, respond))) = accepted else { break };
+                place += 1;
+                let stream = Stream { shared: shared.clone(), wish: wish.clone(), respond };
+                streams.spawn(async move {
+                    let _ = stream.serve(request, connection, place).await;
+                });
+            }
+            wished = wishes.recv() => match wished {
+                Some(Wish::Reset) => return handle.set_linger(Some(Duration::ZERO)),
+                Some(Wish::Close) | None => return Ok(()),
+                Some(Wish::GoAway(code, last)) => go_away(&handle, code, last)?,
+                Some(Wish::Answered(index, outcome)) => shared.note(index, outcome),
+            },
+            Ok(()) = farewells.recv() => wire.graceful_shutdown(),
+        }
+    }
+    // The other side has ended it, after it had these.
+    while let Ok(Wish::Answered(index, outcome)) = wishes.try_recv() {
+        shared.note(index, outcome);
+    }
+    Ok(())
+}
+
+/// Writes a GOAWAY past the library, which would never leave out a request that it has read.
+fn go_away(socket: &Socket, code: u32, last: u32) -> io::Result<()> {
+    let frame = [&GO_AWAY[..], &last.to_be_bytes(), &code.to_be_bytes()].concat();
+    socket.send(&frame).map(|_| ())
+}
+
+/// One request's stream.
+struct Stream {
+    shared: Arc<Shared>,
+    wish: UnboundedSender<Wish>,
+    respond: SendResponse<Bytes>,
+}
+
+impl Stream {
+    async fn serve(
+        mut self,
+        request: Request<RecvStream>,
+        connection: u64,
+        place: u32,
+    ) -> Result<(), h2::Error> {
+        let mut request = read(request).await?;
+        request.connection = connection;
+        request.place = place;
+        if is_check(&request) {
+            return self.answer(&Script::json(200, "{}"), false).await;
+        }
+        let (behaviour, index) = self.shared.record(&request);
+        self.perform(&request, behaviour, index).await
+    }
+
+    async fn perform(
+        &mut self,
+        request: &Recorded,
+        mut behaviour: Behaviour,
+        index: usize,
+    ) -> Result<(), h2::Error> {
+        let shared = self.shared.clone();
+        let record = |outcome| shared.note(index, outcome);
+        let mut close = false;
+        loop {
+            let script = match behaviour {
+                Behaviour::Echo => {
+                    Script::json(200, &format!("{{\"request_id\":\"{}\"}}", request.id))
+                }
+                Behaviour::Answer(script) => script,
+                Behaviour::Status(status) => {
+                    Script::json(status, &format!("{{\"upstream_status\":{status}}}"))
+                }
+                Behaviour::Delay(time, next) => {
+                    // A gateway that gives up resets the stream, and that is the end of it.
+                    if tokio::time::timeout(time, self.given_up()).await.is_ok() {
+                        return Ok(());
+                    }
+                    behaviour = *next;
+                    continue;
+                }
+                Behaviour::Informational(status, next) => {
+                    let interim = Response::builder().status(status).body(());
+                    self.respond
+                        .send_informational(interim.unwrap_or_default())?;
+                    behaviour = *next;
+                    continue;
+                }
+                Behaviour::ThenClose(next) => {
+                    close = true;
+                    behaviour = *next;
+                    continue;
+                }
+                Behaviour::ResetBeforeHeader | Behaviour::Raw(_) => {
+                    record(Outcome::Reset);
+                    return self.ask(Wish::Reset);
+                }
+                Behaviour::ResetStream(code) => {
+                    let reason = Reason::from(code);
+                    record(match reason {
+                        Reason::REFUSED_STREAM => Outcome::Refused,
+                        _ => Outcome::Reset,
+                    });
+                    self.respond.send_reset(reason);
+                    return Ok(());
+                }
+                Behaviour::GoAway(code) => {
+                    record(Outcome::Refused);
+                    let own = self.respond.stream_id().as_u32();
+                    self.ask(Wish::GoAway(code, own.saturating_sub(2)))?;
+                    self.given_up().await;
+                    return Ok(());
+                }
+                broken => return self.break_off(broken, &record).await,
+            };
+            self.answer(&script, request.method == "HEAD").await?;
+            self.ask(Wish::Answered(index, answered(&script)))?;
+            if close {
+                tokio::time::sleep(BREAK_OFF_DELAY).await;
+                return self.ask(Wish::Close);
+            }
+            return Ok(());
+        }
+    }
+
+    /// Begins an answer that is never ended, or none.
+    async fn break_off(
+        &mut self,
+        behaviour: Behaviour,
+        record: &(dyn Fn(Outcome) + Sync),
+    ) -> Result<(), h2::Error> {
+        match behaviour {
+            Behaviour::ResetMidBody { after } => {
+                let _body = self.promise(after).await?;
+                record(Outcome::Cut);
+                tokio::time::sleep(BREAK_OFF_DELAY).await;
+                self.ask(Wish::Reset)
+            }
+            Behaviour::CloseMidBody { after } => {
+                let _body = self.promise(after).await?;
+                record(Outcome::Cut);
+                tokio::time::sleep(BREAK_OFF_DELAY).await;
+                self.ask(Wish::Close)
+            }
+            Behaviour::ResetStreamMidBody { after, code } => {
+                let mut body = self.promise(after).await?;
+                record(Outcome::Cut);
+                tokio::time::sleep(BREAK_OFF_DELAY).await;
+                body.send_reset(Reason::from(code));
+                Ok(())
+            }
+            Behaviour::ResetWhenStuck => {
+                self.flood().await?;
+                record(Outcome::Cut);
+                self.ask(Wish::Reset)
+            }
+            Behaviour::StallAfterHeader => {
+                let mut body = self.promise(0).await?;
+                record(Outcome::Cut);
+                let _ = std::future::poll_fn(|context| body.poll_reset(context)).await;
+                Ok(())
+            }
+            _ => {
+                self.given_up().await;
+                Ok(())
+            }
+        }
+    }
+
+    fn ask(&self, wish: Wish) -> Result<(), h2::Error> {
+        // The connection's own end is as good.
+        let _ = self.wish.send(wish);
+        Ok(())
+    }
+
+    /// Returns when the other side has reset the stream or ended the connection.
+    async fn given_up(&mut self) {
+        let _ = std::future::poll_fn(|context| self.respond.poll_reset(context)).await;
+    }
+
+    /// A header that promises a length, and a part of the body.
+    async fn promise(&mut self, sent: usize) -> Result<SendStream<Bytes>, h2::Error> {
+        let mut header = Response::new(());
+        header
+            .headers_mut()
+            .insert(CONTENT_LENGTH, HeaderValue::from(PROMISED_BYTES));
+        let mut body = self.respond.send_response(header, false)?;
+        let part = vec![b'x'; sent.min(PROMISED_BYTES - 1)];
+        send(&mut body, part.into()).await?;
+        Ok(body)
+    }
+
+    /// A body without end, until the other side takes nothing for [`BREAK_OFF_DELAY`].
+    async fn flood(&mut self) -> Result<(), h2::Error> {
+        let mut body = self.respond.send_response(Response::new(()), false)?;
+        for _ in 0..FLOOD_CHUNKS_MAX {
+            let chunk = Bytes::from(vec![b'x'; FLOOD_CHUNK_BYTES]);
+            match tokio::time::timeout(BREAK_OFF_DELAY, send(&mut body, chunk)).await {
+                Ok(sent) => sent?,
+                Err(_) => return Ok(()),
+            }
+        }
+        body.send_reset(Reason::INTERNAL_ERROR);
+        Ok(())
+    }
+
+    async fn answer(&mut self, script: &Script, headless: bool) -> Result<(), h2::Error> {
+        let mut header = Response::new(());
+        *header.status_mut() = http::StatusCode::from_u16(script.status).unwrap_or_default();
+        *header.headers_mut() = fields(&script.headers);
+        let bodiless = matches!(script.status, 204 | 304);
+        if script.framing == Framing::Length && !bodiless {
+            let length = HeaderValue::from(script.body.len());
+            header.headers_mut().insert(CONTENT_LENGTH, length);
+        }
+        if bodiless || headless {
+            self.respond.send_response(header, true)?;
+            return Ok(());
+        }
+        let mut body = self.respond.send_response(header, false)?;
+        send(&mut body, script.body.clone().into()).await?;
+        if script.trailers.is_empty() {
+            body.send_data(Bytes::new(), true)
+        } else {
+            body.send_trailers(fields(&script.trailers))
+        }
+    }
+}
+
+fn fields(pairs: &[(String, String)]) -> HeaderMap {
+    let fields = pairs.iter().filter_map(|(name, value)| {
+        let name = HeaderName::try_from(name).ok()?;
+        Some((name, HeaderValue::try_from(value).ok()?))
+    });
+    fields.collect()
+}
+
+/// Sends all of it, as the other side takes it.
+async fn send(body: &mut SendStream<Bytes>, mut bytes: Bytes) -> Result<(), h2::Error> {
+    while !bytes.is_empty() {
+        body.reserve_capacity(bytes.len());
+        let capacity = std::future::poll_fn(|context| body.poll_capacity(context)).await;
+        let capacity = match capacity {
+            Some(capacity) => capacity?,
+            None => return Err(Reason::CANCEL.into()),
+        };
+        body.send_data(bytes.split_to(capacity.min(bytes.len())), false)?;
+    }
+    Ok(())
+}
+
+async fn read(request: Request<RecvStream>) -> Result<Recorded, h2::Error> {
+    let (head, mut incoming) = request.into_parts();
+    let text = |part: Option<&str>| part.unwrap_or_default().as_bytes().to_vec();
+    let pseudo = [
+        (":scheme", text(head.uri.scheme_str())),
+        (
+            ":authority",
+            text(head.uri.authority().map(|one| one.as_str())),
+        ),
+    ];
+    let pseudo = pseudo.map(|(name, value)| (name.to_owned(), value));
+    let headers = head
+        .headers
+        .iter()
+        .map(|(name, value)| (name.as_str().to_owned(), value.as_bytes().to_vec()));
+    let mut recorded = Recorded {
+        id: String::new(),
+        method: head.method.to_string(),
+        target: text(head.uri.path_and_query().map(|target| target.as_str())),
+        version: Version::HTTP_2,
+        headers: pseudo.into_iter().chain(headers).collect(),
+        body: Vec::new(),
+        at: Instant::now(),
+        connection: 0,
+        place: 0,
+        outcome: Outcome::Unanswered,
+    };
+    recorded.id = recorded.values("x-request-id").join(",");
+    while let Some(part) = incoming.data().await {
+        let part = part?;
+        incoming.flow_control().release_capacity(part.len())?;
+        recorded.body.extend(&part);
+    }
+    recorded.at = Instant::now();
+    Ok(recorded)
+}

@@ -1,0 +1,342 @@
+//! HTTP/2 to upstreams as operators meet it: what is agreed on, connections shared and ended, health checks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use harness::upstream::{Script, Speaks};
+use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
+use http::Version;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
+use tokio::task::JoinSet;
+
+use super::servers::is_up;
+use super::upstream_tls::{Authority, Stage, tls_with_alpn};
+use super::{MARKETS, STORES, TOUCHLINE};
+
+const HTTP_1_1_REQUIRED: u32 = 13;
+/// More than stream windows and buffers between upstream and client hold.
+const LARGE_BODY_BYTES: usize = 4 * 1024 * 1024;
+
+fn over_http2() -> SceneBuilder {
+    Scene::builder(TOUCHLINE).spec(|spec| {
+        spec.upstream_extra =
+            "protocol: http2, health: { path: /healthz, interval: 100ms, timeout: 30s }".into();
+        spec.endpoints[0].methods.push("POST".into());
+    })
+}
+
+async fn metric(scene: &Scene, series: &str) -> u64 {
+    let series = format!("{series},upstream=\"prediction-data\"}}");
+    scene.metric(&series).await as u64
+}
+
+/// A request that a connection died under, or that a server had not looked at, may have been sent again.
+fn sent_again() -> Allowances {
+    Allowances {
+        retries: true,
+        ..Allowances::default()
+    }
+}
+
+#[tokio::test]
+async fn requests_share_a_connection_until_it_is_full() {
+    // All of them at once, over one connection of a client.
+    let scene = over_http2()
+        .timeout("read", "60s")
+        .spec(|spec| spec.extra_yaml = "limits: { h2_memory: 64MiB }".into())
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let client = Arc::new(scene.client(Protocol::Http2Tls));
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.upstream.behave(|_| Behaviour::Stall);
+    let mut calls = JoinSet::new();
+    let mut ask = async |times: usize, all: usize| {
+        for _ in 0..times {
+            let (client, key) = (client.clone(), key.clone());
+            calls.spawn(async move { client.call(Call::get(MARKETS).key(&key)).await.status });
+        }
+        eventually("they are under way", async || {
+            (scene.upstream.count() == all).then_some(())
+        })
+        .await;
+        let asked = scene.upstream.recorded();
+        let connections: std::collections::BTreeSet<u64> =
+            asked.iter().map(|one| one.connection).collect();
+        connections.len()
+    };
+    assert_eq!(ask(32, 33).await, 1);
+    assert!(ask(1, 34).await > 1);
+    let kinds = ["new", "reused"]
+        .map(|kind| format!("touchline_upstream_connections_total{{kind=\"{kind}\""));
+    assert_eq!(metric(&scene, &kinds[0]).await, 2);
+    assert_eq!(metric(&scene, &kinds[1]).await, 32);
+    calls.abort_all();
+    while calls.join_next().await.is_some() {}
+    scene.upstream.always(Behaviour::Echo);
+    assert_eq!(
+        client.get(&key, MARKETS).await.status,
+        200,
+        "the connection outlives them"
+    );
+    scene.expect_used(&key, 35).await;
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_of_its_answer_holds_up_nobody_on_the_same_connection() {
+    let scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let large = Script::json(200, &"x".repeat(LARGE_BODY_BYTES));
+    scene
+        .upstream
+        .behave(move |asked| match asked.values("x-large").is_empty() {
+            true => Behaviour::Echo,
+            false => Behaviour::Answer(large.clone()),
+        });
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let mut stuck = Vec::new();
+    for number in 0..20 {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(16 * 1024).unwrap();
+        let mut socket = socket.connect(scene.gateways[0].http).await.unwrap();
+        let request = format!(
+            "GET {MARKETS} HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\nX-Large: 1\r\nX-Request-Id: stuck-{number}\r\n\r\n",
+            key.key
+        );
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut first = [0; 12];
+        socket.read_exact(&mut first).await.unwrap();
+        assert_eq!(&first, b"HTTP/1.1 200");
+        stuck.push(socket);
+    }
+    for _ in 0..10 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    let asked = scene.upstream.recorded();
+    assert!(
+        asked
+            .iter()
+            .all(|one| one.connection == asked[0].connection)
+    );
+    // They get the rest when they read on.
+    for mut socket in stuck {
+        let mut left = LARGE_BODY_BYTES;
+        let mut part = vec![0; 256 * 1024];
+        while left > 0 {
+            let read = socket.read(&mut part).await.unwrap();
+            assert!(read > 0, "{left} left");
+            left = left.saturating_sub(read);
+        }
+    }
+    scene.expect_used(&key, 31).await;
+}
+
+#[tokio::test]
+async fn goodbyes_under_load_fail_nothing_that_may_be_sent_again_and_charge_nothing_twice() {
+    for store in STORES {
+        let mut scene = over_http2()
+            .store(store)
+            .daily("enterprise", 100_000_000)
+            .start()
+            .await;
+        let (stop, served) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
+        let mut callers = JoinSet::new();
+        for protocol in Protocol::ALL {
+            let key = scene.issue("enterprise").await;
+            let (client, stop, served) = (scene.client(protocol), stop.clone(), served.clone());
+            callers.spawn(async move {
+                while !stop.load(Ordering::Relaxed) {
+                    for (method, body) in [("GET", ""), ("POST", "{}")] {
+                        let call = Call::new(method, MARKETS).key(&key).body(body);
+                        let answer = client.call(call).await;
+                        // A POST that was on its way when the connection ended may have been acted on.
+                        let lost = method == "POST" && answer.status == 500;
+                        assert!(answer.complete, "{answer:?}");
+                        assert!(answer.status == 200 || lost, "{answer:?}");
+                        served.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for _ in 0..20 {
+            let before = served.load(Ordering::Relaxed);
+            eventually("requests are served", async || {
+                (served.load(Ordering::Relaxed) >= before + 10).then_some(())
+            })
+            .await;
+            scene.upstream.go_away();
+        }
+        stop.store(true, Ordering::Relaxed);
+        callers.join_all().await;
+        let asked = scene.upstream.recorded();
+        let connections: std::collections::BTreeSet<u64> =
+            asked.iter().map(|one| one.connection).collect();
+        assert!(connections.len() > 10, "{} connections", connections.len());
+        scene.assert_ledgers_agree_with(&sent_again()).await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_spoken_over_tls_is_agreed_on_by_alpn() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let other = Authority::new().write(&stage.scene.outside().join("other.pem"));
+    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
+    let both = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
+    let h1_only = tls_with_alpn(server, &own, None, &["http/1.1"]).await;
+    let h2_only = tls_with_alpn(server, &own, None, &["h2"]).await;
+    let silent = tls_with_alpn(server, &own, None, &[]).await;
+    let (one, two) = (Some(Version::HTTP_11), Some(Version::HTTP_2));
+    for (server, protocol, version) in [
+        (both, "auto", two),
+        // Not on the connection that was agreed on for another version.
+        (both, "http1", one),
+        (both, "http2", two),
+        (both, "auto", two),
+        (h1_only, "auto", one),
+        (h1_only, "http2", None),
+        (h1_only, "http1", one),
+        (h2_only, "auto", two),
+        (h2_only, "http2", two),
+        (h2_only, "http1", None),
+        (silent, "auto", one),
+        (silent, "http2", None),
+        (silent, "http1", one),
+    ] {
+        let more = format!("tls: {{ ca_file: {ca} }}, protocol: {protocol}");
+        stage.forward_to(server.to_string(), &more).await;
+        stage.scene.upstream.take();
+        let what = format!("{server} {protocol}");
+        let status = stage.status().await;
+        assert_eq!(status, if version.is_some() { 200 } else { 500 }, "{what}");
+        let asked = stage.scene.upstream.recorded();
+        assert_eq!(asked.first().map(|one| one.version), version, "{what}");
+        if version == two {
+            assert_eq!(asked[0].values(":scheme"), ["https"]);
+        }
+    }
+    // Whatever is spoken, the certificate is verified.
+    for protocol in ["auto", "http2"] {
+        let more = format!("tls: {{ ca_file: {other} }}, protocol: {protocol}");
+        stage.forward_to(both.to_string(), &more).await;
+        stage.scene.upstream.take();
+        assert_eq!(stage.status().await, 500);
+        assert_eq!(stage.scene.upstream.count(), 0);
+    }
+    let lines = stage.scene.gateways[0].logged(15).await;
+    let causes = lines.iter().filter_map(|line| line["cause"].as_str());
+    let causes = causes.collect::<Vec<_>>().join("\n");
+    for told in ["NoApplicationProtocol", "did not agree to it by ALPN"] {
+        assert!(causes.contains(told), "{causes}");
+    }
+    stage.scene.expect_used(&stage.key, 10).await;
+}
+
+#[tokio::test]
+async fn a_server_that_wants_http1_after_all_gets_it_under_auto() {
+    let mut stage = Stage::new().await;
+    let ours = Authority::new();
+    let ca = ours.write(&stage.scene.outside().join("ca.pem"));
+    let (server, own) = (stage.scene.upstream.address(), ours.sign("127.0.0.1"));
+    let server = tls_with_alpn(server, &own, None, &["h2", "http/1.1"]).await;
+    let more = format!("tls: {{ ca_file: {ca} }}, protocol: auto");
+    stage.forward_to(server.to_string(), &more).await;
+    // Over a connection that is kept.
+    assert_eq!(stage.status().await, 200);
+    stage.scene.upstream.behave(|asked| match asked.version {
+        Version::HTTP_2 => Behaviour::ResetStream(HTTP_1_1_REQUIRED),
+        _ => Behaviour::Echo,
+    });
+    for _ in 0..3 {
+        assert_eq!(stage.status().await, 200);
+    }
+    let asked = stage.scene.upstream.recorded();
+    let versions: Vec<Version> = asked.iter().map(|one| one.version).collect();
+    let (one, two) = (Version::HTTP_11, Version::HTTP_2);
+    assert_eq!(versions, [two, two, one, one, one]);
+    stage.scene.expect_used(&stage.key, 4).await;
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_speak_http2_is_told_of_and_costs_nothing() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.upstream_extra = "protocol: http2".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.upstream.speak(Speaks::Http1);
+    for protocol in Protocol::ALL {
+        assert_eq!(scene.client(protocol).get(&key, MARKETS).await.status, 500);
+    }
+    assert_eq!(scene.upstream.count(), 0);
+    for line in scene.gateways[0].logged(Protocol::ALL.len()).await {
+        let cause = line["cause"].as_str().unwrap_or_default();
+        assert!(cause.contains("does it speak HTTP/2?"), "{cause}");
+    }
+    scene.expect_used(&key, 0).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn health_checks_speak_what_requests_speak_on_connections_that_end() {
+    let mut scene = over_http2().more_servers(1).start().await;
+    let key = scene.issue("starter").await;
+    scene.upstream.speak(Speaks::Http2);
+    scene.more_upstreams[0].speak(Speaks::Http1);
+    eventually("the one that speaks HTTP/1.1 only is out", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(false)).then_some(())
+    })
+    .await;
+    assert_eq!(is_up(&scene, &scene.upstream).await, Some(true));
+    for _ in 0..4 {
+        assert_eq!(
+            scene
+                .client(Protocol::Http1)
+                .get(&key, MARKETS)
+                .await
+                .status,
+            200
+        );
+    }
+    scene.more_upstreams[0].speak(Speaks::Both);
+    eventually("it is asked again", async || {
+        (is_up(&scene, &scene.more_upstreams[0]).await == Some(true)).then_some(())
+    })
+    .await;
+    let before = scene.upstream.connections();
+    eventually("each check has its own connection", async || {
+        (scene.upstream.connections() > before + 5).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn requests_over_http2_are_finished_when_the_gateway_stops() {
+    let mut scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let pause = Duration::from_secs(1);
+    scene
+        .upstream
+        .always(Behaviour::Delay(pause, Box::new(Behaviour::Echo)));
+    let mut calls = JoinSet::new();
+    for protocol in Protocol::ALL {
+        let (client, key) = (scene.client(protocol), key.clone());
+        calls.spawn(async move { client.get(&key, MARKETS).await });
+    }
+    eventually("they are under way", async || {
+        (scene.upstream.count() == Protocol::ALL.len()).then_some(())
+    })
+    .await;
+    scene.gateways[0].process().ask_to_end();
+    for answer in calls.join_all().await {
+        assert!(answer.status == 200 && answer.complete, "{answer:?}");
+    }
+}
