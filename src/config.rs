@@ -244,6 +244,8 @@ pub struct Logging {
     pub format: LogFormat,
     /// Where the access log goes.
     pub access_log: AccessLog,
+    /// How many in a hundred of the served requests have a line there, 0 to 100.
+    pub access_log_percent: u8,
 }
 
 /// The importance of a message.

@@ -12,7 +12,7 @@ use http::HeaderName;
 use super::Secret;
 use super::check::{Check, Wrong};
 use super::outline::Path;
-use super::scalar::Text;
+use super::scalar::{Percent, Text};
 use super::text::{
     AdminText, EmbeddedText, ForwardText, HttpText, KeysText, ListenText, LoggingText, QuotaText,
     RootText, RuntimeText, Section, StoreText,
@@ -395,10 +395,17 @@ fn runtime(check: &mut Check<'_>, at: &Path, section: Section<RuntimeText>) -> R
 
 fn logging(check: &mut Check<'_>, at: &Path, section: Section<LoggingText>) -> Logging {
     let text = check.section(at, section).unwrap_or_default();
+    let Percent(sample) = check.bounded(
+        &at.key("access_log_sample"),
+        &text.access_log_sample,
+        Percent(100),
+        Percent(0)..=Percent(100),
+    );
     Logging {
         level: check.leaf_or(&at.key("level"), &text.level, Level::Info),
         format: check.leaf_or(&at.key("format"), &text.format, LogFormat::Json),
         access_log: check.leaf_or(&at.key("access_log"), &text.access_log, AccessLog::Stdout),
+        access_log_percent: u8::try_from(sample).unwrap_or(100),
     }
 }
 

@@ -628,5 +628,7 @@ sections! {
         format: Leaf<LogFormat>,
         /// Where the access log goes: stdout, stderr, off or a file name with a slash in it.
         access_log: Leaf<AccessLog>,
+        /// How many in a hundred of the requests that were served have a line in it; all others have one.
+        access_log_sample: Leaf<Percent>,
     }
 }

@@ -68,6 +68,10 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
             dropped.inc_by(count);
         }
     }
+    let sample = sample(exchange, &outcome, status);
+    if sample.is_some_and(|percent| fastrand::u8(..100) >= percent) {
+        return;
+    }
     gate.access_log.write(&Line {
         time: exchange.time,
         request_id: exchange.request_id_str(),
@@ -86,6 +90,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         outcome: outcome.word,
         policy: outcome.policy,
         would_refuse: outcome.waived.map(Waived::as_str),
+        sample_percent: sample,
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
@@ -94,6 +99,14 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         bytes_sent: session.body_bytes_sent(),
         cause: cause.as_deref(),
     });
+}
+
+/// How many in a hundred requests like this one have a line in the access log; `None` where all have. A request that was served
+/// as it should be is like others, any other one is not.
+fn sample(exchange: &Exchange, outcome: &Outcome<'_>, status: u16) -> Option<u8> {
+    let percent = exchange.snapshot.config.logging.access_log_percent;
+    let plain = outcome.word == word(None) && status < 400 && outcome.waived.is_none();
+    (plain && percent < 100).then_some(percent)
 }
 
 /// What the access log and the metrics say of a request.

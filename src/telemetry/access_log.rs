@@ -15,9 +15,11 @@ use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
 use serde::Serialize;
 
+use self::file::NamedFile;
 use self::queue::Queue;
 use crate::policy::forwarded::Client;
 
+mod file;
 mod queue;
 
 /// A thread's own room for a line, which is written into the queue whole.
@@ -34,7 +36,7 @@ pub enum Destination {
     Stdout,
     /// Standard error.
     Stderr,
-    /// A file, appended to.
+    /// A file, appended to; found again by its name when it was moved away.
     File(PathBuf),
     /// Nowhere.
     Off,
@@ -71,6 +73,9 @@ pub struct Line<'a> {
     /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<&'static str>,
+    /// How many in a hundred such requests have a line, where not all have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample_percent: Option<u8>,
     /// Units charged.
     pub units: u32,
     /// Whether they were given back.
@@ -127,12 +132,7 @@ impl Sink {
         let sink: Box<dyn Write + Send> = match destination {
             Destination::Stdout => Box::new(std::io::stdout()),
             Destination::Stderr => Box::new(std::io::stderr()),
-            Destination::File(path) => Box::new(
-                std::fs::OpenOptions::new()
-                    .create(true)
-                    .append(true)
-                    .open(path)?,
-            ),
+            Destination::File(path) => Box::new(NamedFile::open(path)?),
             Destination::Off => return Ok(None),
         };
         Queue::new(sink).map(|queue| Some(Sink(queue)))
@@ -209,6 +209,7 @@ mod tests {
             outcome: "INVALID_API_KEY",
             policy: None,
             would_refuse: None,
+            sample_percent: None,
             units: 0,
             refunded: false,
             duration_ms: Duration::from_nanos(1_234_567),

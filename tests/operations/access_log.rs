@@ -180,3 +180,64 @@ async fn the_access_log_goes_to_standard_output_where_it_is_asked_to() {
     assert_eq!(scene.gateways[0].logged(2).await.len(), 2);
     scene.assert_ledgers_agree().await;
 }
+
+#[tokio::test]
+async fn an_access_log_that_is_moved_away_is_begun_anew_and_no_line_is_lost() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let log = scene.gateways[0].access_log.clone();
+    let moved = log.with_extension("1");
+    for _ in 0..5 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.gateways[0].logged(5).await;
+    std::fs::rename(&log, &moved).unwrap();
+    for _ in 0..3 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.gateways[0].logged(3).await;
+    let old = std::fs::read_to_string(&moved).unwrap();
+    assert_eq!(old.lines().count(), 5, "{old}");
+    // Both together are the whole log.
+    let new = std::fs::read_to_string(&log).unwrap();
+    std::fs::write(&log, old + &new).unwrap();
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn of_served_requests_a_share_has_a_line_and_of_others_each() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.logging_extra = "access_log_sample: 25%".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..200 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, RANKINGS).await.status, 403);
+    }
+    scene.upstream.always(Behaviour::Status(404));
+    assert_eq!(client.get(&key, MARKETS).await.status, 404);
+    // Lines keep their order: when the last is there, all are.
+    scene.gateways[0]
+        .logged_where(|line| line["status"] == 404)
+        .await;
+    let lines = scene.gateways[0].access_lines();
+    let told = |status: u16| lines.iter().filter(move |line| line["status"] == status);
+    assert_eq!(told(403).count(), 20);
+    // 50 by chance, give or take five times its deviation of six.
+    let served = told(200).count();
+    assert!((20..=80).contains(&served), "{served} of 200");
+    assert!(told(200).all(|line| line["sample_percent"] == 25));
+    assert!(told(403).all(|line| line["sample_percent"].is_null()));
+    let (_, text) = scene.admin(0, "/metrics").await;
+    let counted: f64 = text
+        .lines()
+        .filter(|line| line.starts_with("touchline_requests_total{"))
+        .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+        .sum();
+    assert_eq!(counted, 221.0, "metrics count all");
+}

@@ -295,6 +295,10 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:18 logging.level: \"loud\" is not a log level",
         ),
         (
+            "logging: {access_log_sample: 101%}",
+            "1:30 logging.access_log_sample: 101% is too large",
+        ),
+        (
             "logging: {access_log: stdour}",
             "1:23 logging.access_log: \"stdour\" is not a place for the access log",
         ),

@@ -155,6 +155,7 @@ impl Redirected<'_> {
             outcome: "redirected",
             policy: None,
             would_refuse: None,
+            sample_percent: None,
             units: 0,
             refunded: false,
             duration_ms: self.waited,

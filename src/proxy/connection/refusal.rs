@@ -84,6 +84,7 @@ pub fn refuse(
         outcome: rejection.code(),
         policy: rejection.policy(),
         would_refuse: None,
+        sample_percent: None,
         units: 0,
         refunded: false,
         duration_ms: waited,

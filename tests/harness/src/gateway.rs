@@ -143,6 +143,8 @@ pub struct GatewaySpec {
     pub certificates: Vec<(PathBuf, PathBuf)>,
     /// Where the access log goes.
     pub access_log: AccessLogSpec,
+    /// More entries of `logging`, such as `access_log_sample: 10%`.
+    pub logging_extra: String,
     /// `listen.upgrade`.
     pub upgrade: Option<String>,
     /// `timeouts` of the upstream, each a duration such as `500ms`.
@@ -203,6 +205,7 @@ impl GatewaySpec {
             certificate: None,
             certificates: Vec::new(),
             access_log: AccessLogSpec::File,
+            logging_extra: String::new(),
             upgrade: None,
             timeouts: BTreeMap::from([
                 ("connect".into(), "1s".into()),
@@ -306,6 +309,7 @@ impl GatewaySpec {
             extra => format!(", {extra}"),
         };
         let http = after_comma(&self.http_extra);
+        let logging = after_comma(&self.logging_extra);
         let (https, admin) = (
             after_comma(&self.https_extra),
             after_comma(&self.admin_extra),
@@ -325,7 +329,7 @@ tiers:
 {endpoints}upstreams:
   prediction-data: {{ servers: [{}], timeouts: {{ {} }}, retries: {}{} }}
 runtime: {{ threads: {} }}
-logging: {{ level: info, format: json, access_log: {access_log} }}
+logging: {{ level: info, format: json, access_log: {access_log}{logging} }}
 {}
 ",
             self.timezone,
