@@ -204,7 +204,12 @@ fn a_request_that_arrives_twice_is_found_unless_it_was_a_retry_on_a_dead_connect
     let mut fresh = ledgers.clone();
     fresh.upstream[0].place = 1;
     assert_found(&fresh, &retries, "arrived 2 times");
-    let mut refused = post;
+    let mut refused = ledgers.clone();
+    refused.client[0].method = "POST".into();
+    refused.access[0].method = "POST".into();
+    for request in &mut refused.upstream[..2] {
+        request.method = "POST".into();
+    }
     refused.upstream[0].outcome = Outcome::Refused;
     passes(&refused, &retries);
     assert_found(&refused, &Allowances::default(), "arrived 2 times");
