@@ -97,29 +97,23 @@ async fn keys_that_are_called_at_the_same_time_share_script_calls() {
     }
 }
 
-#[tokio::test]
-async fn a_key_that_redis_cannot_count_for_harms_no_other() {
-    let server = RedisServer::start().await;
-    let (store, keys) = scene(server.url(), 20).await;
-    let day = today();
-    granted(store.charge(charge(&keys[0], day, 1_000, 1)).await);
-    let mut connection = server.connect().await;
+/// The one name in Redis that has this form.
+async fn name_like(connection: &mut redis::aio::MultiplexedConnection, pattern: &str) -> String {
     let names: Vec<String> = redis::cmd("KEYS")
-        .arg(format!("*:q:*{}*:{}", keys[0].record.id, day.date))
-        .query_async(&mut connection)
+        .arg(pattern)
+        .query_async(connection)
         .await
         .unwrap();
     let [name] = names.as_slice() else {
         panic!("{names:?}")
     };
-    // Somebody wrote over its counts.
-    let () = redis::cmd("SET")
-        .arg((name, "spoilt"))
-        .query_async(&mut connection)
-        .await
-        .unwrap();
+    name.clone()
+}
+
+/// Asserts that charges of the first key fail and all others are granted and counted, three times over.
+async fn the_first_alone_fails(store: &Arc<dyn Store>, keys: &[Arc<KeyEntry>], day: Day) {
     for round in 1..=3 {
-        for (place, decision) in charged(&store, &keys, day, 1_000).await {
+        for (place, decision) in charged(store, keys, day, 1_000).await {
             match place {
                 0 => assert!(
                     matches!(decision, Err(StoreError::Failed(_))),
@@ -131,20 +125,51 @@ async fn a_key_that_redis_cannot_count_for_harms_no_other() {
             }
         }
         for key in &keys[1..] {
-            eventually_used(&store, key, day, round * CHARGES).await;
+            eventually_used(store, key, day, round * CHARGES).await;
         }
     }
-    // Once it is mended, it is told what it had been charged, and goes with the others again.
-    let () = redis::cmd("DEL")
-        .arg(name)
+}
+
+#[tokio::test]
+async fn a_key_that_redis_cannot_count_for_harms_no_other() {
+    let server = RedisServer::start().await;
+    let (store, keys) = scene(server.url(), 20).await;
+    let day = today();
+    granted(store.charge(charge(&keys[0], day, 1_000, 1)).await);
+    let mut connection = server.connect().await;
+    let pattern = format!("*:q:*{}*:{}", keys[0].record.id, day.date);
+    let name = name_like(&mut connection, &pattern).await;
+    // Somebody wrote over its counts.
+    let () = redis::cmd("SET")
+        .arg((&name, "spoilt"))
         .query_async(&mut connection)
         .await
         .unwrap();
-    let (_, used) = (
-        0,
-        granted(store.charge(charge(&keys[0], day, 1_000, 1)).await).0,
-    );
+    the_first_alone_fails(&store, &keys, day).await;
+    // Once it is mended, it is told what it had been charged, and goes with the others again.
+    let () = redis::cmd("DEL")
+        .arg(&name)
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    let (used, _) = granted(store.charge(charge(&keys[0], day, 1_000, 1)).await);
     assert_eq!(used, 2);
+}
+
+#[tokio::test]
+async fn a_key_whose_record_cannot_be_read_harms_no_other() {
+    let server = RedisServer::start().await;
+    let (store, keys) = scene(server.url(), 20).await;
+    let mut connection = server.connect().await;
+    let pattern = format!("*:k:*{}*", keys[0].record.id);
+    let name = name_like(&mut connection, &pattern).await;
+    // A newer record, so that the answer has it in it, which is no text.
+    let () = redis::cmd("HSET")
+        .arg((&name, "ver", keys[0].record.version + 1, "rec", b"\xff"))
+        .query_async(&mut connection)
+        .await
+        .unwrap();
+    the_first_alone_fails(&store, &keys, today()).await;
 }
 
 #[tokio::test]

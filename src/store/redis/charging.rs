@@ -98,6 +98,21 @@ struct SlotState {
     offline: offline::Notes,
 }
 
+/// What a call says of one account.
+struct Said<'a> {
+    producer: &'a str,
+    /// Units consumed and units given back so far.
+    marks: (u64, u64),
+    want: u64,
+    limit: u64,
+    /// Of the record that was judged by, where there is no entry.
+    version: u64,
+    /// The record that mends the store's.
+    entry: Option<&'a KeyEntry>,
+    key: KeyId,
+    day: Day,
+}
+
 /// Granted units: taken by who asked, or given back when dropped.
 #[derive(Debug)]
 pub struct Units {
@@ -349,20 +364,18 @@ impl Accounts {
         let mut keys = Vec::with_capacity(2 * load.len());
         let mut arguments = Arguments::with_capacity(ARGUMENTS * load.len());
         for ((slot, call), entry) in load.iter().zip(&entries) {
-            let (entry, day) = (entry.as_deref(), call.terms.context.day);
             keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
-            arguments = arguments
-                .text(slot.producer.as_str())
-                .count(call.ack)
-                .count(call.rack)
-                .count(call.want)
-                .count(call.terms.limit)
-                .count(entry.map_or(call.terms.version, |entry| entry.record.version))
-                .text(entry.map_or("", KeyEntry::packed))
-                .number(day.start)
-                .number(day.end)
-                .number(self.names.expires_at(slot.key, day.end))
-                .number(self.names.keeping().settle_window_seconds());
+            let said = Said {
+                producer: &slot.producer,
+                marks: (call.ack, call.rack),
+                want: call.want,
+                limit: call.terms.limit,
+                version: call.terms.version,
+                entry: entry.as_deref(),
+                key: slot.key,
+                day: call.terms.context.day,
+            };
+            arguments = self.say(arguments, &said);
         }
         let replies = self.run(&keys, &arguments).await?;
         for (reply, (slot, _)) in replies.iter().zip(load) {
@@ -379,6 +392,25 @@ impl Accounts {
             }
         }
         Ok(replies)
+    }
+
+    /// Adds what `charge.lua` is told of one account, [`ARGUMENTS`] in all.
+    fn say<'a>(&self, arguments: Arguments<'a>, said: &Said<'a>) -> Arguments<'a> {
+        let version = said
+            .entry
+            .map_or(said.version, |entry| entry.record.version);
+        arguments
+            .text(said.producer)
+            .count(said.marks.0)
+            .count(said.marks.1)
+            .count(said.want)
+            .count(said.limit)
+            .count(version)
+            .text(said.entry.map_or("", KeyEntry::packed))
+            .number(said.day.start)
+            .number(said.day.end)
+            .number(self.names.expires_at(said.key, said.day.end))
+            .number(self.names.keeping().settle_window_seconds())
     }
 
     /// The record that a call says. One that grants nothing mends the store with the newest that we know.

@@ -6,9 +6,10 @@
 //! nobody waits for a timer. Two are under way at most, so that a request seldom waits for another's round trip. In a
 //! cluster each account goes alone, since the keys of one call must lie in one slot there.
 //!
-//! Invariants: an account is in one call at a time; a call that Redis refused for several accounts is tried again for
-//! each alone, so that an account that Redis cannot count for harms itself only; and whatever ends a carrier, a panic
-//! included, no call stays awaited for ever: that would keep a key from being charged until the process ends.
+//! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose answers cannot
+//! be read, is tried again for each alone, so that an account that Redis cannot count for harms itself only; and whatever
+//! ends a carrier, a panic included, no call stays awaited for ever: that would keep a key from being charged until the
+//! process ends.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -19,7 +20,7 @@ use super::{Accounts, Answer, Context, Slot, Waiter, is_waiting};
 use crate::policy::quota::{Call, Reply};
 use crate::store::redis::link::LinkError;
 
-/// The most accounts in one script call: Redis serves nobody else meanwhile, for some 10 µs each.
+/// The most accounts in one script call: Redis serves nobody else meanwhile, for some 15 µs each.
 const TOGETHER_MAX: usize = 64;
 /// The most carriers that take from the queue, where a call may be for several accounts.
 const CARRIERS_MAX: usize = 2;
@@ -177,7 +178,8 @@ impl Carrier {
         }
         match self.accounts.call(&self.load).await {
             Ok(replies) => self.bring(replies),
-            Err(LinkError::Refused(error)) if self.load.len() > 1 => {
+            // What did run is shown again as credit, as of any call that is repeated.
+            Err(error) if is_of_one(&error) && self.load.len() > 1 => {
                 self.accounts.note_refusal(&error);
                 for (slot, call) in std::mem::take(&mut self.load) {
                     self.send_alone(slot, call);
@@ -185,7 +187,7 @@ impl Carrier {
             }
             Err(error) => {
                 while let Some((slot, call)) = self.load.last() {
-                    slot.state.lock().shunned = matches!(error, LinkError::Refused(_));
+                    slot.state.lock().shunned = is_of_one(&error);
                     self.accounts.give_up(slot, call.number, &error);
                     self.load.pop();
                 }
@@ -275,11 +277,22 @@ impl Accounts {
     }
 
     /// Notes why a call for several accounts was refused: where their keys may not be in one call, none will be again.
-    fn note_refusal(&self, error: &redis::RedisError) {
+    fn note_refusal(&self, error: &LinkError) {
+        let LinkError::Refused(error) = error else {
+            return;
+        };
         let kind = redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot);
         if error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "Redis takes no calls for several keys, as a cluster's nodes do: each goes alone from now on. If it is a cluster, name its nodes under store.redis.cluster");
         }
+    }
+}
+
+/// Whether one of several accounts may be to blame for a failed call.
+fn is_of_one(error: &LinkError) -> bool {
+    match error {
+        LinkError::Refused(_) | LinkError::Unreadable(_) => true,
+        LinkError::NoConnection(_) | LinkError::Lost(_) => false,
     }
 }
 

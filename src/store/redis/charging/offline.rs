@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use super::{ARGUMENTS, Accounts, COUNT_MAX, Context, Slot, SlotState, Source, Units};
+use super::{ARGUMENTS, Accounts, COUNT_MAX, Context, Said, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
@@ -228,22 +228,17 @@ impl Accounts {
     /// Tells Redis what another producer counted; grants nothing.
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
-        let version = entry
-            .as_ref()
-            .map_or(COUNT_MAX, |entry| entry.record.version);
-        let packed = entry.as_ref().map_or("", |entry| entry.packed());
-        let arguments = Arguments::with_capacity(ARGUMENTS)
-            .text(row.producer.as_str())
-            .count(row.ack)
-            .count(row.rack)
-            .count(0)
-            .count(0)
-            .count(version)
-            .text(packed)
-            .number(row.day.start)
-            .number(row.day.end)
-            .number(self.names.expires_at(row.key, row.day.end))
-            .number(self.names.keeping().settle_window_seconds());
+        let said = Said {
+            producer: &row.producer,
+            marks: (row.ack, row.rack),
+            want: 0,
+            limit: 0,
+            version: COUNT_MAX,
+            entry: entry.as_deref(),
+            key: row.key,
+            day: row.day,
+        };
+        let arguments = self.say(Arguments::with_capacity(ARGUMENTS), &said);
         let record = self.names.record(row.key);
         let counts = self.names.counts(row.key, row.day.date);
         self.run(&[&record, &counts], &arguments).await?;
