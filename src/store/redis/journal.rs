@@ -14,11 +14,10 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use arc_swap::ArcSwapOption;
 use rusqlite::Connection;
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 
 use super::home::Home;
 use crate::store::StoreError;
@@ -83,7 +82,7 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
 
 /// The journal of a gateway. Dropping it ends its thread when all is written.
 pub struct Journal {
-    errands: SyncSender<Errand>,
+    errands: mpsc::Sender<Errand>,
     /// All producers of this process begin with this.
     process: String,
     trouble: Arc<Trouble>,
@@ -99,7 +98,8 @@ impl Journal {
     /// # Errors
     /// [`StoreError::Failed`] where the file is another store's or another program's, with what to do.
     pub async fn start(path: PathBuf, home: Home, process: &str) -> Result<Journal, StoreError> {
-        let (errands, taken) = sync_channel(WAITING_MAX);
+        // Room is taken as it is needed: that of std's channel of this length is 20 MiB from the start.
+        let (errands, taken) = mpsc::channel(WAITING_MAX);
         let trouble = Arc::new(Trouble::empty());
         let opened = {
             let (path, home) = (path.clone(), home.clone());
@@ -119,7 +119,7 @@ impl Journal {
         };
         std::thread::Builder::new()
             .name("journal".into())
-            .spawn(move || desk.run(&taken))
+            .spawn(move || desk.run(taken))
             .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
         Ok(Journal {
             errands,
@@ -306,10 +306,12 @@ struct Desk {
 }
 
 impl Desk {
-    fn run(mut self, taken: &Receiver<Errand>) {
-        while let Ok(first) = taken.recv() {
-            let mut group = vec![first];
-            group.extend(taken.try_iter().take(GROUP_MAX - 1));
+    fn run(mut self, mut taken: mpsc::Receiver<Errand>) {
+        loop {
+            let mut group = Vec::new();
+            if taken.blocking_recv_many(&mut group, GROUP_MAX) == 0 {
+                return;
+            }
             let outcome = self.write(&mut group);
             let trouble = outcome.as_ref().err().map(StoreError::to_string);
             let failed = trouble.is_some();
