@@ -159,10 +159,7 @@ impl Verdict {
             }
             Verdict::Coded(coding) => {
                 vary(fields);
-                fields.insert(
-                    CONTENT_ENCODING,
-                    HeaderValue::from_static(coding.as_str()),
-                );
+                fields.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.as_str()));
                 // Neither its length nor ranges of it are known before it is made.
                 fields.remove(CONTENT_LENGTH);
                 fields.remove(ACCEPT_RANGES);
@@ -254,7 +251,7 @@ fn vary(fields: &mut HeaderMap) {
         return;
     }
     let said: Vec<&[u8]> = values(fields, &VARY).collect();
-    let said = [&said[..], &[b"Accept-Encoding"]].concat().join(&b", "[..]);
+    let said = [&said[..], &[b"accept-encoding"]].concat().join(&b", "[..]);
     // Made of what was the header's value.
     let merged = HeaderValue::from_bytes(&said).unwrap_or(HeaderValue::from_static("*"));
     fields.insert(VARY, merged);

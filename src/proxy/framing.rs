@@ -7,25 +7,38 @@
 use std::any::Any;
 
 use async_trait::async_trait;
-use http::header::{CONTENT_ENCODING, TRANSFER_ENCODING};
+use http::Version;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, TRANSFER_ENCODING};
 use pingora::http::ResponseHeader;
 use pingora::modules::http::{HttpModule, HttpModuleBuilder, HttpModules, Module};
 use pingora::proxy::Session;
 
+use super::encoder::Encoder;
+
 /// Something to mend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mend {
+enum Mend {
     /// A client of HTTP/1.0 does not know chunks: the answer ends with the connection (RFC 9112 section 6.3).
     Chunks,
     /// A body that was to be compressed, and is not there.
     CodedNothing,
 }
 
-/// Mends these in the answer of this session.
-pub fn mend(session: &mut Session, mends: Vec<Mend>) {
-    let mut modules = HttpModules::new();
-    modules.add_module(Box::new(Mending(mends)));
-    session.downstream_modules_ctx = modules.build_ctx();
+/// Mends what there is to mend in an answer that is about to be written, and compressed by `encoder` if there is one.
+pub fn mend(session: &mut Session, answer: &ResponseHeader, encoder: Option<&Encoder>) {
+    let mut mends = Vec::new();
+    let old = session.req_header().version == Version::HTTP_10;
+    if old && !answer.headers.contains_key(CONTENT_LENGTH) {
+        mends.push(Mend::Chunks);
+    }
+    if encoder.is_some() && answer.version == Version::HTTP_2 {
+        mends.push(Mend::CodedNothing);
+    }
+    if !mends.is_empty() {
+        let mut modules = HttpModules::new();
+        modules.add_module(Box::new(Mending(mends)));
+        session.downstream_modules_ctx = modules.build_ctx();
+    }
 }
 
 /// The module, and what makes it.

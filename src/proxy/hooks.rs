@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, StatusCode, Version};
+use http::{HeaderMap, Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -18,12 +18,12 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::pace::{self, Part};
 use super::connection::Connection;
+use super::connection::pace::{self, Part};
 use super::encoder::Encoder;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
-use super::framing::{self, Mend};
+use super::framing;
 use super::gate::Gate;
 use super::origin::Origin;
 use super::record;
@@ -386,21 +386,11 @@ impl ProxyHttp for Edge {
                 compressing::begin(forwarding, request, status, fields);
             }
         });
-        let is_compressed = exchange.forwarding().is_some_and(|forwarding| {
+        if let Some(forwarding) = exchange.forwarding() {
             if ends_with_header(&request.method, response) {
                 forwarding.leave();
             }
-            forwarding.encoder.is_some()
-        });
-        let mut mends = Vec::new();
-        if request.version == Version::HTTP_10 && !response.headers.contains_key(CONTENT_LENGTH) {
-            mends.push(Mend::Chunks);
-        }
-        if is_compressed && response.version == Version::HTTP_2 {
-            mends.push(Mend::CodedNothing);
-        }
-        if !mends.is_empty() {
-            framing::mend(session, mends);
+            framing::mend(session, response, forwarding.encoder.as_deref());
         }
         Ok(())
     }

@@ -13,8 +13,8 @@ use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::scalar::{Bytes, Text};
 use crate::config::text::{
-    CompressionText, EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section, ServerItem, ServerText,
-    TimeoutsText, UpstreamText, UpstreamTlsText,
+    CompressionText, EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section,
+    ServerItem, ServerText, TimeoutsText, UpstreamText, UpstreamTlsText,
 };
 use crate::config::{HealthCheck, Protocol, Secret, SecretHeader, Server, Timeouts, Upstream};
 use crate::policy::choice::Choice;

@@ -1,7 +1,8 @@
 //! Answers that are compressed on their way.
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
+use http::header::TRANSFER_ENCODING;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use pingora::http::RequestHeader;
 use pingora::{ErrorType, OrErr};
 
@@ -29,6 +30,8 @@ pub(super) fn begin(
             return;
         };
         forwarding.encoder = Some(Box::new(encoder));
+        // As pingora does it, before this, where an answer comes without a length.
+        fields.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
     }
     verdict.mark(asked, status, fields);
 }
