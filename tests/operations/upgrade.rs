@@ -102,6 +102,87 @@ async fn an_upgrade_while_redis_is_away_leaves_both_processes_one_share_and_is_s
     scene.assert_ledgers_agree().await;
 }
 
+/// A gateway on Redis that knows a key, Redis gone, and its file with another place for the saved replica: a successor would
+/// know none.
+async fn successor_without_keys() -> (Scene, IssuedKey, String) {
+    let mut scene = upgradable(Store::Redis)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .durable_redis()
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
+    assert_eq!(answer.status, 200);
+    scene.redis.as_mut().unwrap().kill9();
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let elsewhere = text.replace("timeout: 100ms", "timeout: 100ms, replica: other/keys.db");
+    assert_ne!(text, elsewhere);
+    (scene, key, elsewhere)
+}
+
+#[tokio::test]
+async fn a_successor_that_knows_no_key_leaves_the_gateway_that_does_as_it_was() {
+    let (mut scene, key, elsewhere) = successor_without_keys().await;
+    let client = scene.client(Protocol::Http1);
+    let said = scene.gateways[0].fail_to_upgrade(&elsewhere).await;
+    assert!(said.contains("that one goes on serving"), "{said}");
+    assert!(said.contains("touchline store status"), "{said}");
+    assert_eq!(scene.gateways[0].process().ended(), None);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    eventually("the gateway says so", async || {
+        let output = scene.gateways[0].output();
+        let parts = ["has not loaded the key table", "going on as before"];
+        parts.iter().all(|part| output.contains(part)).then_some(())
+    })
+    .await;
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.gateways[0].put_file(&elsewhere);
+    scene.gateways[0].upgrade().await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.expect_used(&key, 3).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_successor_takes_over_as_soon_as_redis_tells_it_the_keys() {
+    let (mut scene, key, elsewhere) = successor_without_keys().await;
+    let client = scene.client(Protocol::Http1);
+    scene.gateways[0].put_file(&elsewhere);
+    let said = scene.gateways[0].process().stderr.clone();
+    let redis = scene.redis.as_mut().unwrap();
+    let comes_back = async {
+        eventually("the successor waits", async || {
+            let said = std::fs::read_to_string(&said).unwrap();
+            said.contains("the gateway that runs goes on meanwhile")
+                .then_some(())
+        })
+        .await;
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        redis.restart().await;
+    };
+    tokio::join!(scene.gateways[0].upgrade(), comes_back);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.expect_used(&key, 3).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_knows_no_key_is_succeeded_by_one_that_does_not_either() {
+    let (mut scene, key, elsewhere) = successor_without_keys().await;
+    scene.gateways[0].terminate();
+    scene.gateways[0].put_file(&elsewhere);
+    scene.gateways[0].restart().await;
+    scene.gateways[0].upgrade().await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    scene.redis.as_mut().unwrap().restart().await;
+    eventually("the key is known", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
+
 #[tokio::test]
 async fn an_upgrade_of_nothing_is_refused() {
     let mut scene = upgradable(Store::Embedded).start().await;
