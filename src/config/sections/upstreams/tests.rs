@@ -171,7 +171,11 @@ fn answers_are_compressed_where_it_is_said_and_mistakes_in_it_are_told() {
         ("{codings: gzip}", "compression.codings", "expected a list"),
         ("{min_bytes: 0B}", "compression.min_bytes", "too small"),
         ("{min_bytes: 2MiB}", "compression.min_bytes", "too large"),
-        ("{min_bytes: 1024}", "compression.min_bytes", "not a size"),
+        (
+            "{min_bytes: 1024}",
+            "compression.min_bytes",
+            "expected a size",
+        ),
         ("{level: 9}", "compression.level", "no such key"),
     ] {
         is_refused(&with(&format!(", compression: {text}")), path, message);
