@@ -29,6 +29,7 @@
 //! | [`choice`] | which server of an upstream a request goes to |
 //! | [`server_health`] | whether a server of an upstream is asked |
 //! | [`caching`] | who may keep an answer |
+//! | [`compression`] | in which content coding an answer goes out |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
 //! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
 //! | [`nearest`] | which keys are nearest to their limits |
@@ -46,6 +47,7 @@ pub mod audit;
 pub mod caching;
 pub mod calendar;
 pub mod choice;
+pub mod compression;
 pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;

@@ -6,10 +6,12 @@
 //! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
 //! | [`connection`] | a client's connection: what pingora may read of it, its deadlines, floods, and how many there are |
 //! | [`crossings`] | which keys have come near their limits, for whoever tells of it |
+//! | [`encoder`] | an answer's body on its way through a content coding |
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`hooks`] | pingora's hooks, each a few lines that call the rooms above and below |
 //! | [`well_formed`] | step 1 on the head of a request |
 //! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
+//! | [`framing`] | what pingora would frame wrongly |
 //! | [`origin`] | whom a request comes from, as far as the connection and trusted proxies tell |
 //! | [`rates`] | how fast a key may send requests, and how many of it are under way |
 //! | [`record`] | a request's line in the access log and its traces in the metrics |
@@ -24,8 +26,10 @@
 pub mod admission;
 pub mod connection;
 pub mod crossings;
+pub mod encoder;
 pub mod exchange;
 pub mod forward;
+pub mod framing;
 pub mod gate;
 pub mod hooks;
 pub mod origin;

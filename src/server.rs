@@ -21,7 +21,7 @@ use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::proxy::{Gate, Snapshot};
-use crate::store::{NodeName, Role, StoreError};
+use crate::store::{NodeName, Role, Store, StoreError};
 use crate::telemetry::access_log::{AccessLog, Destination, Sink};
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
@@ -47,6 +47,7 @@ mod watched;
 use events::Teller;
 use events::courier::Courier;
 use exporter::Exporter;
+pub use handover::Ignorance;
 use handover::{Handed, Offer, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
@@ -102,6 +103,9 @@ pub enum ServeError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// This one knows no key, while the gateway that runs does.
+    #[error(transparent)]
+    Ignorant(#[from] Ignorance),
     /// The listeners cannot be offered to a successor.
     #[error("the listeners cannot be offered at {path}: {error}; mend listen.upgrade")]
     Offer {
@@ -208,6 +212,22 @@ async fn run(
     let access_log = AccessLog::new(open_access_log(&config.logging.access_log)?);
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
+    let predecessor = match predecessor {
+        None => None,
+        Some(one) => tokio::select! {
+            known = one.until_keys_are_known(|| store.freshness().usable) => match known {
+                Ok(one) => Some(one),
+                Err(ignorant) => {
+                    store.close(CLOSE_TIMEOUT).await;
+                    return Err(ignorant.into());
+                }
+            },
+            () = stop.wait() => {
+                store.close(CLOSE_TIMEOUT).await;
+                return Ok(());
+            }
+        },
+    };
     let configuration = config.hash.clone();
     let upgrade = config.listen.upgrade.clone();
     let (tracer, left) = Tracer::new();
@@ -233,7 +253,7 @@ async fn run(
     // Before anything is accepted, which would be lost if the offer could not be made.
     let succeeded = Arc::new(Notify::new());
     let offering = match &upgrade {
-        Some(place) => Some(offer(place, &listener, &succeeded)?),
+        Some(place) => Some(offer(place, &listener, store.clone(), &succeeded)?),
         None => None,
     };
     // Without a successor to come, nobody else needs them open.
@@ -338,9 +358,15 @@ fn note_certificates(front: &Front, gate: &Gate) {
 fn offer(
     place: &Path,
     listener: &Listener,
+    store: Arc<dyn Store>,
     succeeded: &Arc<Notify>,
 ) -> Result<JoinHandle<()>, ServeError> {
-    let offer = Offer::make(place, listener.spares()).map_err(|error| ServeError::Offer {
+    let offer = Offer::make(
+        place,
+        listener.spares(),
+        Box::new(move || store.freshness().usable),
+    );
+    let offer = offer.map_err(|error| ServeError::Offer {
         path: place.display().to_string(),
         error,
     })?;

@@ -12,7 +12,7 @@ use crate::server::{self, Begin};
 #[derive(Debug, Args)]
 pub(super) struct ServeArguments {
     /// Take the place of the gateway that runs: get its listeners at `listen.upgrade`, serve, and let it end with what it has in
-    /// flight. No connection is refused or reset. If this one does not come up, the other goes on.
+    /// flight. No connection is refused or reset. If this one does not come up, or gets no key table, the other goes on.
     #[arg(long)]
     upgrade: bool,
 }

@@ -504,11 +504,19 @@ sections! {
         protocol: Leaf<Protocol>,
         /// A secret header, so that the servers can refuse whoever is not the gateway.
         header: Section<SecretHeaderText>,
+        /// Answers that the servers send uncompressed are compressed for clients that take it; without this section none is.
+        compression: Section<CompressionText>,
         /// How long it may take.
         timeouts: Section<TimeoutsText>,
         /// How often a request is tried again where no server was reached; and on another server, if there is one, where one broke
         /// off or answered 502, 503 or 504 to GET, HEAD or OPTIONS and nothing of its answer was passed on. Never charged.
         retries: Leaf<u64>,
+    }
+    CompressionText {
+        /// Which codings, zstd or gzip; of those that a client likes equally well (Accept-Encoding) the first.
+        codings: List<Text>,
+        /// An answer that is known to be shorter goes as it is.
+        min_bytes: Leaf<Bytes>,
     }
     ServerText {
         /// host:port.

@@ -11,6 +11,7 @@ use http::HeaderName;
 
 use super::Secret;
 use crate::policy::choice::Choice;
+use crate::policy::compression::Compression;
 use crate::policy::server_health::{Ejection, Thresholds};
 
 /// A service behind the gateway.
@@ -34,6 +35,8 @@ pub struct Upstream {
     pub protocol: Protocol,
     /// What shows them that a request is the gateway's.
     pub header: Option<SecretHeader>,
+    /// Which of its answers are compressed; `None`: they go as they are.
+    pub compression: Option<Compression>,
     /// How long it may take.
     pub timeouts: Timeouts,
     /// How often a request is tried again, 0 to 3.

@@ -37,6 +37,18 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<S
     Some(kept.join(", "))
 }
 
+/// Whether what was said in `Cache-Control` forbids to change the bytes of a message (RFC 9111 sections 5.2.1.6 and 5.2.2.6). What
+/// cannot be read does.
+pub fn forbids_change<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
+    values.into_iter().any(|value| {
+        let directives = std::str::from_utf8(value).ok().and_then(directives);
+        directives.is_none_or(|all| {
+            let mut all = all.into_iter();
+            all.any(|directive| directive.eq_ignore_ascii_case("no-transform"))
+        })
+    })
+}
+
 /// The directives of a line, without white space around them; commas within quotes do not part them. `None` where a
 /// quote does not end.
 fn directives(line: &str) -> Option<Vec<&str>> {

@@ -67,8 +67,12 @@ pub struct Body {
     pub announced_bytes: Option<u64>,
     /// What the hooks have seen of it.
     pub seen_bytes: u64,
-    /// What the library below has taken.
+    /// What that became, compressed or not.
+    pub passed_bytes: u64,
+    /// What the library below has taken of that.
     pub sent_bytes: u64,
+    /// What compresses the rest takes so much.
+    pub encoder_bytes: u64,
     /// Whether that is all of it.
     pub ended: bool,
 }
@@ -76,12 +80,13 @@ pub struct Body {
 impl Body {
     /// What is held.
     pub fn held_bytes(&self) -> u64 {
-        let read = match (self.ended, self.announced_bytes) {
-            (true, _) => self.seen_bytes,
-            (false, Some(announced)) => announced.min(self.seen_bytes + AHEAD_BYTES),
-            (false, None) => self.seen_bytes + AHEAD_BYTES,
+        let ahead = match (self.ended, self.announced_bytes) {
+            (true, _) => 0,
+            (false, Some(announced)) => announced.saturating_sub(self.seen_bytes).min(AHEAD_BYTES),
+            (false, None) => AHEAD_BYTES,
         };
-        ANSWER_BYTES + read.saturating_sub(self.sent_bytes)
+        let unsent = self.passed_bytes.saturating_sub(self.sent_bytes);
+        ANSWER_BYTES + ahead + unsent + self.encoder_bytes
     }
 }
 
@@ -108,7 +113,9 @@ mod tests {
         let body = Body {
             announced_bytes: Some(1_000_000),
             seen_bytes: 200_000,
+            passed_bytes: 200_000,
             sent_bytes: 50_000,
+            encoder_bytes: 0,
             ended: false,
         };
         assert_eq!(body.held_bytes(), 65_536 + 200_000 + 327_680 - 50_000);
@@ -128,5 +135,11 @@ mod tests {
             ..ended
         };
         assert_eq!(sent.held_bytes(), 65_536);
+        let compressed = Body {
+            passed_bytes: 60_000,
+            encoder_bytes: 1_000,
+            ..short
+        };
+        assert_eq!(compressed.held_bytes(), 65_536 + 20_000 + 10_000 + 1_000);
     }
 }

@@ -50,6 +50,7 @@ pub struct Connection {
     retired: AtomicBool,
     retire: Notify,
     body_fault: AtomicU8,
+    broken_off: AtomicBool,
 }
 
 /// What was wrong with a request's body.
@@ -70,6 +71,7 @@ impl Connection {
             retired: AtomicBool::new(false),
             retire: Notify::new(),
             body_fault: AtomicU8::new(0),
+            broken_off: AtomicBool::new(false),
         })
     }
 
@@ -101,6 +103,17 @@ impl Connection {
         if !self.is_retired() {
             self.retire.notified().await;
         }
+    }
+
+    /// Says that its last answer, which was to end with it, is not whole: it is reset, since a plain end would say the opposite
+    /// (RFC 9112 section 8).
+    pub fn break_off(&self) {
+        self.broken_off.store(true, Ordering::Release);
+    }
+
+    /// Whether it is to be reset.
+    pub fn is_broken_off(&self) -> bool {
+        self.broken_off.load(Ordering::Acquire)
     }
 
     /// Says what is wrong with the body of the request under way.

@@ -9,6 +9,7 @@ use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
 use super::admission::{Permit, Refusal, Steps};
+use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
@@ -103,6 +104,8 @@ pub struct Forwarding {
     pub header_after: Option<Duration>,
     /// The length of the answer's body, if the upstream has said it.
     pub announced_bytes: Option<u64>,
+    /// What compresses the answer's body, until that has ended.
+    pub encoder: Option<Box<Encoder>>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
     /// When the client let the gateway wait.
@@ -268,6 +271,7 @@ impl Forwarding {
             since: Instant::now(),
             header_after: None,
             announced_bytes: None,
+            encoder: None,
             request_body_bytes: 0,
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,

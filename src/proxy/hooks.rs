@@ -18,9 +18,12 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::{Connection, pace};
+use super::connection::Connection;
+use super::connection::pace::{self, Part};
+use super::encoder::Encoder;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
+use super::framing;
 use super::gate::Gate;
 use super::origin::Origin;
 use super::record;
@@ -31,6 +34,7 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::Rejection;
 
 mod answering;
+mod compressing;
 mod failure;
 
 use failure::{
@@ -370,19 +374,23 @@ impl ProxyHttp for Edge {
             session.set_keepalive(None);
         }
         let now = self.gate.store.now();
+        let (status, announced_bytes) = (response.status, content_length(&response.headers));
+        let request = session.req_header();
         forward::clean_response(response, |fields| {
             respond::insert_common(fields, exchange);
             forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
                 announce(fields, &forwarding.endpoint.retirement);
                 insert_standing(fields, forwarding.standing, now);
+                forwarding.announced_bytes = announced_bytes;
+                compressing::begin(forwarding, request, status, fields);
             }
         });
         if let Some(forwarding) = exchange.forwarding() {
-            forwarding.announced_bytes = content_length(&response.headers);
-            if ends_with_header(&session.req_header().method, response) {
+            if ends_with_header(&request.method, response) {
                 forwarding.leave();
             }
+            framing::mend(session, response, forwarding.encoder.as_deref());
         }
         Ok(())
     }
@@ -399,16 +407,16 @@ impl ProxyHttp for Edge {
             if pace::is_given_up() {
                 return Err(given_up());
             }
-            let (part, sent) = (
-                body.as_ref().map_or(0, Bytes::len),
-                session.body_bytes_sent(),
-            );
-            pace::note_part(
-                part as u64,
-                forwarding.announced_bytes,
-                sent as u64,
-                end_of_stream,
-            );
+            let read_bytes = body.as_ref().map_or(0, Bytes::len) as u64;
+            compressing::pass(forwarding, body, end_of_stream)?;
+            pace::note_part(Part {
+                read_bytes,
+                passed_bytes: body.as_ref().map_or(0, Bytes::len) as u64,
+                announced_bytes: forwarding.announced_bytes,
+                sent_bytes: session.body_bytes_sent() as u64,
+                encoder_bytes: forwarding.encoder.as_ref().map_or(0, |_| Encoder::BYTES),
+                ended: end_of_stream,
+            });
             forwarding.client_waits.note(blocked, Instant::now());
             if end_of_stream {
                 forwarding.leave();

@@ -19,6 +19,7 @@ use pingora::upstreams::peer::HttpPeer;
 
 use crate::config::{self, HealthCheck, Timeouts};
 use crate::policy::choice::{self, Candidate, Choice, Occasion};
+use crate::policy::compression::Compression;
 use crate::policy::server_health::{Change, Checked, Ejection};
 use crate::telemetry::metrics::Metrics;
 
@@ -40,6 +41,8 @@ pub struct Upstream {
     pub retries: u32,
     /// What shows it that a request is the gateway's; marked as sensitive.
     pub header: Option<(HeaderName, HeaderValue)>,
+    /// Which of its answers are compressed, if any.
+    pub compression: Option<Compression>,
     /// How its servers are checked, if they are.
     pub health: Option<HealthCheck>,
     /// How often its names are resolved.
@@ -78,6 +81,7 @@ impl Upstream {
             timeouts: config.timeouts,
             retries: u32::from(config.retries),
             header: config.header.as_ref().and_then(sensitive),
+            compression: config.compression.clone(),
             health: config.health.clone(),
             resolve: config.resolve,
             choice: config.choice,

@@ -6,6 +6,8 @@
 //! in flight. A successor that fails on the way leaves it as it was. A socket is never closed and opened again: a connection
 //! that waits to be accepted is accepted by whoever is there.
 //!
+//! Invariant: a gateway that knows the keys is not succeeded by one that does not.
+//!
 //! Whoever may open the Unix socket may take the listeners: it is its owner's alone.
 
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
@@ -23,8 +25,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
 
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
 const LISTENERS_MAX: usize = 4;
@@ -32,10 +35,22 @@ const LISTENERS_MAX: usize = 4;
 const LIST_BYTES_MAX: usize = 4 * 1024;
 /// For each step of a conversation with the old gateway.
 const STEP: Duration = Duration::from_secs(5);
-/// How long the old gateway waits for a successor that opens its store.
+/// How long the old gateway waits for a successor that opens its store and gets its key table.
 const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
+/// How long a successor waits for its key table: longer than Redis takes for a failover.
+const KEYS_PATIENCE: Duration = Duration::from_secs(15);
+/// How often it looks.
+const KEYS_LOOK: Duration = Duration::from_millis(50);
 /// What a successor says when it accepts connections.
 const READY: u8 = b'R';
+/// What a successor says that has no usable key table: has the old gateway?
+const KNOWS_KEYS: u8 = b'K';
+/// The two answers.
+const YES: u8 = b'Y';
+const NO: u8 = b'N';
+
+/// Whether a gateway can serve by its key table now.
+type Known = dyn Fn() -> bool + Send + Sync;
 
 /// A listening socket as it is handed over.
 #[derive(Debug)]
@@ -98,6 +113,32 @@ impl Predecessor {
         Ok((Predecessor(stream), handed))
     }
 
+    /// Waits until `known` says that this process can serve by its key table; not where the old gateway cannot either, or is
+    /// gone.
+    ///
+    /// # Errors
+    /// [`Ignorance::NoKeys`] where it still cannot after [`KEYS_PATIENCE`].
+    pub async fn until_keys_are_known(
+        self,
+        known: impl Fn() -> bool,
+    ) -> Result<Predecessor, Ignorance> {
+        if known() {
+            return Ok(self);
+        }
+        self.0.set_nonblocking(true)?;
+        let mut stream = tokio::net::UnixStream::from_std(self.0)?;
+        stream.write_all(&[KNOWS_KEYS]).await?;
+        let answer = timeout(STEP, stream.read_u8()).await;
+        match answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
+            YES => await_keys(known, &mut stream).await?,
+            NO => tracing::warn!("neither this gateway nor the one that runs knows any key yet"),
+            _ => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        }
+        let stream = stream.into_std()?;
+        stream.set_nonblocking(false)?;
+        Ok(Predecessor(stream))
+    }
+
     /// Tells the old gateway that connections are accepted, so that it ends.
     ///
     /// # Errors
@@ -107,18 +148,61 @@ impl Predecessor {
     }
 }
 
+/// Why a successor leaves everything to the gateway that runs.
+#[derive(Debug, thiserror::Error)]
+pub enum Ignorance {
+    /// It has no usable key table.
+    #[error(
+        "the key table could not be loaded within {} s, and the gateway that runs has one: that one goes on serving; see that \
+         the store answers (touchline store status), then upgrade again",
+        KEYS_PATIENCE.as_secs()
+    )]
+    NoKeys,
+    /// The gateway that runs did not say whether it has one.
+    #[error(
+        "the key table is not loaded, and the gateway that runs does not say whether its own is ({0}): that one is left as it \
+         was; see that the store answers (touchline store status), then upgrade again"
+    )]
+    Untold(#[from] io::Error),
+}
+
+/// Waits for keys, or for the end of the old gateway, after which somebody must serve.
+async fn await_keys(
+    known: impl Fn() -> bool,
+    predecessor: &mut tokio::net::UnixStream,
+) -> Result<(), Ignorance> {
+    tracing::warn!("the key table is not loaded: the gateway that runs goes on meanwhile");
+    let end = Instant::now() + KEYS_PATIENCE;
+    while !known() {
+        if Instant::now() >= end {
+            return Err(Ignorance::NoKeys);
+        }
+        tokio::select! {
+            () = sleep(KEYS_LOOK) => {}
+            // It has nothing to say: it is gone.
+            _ = predecessor.read_u8() => {
+                tracing::warn!("the gateway that ran is gone: serving without having loaded the key table");
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The offer of a running gateway to its successor. Dropping it gives its copies of the sockets up.
 pub struct Offer {
     socket: tokio::net::UnixListener,
     handed: Vec<Handed>,
+    known: Box<Known>,
 }
 
 impl Offer {
-    /// Offers `handed` at `path`, in the place of whatever offer was there.
+    /// Offers `handed` at `path`, in the place of whatever offer was there. `known` says whether this gateway can serve by its
+    /// key table.
     ///
     /// # Errors
     /// Where the place cannot be written. Needs a tokio runtime.
-    pub fn make(path: &Path, handed: Vec<Handed>) -> io::Result<Offer> {
+    pub fn make(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
         // Bound beside its place and moved there, closed to others before anybody can find it.
         let beside = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
         let _ = std::fs::remove_file(&beside);
@@ -129,6 +213,7 @@ impl Offer {
         Ok(Offer {
             socket: tokio::net::UnixListener::from_std(socket)?,
             handed,
+            known,
         })
     }
 
@@ -165,12 +250,90 @@ impl Offer {
         if sent < list.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        let answer = tokio::time::timeout(SUCCESSOR_PATIENCE, successor.read_u8());
-        match answer.await {
-            Ok(Ok(READY)) => Ok(()),
-            Ok(Ok(_)) => Err(io::ErrorKind::InvalidData.into()),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        let heard = timeout(SUCCESSOR_PATIENCE, self.hear(&mut successor)).await;
+        heard.map_err(|_| io::ErrorKind::TimedOut)?
+    }
+
+    /// Answers a successor until it is ready.
+    async fn hear(&self, successor: &mut tokio::net::UnixStream) -> io::Result<()> {
+        loop {
+            match successor.read_u8().await? {
+                READY => return Ok(()),
+                KNOWS_KEYS => {
+                    tracing::warn!("the successor has not loaded the key table");
+                    let known = if (self.known)() { YES } else { NO };
+                    successor.write_all(&[known]).await?;
+                }
+                _ => return Err(io::ErrorKind::InvalidData.into()),
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A successor without keys, and the old gateway's end of their conversation.
+    fn pair() -> (Predecessor, tokio::net::UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
+        (Predecessor(ours), theirs)
+    }
+
+    #[tokio::test]
+    async fn a_successor_waits_for_its_keys_where_the_old_gateway_has_them() {
+        let (successor, mut old) = pair();
+        let known = AtomicBool::new(false);
+        let asking = successor.until_keys_are_known(|| known.load(Ordering::SeqCst));
+        let answering = async {
+            assert_eq!(old.read_u8().await.unwrap(), KNOWS_KEYS);
+            old.write_all(&[YES]).await.unwrap();
+            known.store(true, Ordering::SeqCst);
+        };
+        let (asked, ()) = tokio::join!(asking, answering);
+        asked.unwrap().take_over().unwrap();
+        assert_eq!(old.read_u8().await.unwrap(), READY);
+    }
+
+    #[tokio::test]
+    async fn a_successor_serves_without_keys_where_the_old_gateway_has_none_or_dies() {
+        for (answer, dies) in [(NO, false), (YES, true)] {
+            let (successor, mut old) = pair();
+            let asking = successor.until_keys_are_known(|| false);
+            let answering = async {
+                assert_eq!(old.read_u8().await.unwrap(), KNOWS_KEYS);
+                old.write_all(&[answer]).await.unwrap();
+                (!dies).then_some(old)
+            };
+            let (asked, _old) = tokio::join!(asking, answering);
+            asked.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_that_gets_no_keys_gives_up() {
+        let (successor, mut old) = pair();
+        let asking = successor.until_keys_are_known(|| false);
+        let answering = async {
+            old.read_u8().await.unwrap();
+            old.write_all(&[YES]).await.unwrap();
+        };
+        let (asked, ()) = tokio::join!(asking, answering);
+        assert!(matches!(asked, Err(Ignorance::NoKeys)), "{asked:?}");
+    }
+
+    #[tokio::test]
+    async fn a_successor_gives_up_where_the_old_gateway_does_not_understand_it() {
+        let (successor, mut old) = pair();
+        let asking = successor.until_keys_are_known(|| false);
+        let answering = async move {
+            old.read_u8().await.unwrap();
+        };
+        let (asked, ()) = tokio::join!(asking, answering);
+        assert!(matches!(asked, Err(Ignorance::Untold(_))), "{asked:?}");
     }
 }

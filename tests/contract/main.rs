@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
 
 mod answers;
+mod compression;
 mod head;
 mod keys;
 mod leaks;

@@ -11,13 +11,14 @@ use super::upstream_tls::tls;
 use super::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::scalar::Text;
+use crate::config::scalar::{Bytes, Text};
 use crate::config::text::{
-    EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section, ServerItem, ServerText,
-    TimeoutsText, UpstreamText, UpstreamTlsText,
+    CompressionText, EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section,
+    ServerItem, ServerText, TimeoutsText, UpstreamText, UpstreamTlsText,
 };
 use crate::config::{HealthCheck, Protocol, Secret, SecretHeader, Server, Timeouts, Upstream};
 use crate::policy::choice::Choice;
+use crate::policy::compression::{Coding, Compression};
 use crate::policy::server_health::{Ejection, Thresholds};
 use crate::policy::{address, own_header};
 
@@ -28,6 +29,11 @@ const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
 /// More checks in a row than anybody waits for.
 const IN_A_ROW_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(99);
 const FAILURES_MAX: u64 = 1_000;
+/// Below it, an answer and its header fit one packet whether it is compressed or not.
+const COMPRESSED_BYTES_MIN: Bytes = Bytes(1024);
+const COMPRESSED_BYTES_MIN_MAX: Bytes = Bytes(1024 * 1024);
+const CODINGS_HINT: &str = "write zstd or gzip";
+
 /// The upstreams; `None` where there are none.
 pub(super) fn upstreams(
     check: &mut Check<'_>,
@@ -69,6 +75,7 @@ fn upstream(check: &mut Check<'_>, at: &Path, name: &str, text: UpstreamText) ->
     let protocol = protocol(check, &protocol_at, &text.protocol, &text.tls);
     let tls = tls(check, &at.key("tls"), text.tls);
     let header = header(check, &at.key("header"), text.header);
+    let compression = compression(check, &at.key("compression"), text.compression);
     let timeouts = timeouts(check, &at.key("timeouts"), text.timeouts);
     let retries = check.bounded(&at.key("retries"), &text.retries, 1, 0..=RETRIES_MAX);
     Upstream {
@@ -81,6 +88,7 @@ fn upstream(check: &mut Check<'_>, at: &Path, name: &str, text: UpstreamText) ->
         tls,
         protocol,
         header,
+        compression,
         timeouts,
         retries: u8::try_from(retries).unwrap_or_default(),
     }
@@ -276,6 +284,33 @@ pub(super) fn header(
         return None;
     }
     Some(SecretHeader { name: name?, value })
+}
+
+/// Which answers are compressed; `None` where nothing is said.
+fn compression(
+    check: &mut Check<'_>,
+    at: &Path,
+    section: Section<CompressionText>,
+) -> Option<Compression> {
+    let text = check.section(at, section)?;
+    let codings_at = at.key("codings");
+    if text.codings.is_empty() {
+        check.wrong(&codings_at, "there is no coding", CODINGS_HINT);
+    }
+    let default = Coding::ALL.map(|coding| coding.as_str().to_owned());
+    check.default(&codings_at, default.to_vec());
+    let codings = check.texts(&codings_at, text.codings, |text| {
+        let known = Coding::ALL.into_iter().find(|one| one.as_str() == text);
+        let message = || format!("{text:?} is not a coding that the gateway has");
+        known.ok_or_else(|| Wrong::new(message(), CODINGS_HINT))
+    });
+    let bounds = Bytes(1)..=COMPRESSED_BYTES_MIN_MAX;
+    let least_at = at.key("min_bytes");
+    let least = check.bounded(&least_at, &text.min_bytes, COMPRESSED_BYTES_MIN, bounds);
+    Some(Compression {
+        codings: codings.unwrap_or_else(|| Coding::ALL.to_vec()),
+        bytes_min: least.0,
+    })
 }
 
 fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) -> Timeouts {

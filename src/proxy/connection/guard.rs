@@ -447,6 +447,9 @@ impl Drop for Guard {
     fn drop(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);
+        if self.connection.is_broken_off() {
+            self.transport.break_off();
+        }
     }
 }
 

@@ -242,15 +242,33 @@ pub fn note_forwarded() {
     let _ = PRESENT.try_with(|stream| stream.forwarded.store(true, Ordering::Relaxed));
 }
 
-/// Notes a part of the present request's answer before it is sent; `announced_bytes` is the whole body's length, if the
-/// upstream has said it, and `sent_bytes` what was sent of it.
-pub fn note_part(part_bytes: u64, announced_bytes: Option<u64>, sent_bytes: u64, ended: bool) {
+/// A part of an answer, before it is sent.
+#[derive(Debug)]
+pub struct Part {
+    /// As it came from the upstream.
+    pub read_bytes: u64,
+    /// As it goes on.
+    pub passed_bytes: u64,
+    /// The length of the upstream's whole body, if it has said it.
+    pub announced_bytes: Option<u64>,
+    /// What was sent of all parts.
+    pub sent_bytes: u64,
+    /// What compresses the rest takes so much memory.
+    pub encoder_bytes: u64,
+    /// Whether it is the last one.
+    pub ended: bool,
+}
+
+/// Notes a part of the present request's answer.
+pub fn note_part(part: Part) {
     let _ = PRESENT.try_with(|stream| {
         let mut body = stream.body.lock();
-        body.seen_bytes += part_bytes;
-        body.announced_bytes = announced_bytes;
-        body.sent_bytes = sent_bytes;
-        body.ended = ended;
+        body.seen_bytes += part.read_bytes;
+        body.passed_bytes += part.passed_bytes;
+        body.announced_bytes = part.announced_bytes;
+        body.sent_bytes = part.sent_bytes;
+        body.encoder_bytes = part.encoder_bytes;
+        body.ended = part.ended;
         let held = body.held_bytes();
         let before = stream.held_bytes.swap(held, Ordering::Relaxed);
         stream.pace.account(before, held);

@@ -4,7 +4,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
@@ -52,6 +54,12 @@ impl Transport {
             Some(_) | None => "TLSv1.2",
         };
         Some((suite, version))
+    }
+
+    /// Has it reset when it is closed, after what was written.
+    pub fn break_off(&self) {
+        // A socket that cannot be told so is gone already.
+        let _ = SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
     }
 
     fn socket(&self) -> &TcpStream {

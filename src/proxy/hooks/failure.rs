@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use http::Version;
 use pingora::protocols::ALPN;
 use pingora::proxy::Session;
 use pingora::upstreams::peer::HttpPeer;
@@ -71,6 +72,11 @@ impl Edge {
             let rejection = Rejection::Internal;
             (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
+        if let (Ending::Cut, Version::HTTP_10) = (&ending, session.req_header().version)
+            && let Some(connection) = Connection::of(session)
+        {
+            connection.break_off();
+        }
         forwarding.ending = Some(ending);
         forwarding.leave();
         if let Some(reason) = reason {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::broadcast;
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 
 mod http2;
@@ -162,6 +162,22 @@ impl Script {
     }
 }
 
+/// Holds answers back until it is given. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Release(Arc<watch::Sender<bool>>);
+
+impl Release {
+    /// Lets everything go, now and later.
+    pub fn give(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn given(&self) {
+        // It lives as long as we do.
+        let _ = self.0.subscribe().wait_for(|given| *given).await;
+    }
+}
+
 /// What to do with a request.
 #[derive(Debug, Clone)]
 pub enum Behaviour {
@@ -173,6 +189,8 @@ pub enum Behaviour {
     Status(u16),
     /// Wait, then do the other.
     Delay(Duration, Box<Behaviour>),
+    /// Wait for the release, then do the other.
+    Until(Release, Box<Behaviour>),
     /// Reset the connection without a byte of answer.
     ResetBeforeHeader,
     /// A header that promises a length, so many bytes of body, then a reset.
@@ -195,6 +213,15 @@ pub enum Behaviour {
     Informational(u16, Box<Behaviour>),
     /// These bytes, then close.
     Raw(Vec<u8>),
+    /// A 200 of this type in chunks; each part is written when the semaphore has a permit for it, which is then gone.
+    Parts {
+        /// `Content-Type`.
+        kind: &'static str,
+        /// What is written at a time.
+        parts: Vec<&'static str>,
+        /// Lets parts go.
+        allowed: Arc<Semaphore>,
+    },
     /// Do the other, then close the connection without having said so.
     ThenClose(Box<Behaviour>),
     /// Over HTTP/2: reset the stream with this code, before any header. 7 is REFUSED_STREAM. Over HTTP/1.1 the connection.
@@ -450,6 +477,14 @@ async fn perform(
                 behaviour = *next;
                 continue;
             }
+            Behaviour::Until(release, next) => {
+                tokio::select! {
+                    () = release.given() => {}
+                    _ = closed(socket) => return Ok(false),
+                }
+                behaviour = *next;
+                continue;
+            }
             Behaviour::Informational(status, next) => {
                 let interim =
                     format!("HTTP/1.1 {status} Interim\r\nLink: </style.css>; rel=preload\r\n\r\n");
@@ -496,6 +531,26 @@ async fn perform(
                 closed(socket).await;
                 return Ok(false);
             }
+            Behaviour::Parts {
+                kind,
+                parts,
+                allowed,
+            } => {
+                let header = format!(
+                    "HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\nTransfer-Encoding: chunked\r\n\r\n"
+                );
+                socket.write_all(header.as_bytes()).await?;
+                for part in parts {
+                    if !is_allowed(&allowed, closed(socket)).await {
+                        return Ok(false);
+                    }
+                    let chunk = format!("{:x}\r\n{part}\r\n", part.len());
+                    socket.write_all(chunk.as_bytes()).await?;
+                }
+                socket.write_all(b"0\r\n\r\n").await?;
+                record(Outcome::Answered);
+                return Ok(!close);
+            }
             Behaviour::Raw(bytes) => {
                 socket.write_all(&bytes).await?;
                 record(Outcome::Answered);
@@ -514,6 +569,17 @@ fn answered(script: &Script) -> Outcome {
     match script.status {
         502..=504 => Outcome::Away,
         _ => Outcome::Answered,
+    }
+}
+
+/// Waits for a permit, and takes it; false where the other side goes first.
+async fn is_allowed(allowed: &Semaphore, gone: impl Future<Output = ()>) -> bool {
+    tokio::select! {
+        permit = allowed.acquire() => {
+            permit.expect("nobody closes it").forget();
+            true
+        }
+        () = gone => false,
     }
 }
 

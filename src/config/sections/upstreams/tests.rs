@@ -3,6 +3,7 @@
 use std::path::Path as FilePath;
 
 use crate::config::{Config, Protocol, Upstream};
+use crate::policy::compression::{Coding, Compression};
 
 fn parse(upstream: &str) -> Result<Upstream, String> {
     let text = format!(
@@ -130,6 +131,55 @@ fn mistakes_in_choice_checks_and_ejection_are_told_where_they_stand() {
     }
     let never = parse("{servers: [127.0.0.1:1], ejection: {failures: 0}}").unwrap();
     assert_eq!(never.ejection.failures, None);
+}
+
+#[test]
+fn answers_are_compressed_where_it_is_said_and_mistakes_in_it_are_told() {
+    let with = |more: &str| format!("{{servers: [127.0.0.1:1]{more}}}");
+    let said = |more: &str| parse(&with(more)).unwrap().compression;
+    assert_eq!(said(""), None);
+    let compression = |codings: &[Coding], bytes_min| {
+        let codings = codings.to_vec();
+        Some(Compression { codings, bytes_min })
+    };
+    for (more, expected) in [
+        (", compression: {}", compression(&Coding::ALL, 1_024)),
+        (
+            ", compression: {codings: [gzip], min_bytes: 2KiB}",
+            compression(&[Coding::Gzip], 2_048),
+        ),
+        (
+            ", compression: {codings: [gzip, zstd], min_bytes: 1B}",
+            compression(&[Coding::Gzip, Coding::Zstd], 1),
+        ),
+    ] {
+        assert_eq!(said(more), expected, "{more}");
+    }
+    for (text, path, message) in [
+        ("true", "compression", "expected keys"),
+        ("{codings: []}", "compression.codings", "there is no coding"),
+        (
+            "{codings: [br]}",
+            "compression.codings[0]",
+            "\"br\" is not a coding that the gateway has (hint: write zstd or gzip)",
+        ),
+        (
+            "{codings: [gzip, gzip]}",
+            "compression.codings[1]",
+            "in the list already",
+        ),
+        ("{codings: gzip}", "compression.codings", "expected a list"),
+        ("{min_bytes: 0B}", "compression.min_bytes", "too small"),
+        ("{min_bytes: 2MiB}", "compression.min_bytes", "too large"),
+        (
+            "{min_bytes: 1024}",
+            "compression.min_bytes",
+            "expected a size",
+        ),
+        ("{level: 9}", "compression.level", "no such key"),
+    ] {
+        is_refused(&with(&format!(", compression: {text}")), path, message);
+    }
 }
 
 #[test]

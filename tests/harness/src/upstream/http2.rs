@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Version};
 use socket2::{SockRef, Socket};
 use tokio::net::TcpStream;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use super::{
     BREAK_OFF_DELAY, Behaviour, FLOOD_CHUNK_BYTES, FLOOD_CHUNKS_MAX, Framing, Outcome,
-    PROMISED_BYTES, Recorded, Script, Shared, answered, is_check,
+    PROMISED_BYTES, Recorded, Script, Shared, answered, is_allowed, is_check,
 };
 
 /// What an HTTP/2 connection begins with (RFC 9113 section 3.4).
@@ -151,6 +151,14 @@ impl Stream {
                     behaviour = *next;
                     continue;
                 }
+                Behaviour::Until(release, next) => {
+                    tokio::select! {
+                        () = release.given() => {}
+                        () = self.given_up() => return Ok(()),
+                    }
+                    behaviour = *next;
+                    continue;
+                }
                 Behaviour::Informational(status, next) => {
                     let interim = Response::builder().status(status).body(());
                     self.respond
@@ -182,6 +190,27 @@ impl Stream {
                     self.ask(Wish::GoAway(code, own.saturating_sub(2)))?;
                     self.given_up().await;
                     return Ok(());
+                }
+                Behaviour::Parts {
+                    kind,
+                    parts,
+                    allowed,
+                } => {
+                    let mut header = Response::new(());
+                    let kind = HeaderValue::from_static(kind);
+                    header.headers_mut().insert(CONTENT_TYPE, kind);
+                    let mut body = self.respond.send_response(header, false)?;
+                    for part in parts {
+                        let gone = async {
+                            let _ = std::future::poll_fn(|context| body.poll_reset(context)).await;
+                        };
+                        if !is_allowed(&allowed, gone).await {
+                            return Ok(());
+                        }
+                        send(&mut body, Bytes::from_static(part.as_bytes())).await?;
+                    }
+                    body.send_data(Bytes::new(), true)?;
+                    return self.ask(Wish::Answered(index, Outcome::Answered));
                 }
                 broken => return self.break_off(broken, &record).await,
             };
@@ -256,6 +285,8 @@ impl Stream {
         header
             .headers_mut()
             .insert(CONTENT_LENGTH, HeaderValue::from(PROMISED_BYTES));
+        let json = HeaderValue::from_static("application/json");
+        header.headers_mut().insert(CONTENT_TYPE, json);
         let mut body = self.respond.send_response(header, false)?;
         let part = vec![b'x'; sent.min(PROMISED_BYTES - 1)];
         send(&mut body, part.into()).await?;
@@ -285,7 +316,8 @@ impl Stream {
             let length = HeaderValue::from(script.body.len());
             header.headers_mut().insert(CONTENT_LENGTH, length);
         }
-        if bodiless || headless {
+        let nothing = script.body.is_empty() && script.trailers.is_empty();
+        if bodiless || headless || nothing {
             self.respond.send_response(header, true)?;
             return Ok(());
         }

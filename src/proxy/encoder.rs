@@ -1,0 +1,150 @@
+//! An answer's body on its way through a content coding, part by part.
+//!
+//! Every part that comes leaves at once, whole: a client of a stream of events waits for none of them. What ends a coded body is
+//! written only when the upstream has ended its own, so that an answer which breaks off is cut for its decoder too.
+//!
+//! Levels are what was measured on JSON of this kind (2 to 88 kB, one core): zstd 1 makes 22 to 11 % of it for 1 to 11 µs/kB, gzip 4
+//! makes 24 to 12 % for 4 to 7. Each level above takes more time and saves a hundredth more, or less.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::mem;
+
+use bytes::Bytes;
+use flate2::write::GzEncoder;
+
+use crate::policy::compression::Coding;
+
+const GZIP_LEVEL: u32 = 4;
+const ZSTD_LEVEL: i32 = 1;
+/// The binary logarithm of how far back a coded body refers: 64 KiB, twice what gzip does, and little enough for any decoder.
+const ZSTD_WINDOW: u32 = 16;
+
+/// A body that has begun and has not ended.
+pub enum Encoder {
+    /// gzip.
+    Gzip(GzEncoder<Vec<u8>>),
+    /// zstd.
+    Zstd(zstd::stream::write::Encoder<'static, Vec<u8>>),
+}
+
+impl Encoder {
+    /// What one takes of memory at most, in bytes.
+    pub const BYTES: u64 = 384 * 1024;
+
+    /// A body of which nothing has come.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn new(coding: Coding) -> io::Result<Encoder> {
+        match coding {
+            Coding::Gzip => {
+                let level = flate2::Compression::new(GZIP_LEVEL);
+                Ok(Encoder::Gzip(GzEncoder::new(Vec::new(), level)))
+            }
+            Coding::Zstd => {
+                let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), ZSTD_LEVEL)?;
+                encoder.window_log(ZSTD_WINDOW)?;
+                encoder.include_checksum(true)?;
+                Ok(Encoder::Zstd(encoder))
+            }
+        }
+    }
+
+    /// What a part becomes, so that a decoder can read it whole.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn part(&mut self, part: &[u8]) -> io::Result<Bytes> {
+        let made = match self {
+            Encoder::Gzip(encoder) => {
+                encoder.write_all(part)?;
+                encoder.flush()?;
+                mem::take(encoder.get_mut())
+            }
+            Encoder::Zstd(encoder) => {
+                encoder.write_all(part)?;
+                encoder.flush()?;
+                mem::take(encoder.get_mut())
+            }
+        };
+        Ok(made.into())
+    }
+
+    /// What the last part becomes, with the end of the body.
+    ///
+    /// # Errors
+    /// If there is no memory for it.
+    pub fn end(self, last: &[u8]) -> io::Result<Bytes> {
+        let made = match self {
+            Encoder::Gzip(mut encoder) => {
+                encoder.write_all(last)?;
+                encoder.finish()?
+            }
+            Encoder::Zstd(mut encoder) => {
+                encoder.write_all(last)?;
+                encoder.finish()?
+            }
+        };
+        Ok(made.into())
+    }
+}
+
+impl fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Encoder::Gzip(_) => "Gzip",
+            Encoder::Zstd(_) => "Zstd",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// What a decoder has made of so much, and whether that was the end.
+    fn decoded(coding: Coding, coded: &[u8]) -> (Vec<u8>, bool) {
+        let mut body = Vec::new();
+        let ended = match coding {
+            Coding::Gzip => flate2::read::GzDecoder::new(coded).read_to_end(&mut body),
+            Coding::Zstd => zstd::stream::read::Decoder::new(coded)
+                .unwrap()
+                .read_to_end(&mut body),
+        };
+        (body, ended.is_ok())
+    }
+
+    proptest! {
+        #[test]
+        fn every_part_can_be_read_when_it_comes_and_only_the_end_ends_it(
+            parts in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..3_000), 0..5),
+        ) {
+            for coding in Coding::ALL {
+                let mut encoder = Encoder::new(coding).unwrap();
+                let (mut body, mut coded) = (Vec::new(), Vec::new());
+                for part in &parts {
+                    body.extend(part);
+                    coded.extend(encoder.part(part).unwrap());
+                    prop_assert_eq!(decoded(coding, &coded), (body.clone(), false));
+                }
+                coded.extend(encoder.end(b"last").unwrap());
+                body.extend(b"last");
+                prop_assert_eq!(decoded(coding, &coded), (body, true));
+            }
+        }
+    }
+
+    #[test]
+    fn a_body_of_nothing_is_a_whole_one() {
+        for coding in Coding::ALL {
+            let coded = Encoder::new(coding).unwrap().end(b"").unwrap();
+            assert!(!coded.is_empty());
+            assert_eq!(decoded(coding, &coded), (Vec::new(), true));
+        }
+    }
+}
