@@ -4,8 +4,6 @@
 //! `t` the time to the next reset, both in seconds, `r` the remaining units. Names of headers and of the policy stand
 //! here only.
 
-use std::fmt::Write;
-
 use http::{HeaderName, HeaderValue};
 use jiff::Timestamp;
 
@@ -39,6 +37,9 @@ pub const ALL: [HeaderName; 5] = [
     RATE_LIMIT,
 ];
 
+/// As long as a policy with its two numbers gets.
+const ITEM_BYTES: usize = 64;
+
 /// Where a key stands on a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
@@ -58,19 +59,16 @@ impl Standing {
 
     /// The headers for an answer at `now`. Without a known count `X-RateLimit-Remaining` and `RateLimit` are left out.
     pub fn headers(&self, now: Timestamp) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
-        let seconds_left = self.day.seconds_left(now);
-        let mut text = String::with_capacity(48);
-        let _ = write!(
-            text,
-            "\"{DAILY_POLICY}\";q={};w={}",
-            self.limit,
-            self.day.length_seconds()
-        );
-        let policy = HeaderValue::from_str(&text).ok();
+        let policy = item([
+            (";q=", itoa::Buffer::new().format(self.limit)),
+            (";w=", itoa::Buffer::new().format(self.day.length_seconds())),
+        ]);
         let rate_limit = self.remaining().and_then(|remaining| {
-            text.clear();
-            let _ = write!(text, "\"{DAILY_POLICY}\";r={remaining};t={seconds_left}");
-            HeaderValue::from_str(&text).ok()
+            let seconds_left = self.day.seconds_left(now);
+            item([
+                (";r=", itoa::Buffer::new().format(remaining)),
+                (";t=", itoa::Buffer::new().format(seconds_left)),
+            ])
         });
         [
             (X_RATE_LIMIT_LIMIT, Some(HeaderValue::from(self.limit))),
@@ -85,6 +83,19 @@ impl Standing {
         .into_iter()
         .filter_map(|(name, value)| value.map(|value| (name, value)))
     }
+}
+
+/// The daily policy with these parameters, as a structured field has it (RFC 9651 section 3.1).
+fn item(parameters: [(&str, &str); 2]) -> Option<HeaderValue> {
+    let mut text = String::with_capacity(ITEM_BYTES);
+    for part in ["\"", DAILY_POLICY, "\""] {
+        text.push_str(part);
+    }
+    for (name, value) in parameters {
+        text.push_str(name);
+        text.push_str(value);
+    }
+    HeaderValue::from_str(&text).ok()
 }
 
 #[cfg(test)]

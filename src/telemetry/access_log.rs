@@ -13,13 +13,13 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
-use serde::Serialize;
 
 use self::file::NamedFile;
 use self::queue::Queue;
 use crate::policy::forwarded::Client;
 
 mod file;
+mod line;
 mod queue;
 
 /// A thread's own room for a line, which is written into the queue whole.
@@ -43,7 +43,7 @@ pub enum Destination {
 }
 
 /// One answered request.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Line<'a> {
     /// When the request's header had been read.
     pub time: Timestamp,
@@ -68,49 +68,25 @@ pub struct Line<'a> {
     /// `served`, an error code, `cut` (the upstream broke off), `client_closed` or `redirected` (to HTTPS).
     pub outcome: &'a str,
     /// The quota or rate that refused the request, for a 429.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub policy: Option<&'static str>,
     /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub would_refuse: Option<&'static str>,
     /// How many in a hundred such requests have a line, where not all have.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub sample_percent: Option<u8>,
     /// Units charged.
     pub units: u32,
     /// Whether they were given back.
     pub refunded: bool,
     /// From the request's header to the end of the answer.
-    #[serde(serialize_with = "milliseconds")]
     pub duration_ms: Duration,
     /// What of it the store took.
-    #[serde(serialize_with = "milliseconds")]
     pub store_ms: Duration,
     /// From forwarding to the upstream's header.
-    #[serde(serialize_with = "optional_milliseconds")]
     pub upstream_ms: Option<Duration>,
     /// Body bytes sent to the client.
     pub bytes_sent: usize,
     /// Why the request failed inside, for a 500 and a cut answer; that a key was shown, for a redirect.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<&'a str>,
-}
-
-fn milliseconds<S: serde::Serializer>(
-    duration: &Duration,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64((duration.as_secs_f64() * 1e6).round() / 1e3)
-}
-
-fn optional_milliseconds<S: serde::Serializer>(
-    duration: &Option<Duration>,
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    match duration {
-        Some(duration) => milliseconds(duration, serializer),
-        None => serializer.serialize_none(),
-    }
 }
 
 /// The log. Dropping it waits (at most a second) until the queued lines are written.
@@ -156,10 +132,9 @@ impl AccessLog {
         };
         LINE.with_borrow_mut(|text| {
             text.clear();
-            if serde_json::to_writer(&mut *text, line).is_ok() {
-                text.push(b'\n');
-                queue.put(text);
-            }
+            line.write(text);
+            text.push(b'\n');
+            queue.put(text);
             // A monstrous path leaves nothing behind.
             text.shrink_to(LINE_BYTES);
         });
@@ -194,7 +169,7 @@ impl std::fmt::Debug for AccessLog {
 mod tests {
     use super::*;
 
-    fn line(path: &str) -> Line<'_> {
+    pub(super) fn line(path: &str) -> Line<'_> {
         Line {
             time: Timestamp::UNIX_EPOCH,
             request_id: "r",

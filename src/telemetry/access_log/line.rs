@@ -1,0 +1,223 @@
+//! A request's line as text: one JSON object, written member by member.
+//!
+//! Invariant: every text goes through [`text`], which leaves the escaping to `serde_json` wherever there is anything to escape;
+//! all the rest of a line are constants and numbers.
+
+use std::cell::Cell;
+use std::fmt::Display;
+use std::io::Write;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use super::Line;
+
+/// `2026-11-22T05:10:00`
+const SECOND_BYTES: usize = 19;
+
+thread_local! {
+    /// The last second that was written, and how.
+    static SECOND: Cell<(i64, [u8; SECOND_BYTES])> = const { Cell::new((i64::MIN, [0; SECOND_BYTES])) };
+}
+
+impl Line<'_> {
+    /// Adds the line's object to `out`, without a line's end.
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"{\"time\":\"");
+        time(out, self.time);
+        out.push(b'"');
+        text(out, ",\"request_id\":", Some(self.request_id));
+        out.extend_from_slice(b",\"client\":");
+        match self.client {
+            Some(client) => shown(out, &client),
+            None => out.extend_from_slice(b"null"),
+        }
+        text(out, ",\"protocol\":", Some(self.protocol));
+        text(out, ",\"method\":", Some(self.method));
+        text(out, ",\"path\":", Some(self.path));
+        text(out, ",\"endpoint\":", self.endpoint);
+        text(out, ",\"key_id\":", self.key_id);
+        text(out, ",\"tier\":", self.tier);
+        number(out, ",\"status\":", self.status);
+        text(out, ",\"outcome\":", Some(self.outcome));
+        for (name, value) in [
+            (",\"policy\":", self.policy),
+            (",\"would_refuse\":", self.would_refuse),
+        ] {
+            if value.is_some() {
+                text(out, name, value);
+            }
+        }
+        if let Some(percent) = self.sample_percent {
+            number(out, ",\"sample_percent\":", percent);
+        }
+        number(out, ",\"units\":", self.units);
+        out.extend_from_slice(b",\"refunded\":");
+        out.extend_from_slice(if self.refunded { b"true" } else { b"false" });
+        milliseconds(out, ",\"duration_ms\":", Some(self.duration_ms));
+        milliseconds(out, ",\"store_ms\":", Some(self.store_ms));
+        milliseconds(out, ",\"upstream_ms\":", self.upstream_ms);
+        number(out, ",\"bytes_sent\":", self.bytes_sent);
+        if self.cause.is_some() {
+            text(out, ",\"cause\":", self.cause);
+        }
+        out.push(b'}');
+    }
+}
+
+/// A member whose value is a text, or null.
+fn text(out: &mut Vec<u8>, name: &str, value: Option<&str>) {
+    out.extend_from_slice(name.as_bytes());
+    let Some(value) = value else {
+        out.extend_from_slice(b"null");
+        return;
+    };
+    let is_plain = |byte: u8| byte >= 0x20 && byte != b'"' && byte != b'\\';
+    if value.bytes().all(is_plain) {
+        out.push(b'"');
+        out.extend_from_slice(value.as_bytes());
+        out.push(b'"');
+    } else {
+        // Nothing that is written to memory fails.
+        let _ = serde_json::to_writer(out, value);
+    }
+}
+
+/// A value that is shown in characters of which none needs escaping: an address.
+fn shown(out: &mut Vec<u8>, value: &impl Display) {
+    let _ = write!(out, "\"{value}\"");
+}
+
+fn number(out: &mut Vec<u8>, name: &str, value: impl itoa::Integer) {
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
+}
+
+/// A member in milliseconds, rounded to thousandths; or null.
+fn milliseconds(out: &mut Vec<u8>, name: &str, duration: Option<Duration>) {
+    let Some(duration) = duration else {
+        out.extend_from_slice(name.as_bytes());
+        out.extend_from_slice(b"null");
+        return;
+    };
+    let micros = (duration.as_nanos() + 500) / 1_000;
+    number(out, name, micros / 1_000);
+    fraction::<3>(out, u32::try_from(micros % 1_000).unwrap_or_default());
+}
+
+/// RFC 3339 in UTC with six digits of the second.
+fn time(out: &mut Vec<u8>, time: Timestamp) {
+    // Before 1970 the parts of a second count backwards.
+    let micros = time.as_microsecond();
+    let (second, rest) = (micros.div_euclid(1_000_000), micros.rem_euclid(1_000_000));
+    let (kept, mut digits) = SECOND.get();
+    if kept != second {
+        let whole = Timestamp::from_second(second).unwrap_or(Timestamp::MIN);
+        let shown = whole.strftime("%Y-%m-%dT%H:%M:%S").to_string();
+        if let Ok(shown) = shown.as_bytes().try_into() {
+            digits = shown;
+            SECOND.set((second, digits));
+        }
+    }
+    out.extend_from_slice(&digits);
+    fraction::<6>(out, u32::try_from(rest).unwrap_or_default());
+    out.push(b'Z');
+}
+
+/// A point and so many digits.
+fn fraction<const DIGITS: usize>(out: &mut Vec<u8>, mut value: u32) {
+    let mut digits = [b'0'; DIGITS];
+    for digit in digits.iter_mut().rev() {
+        *digit += u8::try_from(value % 10).unwrap_or_default();
+        value /= 10;
+    }
+    out.push(b'.');
+    out.extend_from_slice(&digits);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::line;
+    use super::*;
+    use crate::policy::forwarded::Client;
+
+    fn written(line: &Line<'_>) -> serde_json::Value {
+        let mut out = Vec::new();
+        line.write(&mut out);
+        serde_json::from_slice(&out)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&out)))
+    }
+
+    #[test]
+    fn a_line_says_all_that_is_known() {
+        let all = Line {
+            time: "2026-11-22T05:10:00.120034567Z".parse().unwrap(),
+            client: Some(Client::Connected("[2001:db8::1]:443".parse().unwrap())),
+            endpoint: Some("/e/{id}"),
+            key_id: Some("k"),
+            tier: Some("pro"),
+            policy: Some("daily"),
+            would_refuse: Some("burst"),
+            sample_percent: Some(7),
+            units: u32::MAX,
+            refunded: true,
+            duration_ms: Duration::from_nanos(12_345_678_500),
+            store_ms: Duration::from_micros(90),
+            upstream_ms: Some(Duration::from_millis(1)),
+            bytes_sent: usize::MAX,
+            cause: Some("why \"so\""),
+            ..line("/a")
+        };
+        let expected = serde_json::json!({
+            "time": "2026-11-22T05:10:00.120034Z", "request_id": "r", "client": "[2001:db8::1]:443", "protocol": "HTTP/1.1",
+            "method": "GET", "path": "/a", "endpoint": "/e/{id}", "key_id": "k", "tier": "pro", "status": 401,
+            "outcome": "INVALID_API_KEY", "policy": "daily", "would_refuse": "burst", "sample_percent": 7,
+            "units": u32::MAX, "refunded": true, "duration_ms": 12345.679, "store_ms": 0.09, "upstream_ms": 1.0,
+            "bytes_sent": usize::MAX, "cause": "why \"so\"",
+        });
+        assert_eq!(written(&all), expected);
+    }
+
+    #[test]
+    fn what_is_not_known_is_null_or_left_out() {
+        let found = written(&line("/a"));
+        for name in ["client", "endpoint", "key_id", "tier", "upstream_ms"] {
+            assert!(found[name].is_null() && found.get(name).is_some(), "{name}");
+        }
+        for name in ["policy", "would_refuse", "sample_percent", "cause"] {
+            assert!(found.get(name).is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_character_comes_back_as_it_was() {
+        for character in (0..0x300)
+            .chain([0x2028, 0xfeff, 0x1_f600])
+            .filter_map(char::from_u32)
+        {
+            let path = format!("/a{character}b{character}");
+            assert_eq!(written(&line(&path))["path"], path, "{character:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_those_of_rfc_3339() {
+        for text in [
+            "1970-01-01T00:00:00Z",
+            "1969-12-31T23:59:59.999999Z",
+            "2026-11-22T05:10:00.000001Z",
+            "2026-11-22T05:10:00.9Z",
+            "2028-02-29T23:59:59.999999Z",
+            "9999-12-30T22:00:00.5Z",
+        ] {
+            let expected: Timestamp = text.parse().unwrap();
+            let line = Line {
+                time: expected,
+                ..line("/")
+            };
+            let found = written(&line)["time"].as_str().unwrap().to_owned();
+            assert_eq!(found.parse::<Timestamp>().unwrap(), expected, "{found}");
+            assert_eq!(found.len(), "2026-11-22T05:10:00.000000Z".len());
+        }
+    }
+}
