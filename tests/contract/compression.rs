@@ -4,6 +4,7 @@ use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use harness::client::{HOST, Until};
 use harness::upstream::Script;
 use harness::{
@@ -347,6 +348,25 @@ async fn each_event_of_a_compressed_stream_comes_before_the_next_one_is_sent() {
             }
         }
         scene.expect_used(&key, 4).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_compressed_answers_at_once_on_one_connection_are_all_whole() {
+    for upstream in UPSTREAMS {
+        let mut scene = compressing(upstream).start().await;
+        let key = scene.issue("starter").await;
+        let text = league();
+        scene
+            .upstream
+            .always(Behaviour::Answer(Script::json(200, &text).chunked()));
+        let client = scene.client(Protocol::Http2Tls);
+        let calls = (0..100).map(|n| client.call(asking(&key, CODINGS[n % 2])));
+        for (n, answer) in join_all(calls).await.into_iter().enumerate() {
+            assert_coded(&answer, CODINGS[n % 2], &text);
+        }
+        scene.expect_used(&key, 100).await;
+        scene.assert_ledgers_agree().await;
     }
 }
 
