@@ -224,9 +224,13 @@ async fn answers_without_a_body_say_what_they_would_with_one_and_have_none() {
             scene.upstream.always(Behaviour::Answer(nothing));
             let answer = client.call(asking(&key, "gzip")).await;
             assert!(answer.status == 200 && answer.complete);
-            match answer.header("content-encoding") {
-                Some(coding) => assert_eq!(decoded(coding, &answer.body), (String::new(), true)),
-                None => assert!(answer.body.is_empty()),
+            if upstream == "http1" {
+                assert_eq!(answer.header("content-encoding"), Some("gzip"));
+                assert_eq!(decoded("gzip", &answer.body), (String::new(), true));
+            } else {
+                // There the header itself says that nothing follows.
+                assert_eq!(answer.header("content-encoding"), None);
+                assert!(answer.body.is_empty());
             }
         }
         scene.assert_ledgers_agree().await;
