@@ -3,14 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use harness::{Client, IssuedKey, Protocol, Scene, Store, eventually};
 use tokio::task::JoinSet;
 
 /// An endpoint of every tier.
 const MARKETS: &str = "/api/v1/data/markets";
-/// Reloads between two upgrades; the certificate is another one with each first.
+/// Reloads between two upgrades; the certificate is another one before one of them.
 pub const RELOADS: u32 = 10;
+/// What decides a test's changes.
+const SEED: u64 = 1;
+/// The longest wait before an upgrade.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// A certificate that was put into the place of another, as a renewal does.
 struct Renewal {
@@ -58,11 +63,12 @@ async fn applied(scene: &Scene) -> u32 {
 }
 
 /// Changes the file so many times, each time by another limit, and waits until each is applied.
-async fn reload(scene: &mut Scene, times: u32) {
+async fn reload(scene: &mut Scene, times: u32, random: &mut fastrand::Rng) {
     let mut spec = scene.spec.clone();
     for time in 0..times {
         let before = applied(scene).await;
-        spec.tiers[0].daily = u64::from(1_000 + time % 2);
+        // Never the same twice.
+        spec.tiers[0].daily = 1_000 + 2 * random.u64(0..1_000) + u64::from(time % 2);
         scene.gateways[0].configure(&spec);
         scene.gateways[0].process().hang_up();
         eventually("the change is applied", async || {
@@ -72,11 +78,12 @@ async fn reload(scene: &mut Scene, times: u32) {
     }
 }
 
-/// So many upgrades under load, each after [`RELOADS`] reloads with a renewed certificate; how many calls were served.
+/// So many upgrades under load, each after [`RELOADS`] reloads with a renewed certificate; how many calls were served. `seed`
+/// decides the limits, before which of the reloads the certificate is renewed, and how soon after the last the upgrade comes.
 ///
 /// # Panics
 /// If a request fails, a count is lost, a certificate is not presented or a bad successor disturbs anybody.
-pub async fn changes_under_load(binary: &str, store: Store, upgrades: u32) -> u64 {
+pub async fn changes_under_load(binary: &str, store: Store, upgrades: u32, seed: u64) -> u64 {
     let outside = tempfile::tempdir().unwrap();
     let renewal = Renewal::at(outside.path());
     renewal.renew();
@@ -106,10 +113,14 @@ pub async fn changes_under_load(binary: &str, store: Store, upgrades: u32) -> u6
     };
     let before = addresses(&scene);
     let onlooker = scene.client(Protocol::Http2Tls);
+    let mut random = fastrand::Rng::with_seed(seed);
     for _ in 0..upgrades {
+        let before_renewal = random.u32(0..RELOADS);
+        reload(&mut scene, before_renewal, &mut random).await;
         let renewed = renewal.renew();
-        reload(&mut scene, RELOADS).await;
+        reload(&mut scene, RELOADS - before_renewal, &mut random).await;
         assert!(onlooker.presented_certificate().await == renewed);
+        tokio::time::sleep(PAUSE.mul_f64(random.f64())).await;
         let old = scene.gateways[0].process().pid();
         scene.gateways[0].upgrade().await;
         assert_ne!(scene.gateways[0].process().pid(), old);
@@ -137,6 +148,6 @@ pub async fn changes_under_load(binary: &str, store: Store, upgrades: u32) -> u6
 async fn upgrades_reloads_and_renewed_certificates_fail_no_request_and_lose_no_count() {
     // 10 upgrades, 100 reloads, 10 certificates in all.
     for store in [Store::Embedded, Store::Redis] {
-        changes_under_load(env!("CARGO_BIN_EXE_touchline"), store, 5).await;
+        changes_under_load(env!("CARGO_BIN_EXE_touchline"), store, 5, SEED).await;
     }
 }

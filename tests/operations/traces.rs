@@ -284,6 +284,43 @@ async fn a_collector_that_hangs_holds_up_no_request_and_the_queue_has_an_end() {
     assert!(status.success(), "{status}");
 }
 
+#[tokio::test]
+async fn spans_that_wait_when_export_is_switched_off_are_dropped_and_counted() {
+    let collector = Collector::start().await;
+    collector.set(Collecting::Hangs);
+    let mut scene = tracing_to(&collector.url(), "sample: 100%, timeout: 1m")
+        .start()
+        .await;
+    let key = scene.issue("pro").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    eventually("the first batch is on its way", async || {
+        (!collector.heads().is_empty()).then_some(())
+    })
+    .await;
+    for _ in 0..5 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    scene.gateways[0].logged(6).await;
+    let mut spec = scene.spec.clone();
+    spec.extra_yaml = String::new();
+    scene.gateways[0].configure(&spec);
+    scene.gateways[0].process().hang_up();
+    eventually("the configuration without export runs", async || {
+        let applied = "touchline_config_reloads_total{outcome=\"applied\"}";
+        (scene.metric(applied).await > 0.0).then_some(())
+    })
+    .await;
+    collector.set(Collecting::Takes);
+    eventually("the spans that waited are dropped", async || {
+        (counted(&scene, "dropped").await == 20.0).then_some(())
+    })
+    .await;
+    assert_eq!(counted(&scene, "exported").await, 4.0);
+    assert_eq!(collector.spans().len(), 4);
+    scene.assert_ledgers_agree().await;
+}
+
 // On two threads: waiting for the gateway's end holds one of them up, and the collector needs one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spans_that_wait_are_exported_when_the_gateway_ends() {

@@ -1,8 +1,14 @@
 //! `touchline serve --upgrade`: another process takes the place of the one that runs, and nobody notices.
 
-use harness::{IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{MARKETS, TOUCHLINE, run_on};
+use harness::upstream::Release;
+use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use tokio::task::JoinSet;
+
+use super::{MARKETS, STORES, TOUCHLINE, run_on};
 
 fn upgradable(store: Store) -> SceneBuilder {
     // Relative to the directory of each gateway.
@@ -181,6 +187,94 @@ async fn a_gateway_that_knows_no_key_is_succeeded_by_one_that_does_not_either() 
     })
     .await;
     scene.assert_ledgers_agree().await;
+}
+
+/// Calls on by turns until told to stop; how often.
+async fn call_on(client: Arc<harness::Client>, key: IssuedKey, stop: Arc<AtomicBool>) -> u64 {
+    let mut calls = 0;
+    while !stop.load(Ordering::Relaxed) {
+        for (method, body) in [("GET", ""), ("POST", "{}")] {
+            let call = Call::new(method, MARKETS).key(&key).body(body);
+            let answer = client.call(call).await;
+            assert!(answer.status == 200 && answer.complete, "{answer:?}");
+            calls += 1;
+        }
+    }
+    calls
+}
+
+#[tokio::test]
+async fn an_upgrade_in_front_of_http2_upstreams_ends_what_is_in_flight_and_fails_and_doubles_nothing()
+ {
+    for store in STORES {
+        let mut scene = upgradable(store)
+            .daily("enterprise", 100_000_000)
+            .timeout("read", "60s")
+            .spec(|spec| {
+                spec.upstream_extra = "protocol: http2".into();
+                spec.endpoints[0].methods.push("POST".into());
+                spec.extra_yaml = "limits: { shutdown_grace: 60s }".into();
+            })
+            .start()
+            .await;
+        let release = Release::default();
+        let held_back = release.clone();
+        scene
+            .upstream
+            .behave(move |asked| match asked.values("x-held").is_empty() {
+                true => Behaviour::Echo,
+                false => Behaviour::Until(held_back.clone(), Box::new(Behaviour::Echo)),
+            });
+        let key = scene.issue("enterprise").await;
+        let (mut held, mut callers) = (JoinSet::new(), JoinSet::new());
+        for protocol in Protocol::ALL {
+            for (method, body) in [("GET", ""), ("POST", "{}")] {
+                let call = Call::new(method, MARKETS).key(&key).body(body);
+                let call = call.header("x-held", "yes");
+                let client = scene.client(protocol);
+                held.spawn(async move { client.call(call).await });
+            }
+        }
+        let held_calls = 2 * Protocol::ALL.len();
+        eventually("they are under way", async || {
+            (scene.upstream.count() == held_calls).then_some(())
+        })
+        .await;
+        let asked = scene.upstream.recorded();
+        let olds: BTreeSet<u64> = asked.iter().map(|one| one.connection).collect();
+        let stop = Arc::new(AtomicBool::new(false));
+        for protocol in Protocol::ALL {
+            let client = Arc::new(scene.client(protocol));
+            callers.spawn(call_on(client, key.clone(), stop.clone()));
+        }
+        let said = scene.gateways[0].process().stderr.clone();
+        let upstream = &scene.upstream;
+        let release_later = async {
+            eventually("the successor has taken over", async || {
+                let said = std::fs::read_to_string(&said).unwrap();
+                said.contains("a successor has taken over").then_some(())
+            })
+            .await;
+            eventually(
+                "the successor forwards on connections of its own",
+                async || {
+                    let last = upstream.recorded().pop()?;
+                    (!olds.contains(&last.connection)).then_some(())
+                },
+            )
+            .await;
+            assert!(held.try_join_next().is_none(), "something held is answered");
+            release.give();
+        };
+        tokio::join!(scene.gateways[0].upgrade(), release_later);
+        for answer in held.join_all().await {
+            assert!(answer.status == 200 && answer.complete, "{answer:?}");
+        }
+        stop.store(true, Ordering::Relaxed);
+        let calls: u64 = callers.join_all().await.into_iter().sum();
+        scene.expect_used(&key, calls + held_calls as u64).await;
+        scene.assert_ledgers_agree().await;
+    }
 }
 
 #[tokio::test]

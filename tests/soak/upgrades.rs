@@ -1,6 +1,6 @@
 //! Upgrades, reloads and renewed certificates under load on both stores, in turn.
 
-use harness::Store;
+use super::store_of;
 
 #[allow(dead_code, reason = "what only the test of fewer changes uses")]
 #[path = "../operations/changes_under_load.rs"]
@@ -10,14 +10,15 @@ mod changes_under_load;
 const ROUND: u32 = 10;
 
 /// So many upgrades, ten times as many reloads, a renewed certificate for each; panics where a request failed or a count was lost.
-pub async fn run(binary: &str, upgrades: u32) -> (&'static str, String) {
+pub async fn run(binary: &str, upgrades: u32, first_seed: u64) -> (&'static str, String) {
     let (mut done, mut calls) = (0, 0);
-    for store in [Store::Embedded, Store::Redis].into_iter().cycle() {
+    for seed in first_seed.. {
         if done >= upgrades {
             break;
         }
         let round = ROUND.min(upgrades - done);
-        calls += changes_under_load::changes_under_load(binary, store, round).await;
+        println!("seed {seed}; again: make soak PARTS=upgrades UPGRADES={round} SEED={seed}");
+        calls += changes_under_load::changes_under_load(binary, store_of(seed), round, seed).await;
         done += round;
     }
     let reloads = done * changes_under_load::RELOADS;

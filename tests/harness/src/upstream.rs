@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::{Semaphore, broadcast, watch};
 use tokio::task::JoinSet;
 
 mod http2;
@@ -162,6 +162,22 @@ impl Script {
     }
 }
 
+/// Holds answers back until it is given. Clones are the same one.
+#[derive(Debug, Clone, Default)]
+pub struct Release(Arc<watch::Sender<bool>>);
+
+impl Release {
+    /// Lets everything go, now and later.
+    pub fn give(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn given(&self) {
+        // It lives as long as we do.
+        let _ = self.0.subscribe().wait_for(|given| *given).await;
+    }
+}
+
 /// What to do with a request.
 #[derive(Debug, Clone)]
 pub enum Behaviour {
@@ -173,6 +189,8 @@ pub enum Behaviour {
     Status(u16),
     /// Wait, then do the other.
     Delay(Duration, Box<Behaviour>),
+    /// Wait for the release, then do the other.
+    Until(Release, Box<Behaviour>),
     /// Reset the connection without a byte of answer.
     ResetBeforeHeader,
     /// A header that promises a length, so many bytes of body, then a reset.
@@ -455,6 +473,14 @@ async fn perform(
                 // A gateway that gives up closes the connection, and that is the end of it.
                 if tokio::time::timeout(time, closed(socket)).await.is_ok() {
                     return Ok(false);
+                }
+                behaviour = *next;
+                continue;
+            }
+            Behaviour::Until(release, next) => {
+                tokio::select! {
+                    () = release.given() => {}
+                    _ = closed(socket) => return Ok(false),
                 }
                 behaviour = *next;
                 continue;

@@ -151,6 +151,14 @@ impl Stream {
                     behaviour = *next;
                     continue;
                 }
+                Behaviour::Until(release, next) => {
+                    tokio::select! {
+                        () = release.given() => {}
+                        () = self.given_up() => return Ok(()),
+                    }
+                    behaviour = *next;
+                    continue;
+                }
                 Behaviour::Informational(status, next) => {
                     let interim = Response::builder().status(status).body(());
                     self.respond
