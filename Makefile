@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth profile soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways
 profile: test-tools ## instructions a request, counted by callgrind, for bare pingora and Touchline on both stores
 	@deploy/install nginx-core valgrind
 	$(call measured,counts)
+
+pgo: test-tools ## a release build optimised by profile, target/pgo/touchline; make bench measures it too (deploy/pgo)
+	@deploy/pgo
 
 define measured
 	cargo build --release --locked --bin touchline --example bare_pingora

@@ -9,10 +9,13 @@ use super::report::Report;
 use super::start;
 
 /// What is compared: the one at most so many times the other in CPU a request.
-const RATIOS: [(Kind, Kind, f64); 6] = [
+const RATIOS: [(Kind, Kind, f64); 9] = [
     (Kind::Redis, Kind::NginxLua, 0.65),
     (Kind::Embedded, Kind::Pingora, 1.25),
     (Kind::Redis, Kind::Pingora, 1.45),
+    (Kind::RedisPgo, Kind::NginxLua, 0.65),
+    (Kind::EmbeddedPgo, Kind::Pingora, 1.25),
+    (Kind::RedisPgo, Kind::Pingora, 1.45),
     (Kind::Unknown, Kind::Redis, 0.6),
     (Kind::Forbidden, Kind::Redis, 0.6),
     (Kind::Exhausted, Kind::Redis, 0.6),
@@ -31,6 +34,9 @@ const START_MS: f64 = 200.0;
 pub fn table(report: &Report) -> String {
     let mut table = Table("| Aim | Median (quartiles) | |\n|---|---|---|\n".to_owned());
     for (one, other, most) in RATIOS {
+        if !report.has(one) {
+            continue;
+        }
         let ratio = report.ratio(one, other);
         let aim = format!(
             "{}: CPU a request at most {most} × {}",
@@ -49,14 +55,23 @@ pub fn table(report: &Report) -> String {
             NO_CALL_US,
         );
     }
-    let added = report.added(Kind::Redis, |found| found.p99_ms);
-    table.line(
-        "Touchline + Redis adds at most 0.5 ms to the upstream's own p99 at 2,000 requests/s",
-        &format!("{added:.2} ms"),
-        added.median,
-        ADDED_P99_MS,
-    );
-    for kind in [Kind::Embedded, Kind::Redis] {
+    for kind in [Kind::Redis, Kind::RedisPgo] {
+        if !report.has(kind) {
+            continue;
+        }
+        let added = report.added(kind, |found| found.p99_ms);
+        let aim = format!(
+            "{} adds at most {ADDED_P99_MS} ms to the upstream's own p99 at 2,000 requests/s",
+            kind.name()
+        );
+        table.line(&aim, &format!("{added:.2} ms"), added.median, ADDED_P99_MS);
+    }
+    for kind in [
+        Kind::Embedded,
+        Kind::Redis,
+        Kind::EmbeddedPgo,
+        Kind::RedisPgo,
+    ] {
         memory(&mut table, report, kind);
     }
     for (kind, took) in &report.starts {

@@ -1,5 +1,6 @@
 //! All contenders, started once on the first core and left up: whoever is not asked sleeps.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use harness::process::Process;
@@ -8,7 +9,7 @@ use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 
 use super::calls::Calls;
 use super::kind::{Kind, PATH};
-use super::machine::{FIRST_CORE, example, free_port, loopback, on_cores};
+use super::machine::{FIRST_CORE, TOUCHLINE, example, free_port, loopback, on_cores, optimised};
 use super::stage::{BODY_BYTES, Stage, filled, issue, nginx, spawn};
 
 /// Keys in turn.
@@ -32,8 +33,8 @@ pub struct Cast {
     running: Vec<Running>,
 }
 
-#[expect(dead_code, reason = "they end when they are dropped")]
 enum Running {
+    #[expect(dead_code, reason = "it ends when it is dropped")]
     Peer(Process),
     Gateway(Box<Gateway>),
 }
@@ -56,19 +57,54 @@ impl Cast {
         cast.nginx(stage, &made_up).await;
         cast.pingora(stage, &made_up).await;
         cast.nginx_lua(stage, &made_up).await;
-        cast.embedded(stage).await;
-        cast.redis(stage).await;
-        cast.refusing(stage, &made_up).await;
-        for contender in &cast.contenders {
-            contender.assert_answers().await;
+        let touchline = Path::new(TOUCHLINE);
+        cast.on_either_store(stage, touchline, [Kind::Embedded, Kind::Redis])
+            .await;
+        cast.refusing(stage, touchline, &made_up).await;
+        match optimised() {
+            Some(binary) => {
+                cast.on_either_store(stage, &binary, [Kind::EmbeddedPgo, Kind::RedisPgo])
+                    .await;
+            }
+            None => eprintln!("without a build by profile: make pgo makes one"),
         }
+        cast.assert_answers().await;
         cast
     }
 
-    /// One of them.
-    pub fn of(&self, kind: Kind) -> &Contender {
-        let mut all = self.contenders.iter();
-        all.find(|one| one.kind == kind).unwrap()
+    /// Touchline alone, of this build, in all its roles.
+    pub async fn of_build(stage: &Stage, binary: &Path) -> Cast {
+        let mut cast = Cast {
+            contenders: Vec::new(),
+            running: Vec::new(),
+        };
+        cast.on_either_store(stage, binary, [Kind::Embedded, Kind::Redis])
+            .await;
+        cast.refusing(stage, binary, &made_up_keys()).await;
+        cast.assert_answers().await;
+        cast
+    }
+
+    async fn assert_answers(&self) {
+        for contender in &self.contenders {
+            contender.assert_answers().await;
+        }
+    }
+
+    /// Those of these kinds that take part.
+    pub fn those(&self, kinds: &[Kind]) -> Vec<&Contender> {
+        let of = |kind: &Kind| self.contenders.iter().find(|one| one.kind == *kind);
+        kinds.iter().filter_map(of).collect()
+    }
+
+    /// Asks the gateways to end, which write then what they have to.
+    pub fn end(self) {
+        for running in self.running {
+            if let Running::Gateway(mut gateway) = running {
+                let status = gateway.terminate();
+                assert!(status.success(), "{status:?}: {}", gateway.output());
+            }
+        }
     }
 
     fn add(&mut self, kind: Kind, port: u16, keys: &[String], pid: u32) {
@@ -145,30 +181,28 @@ impl Cast {
         self.add(Kind::NginxLua, port, keys, pid);
     }
 
-    async fn embedded(&mut self, stage: &Stage) {
-        let spec = stage.spec(stage.embedded_store("embedded"));
-        let gateway = stage.gateway("embedded", &spec).await;
-        let keys = issued(&gateway, "enterprise").await;
-        self.gateway(gateway, |cast, gateway, pid| {
-            cast.add(Kind::Embedded, gateway.http.port(), &keys, pid);
-        });
-    }
-
-    async fn redis(&mut self, stage: &Stage) {
-        let spec = stage.spec(stage.redis_store("redis"));
-        let gateway = stage.gateway("redis", &spec).await;
-        let keys = issued(&gateway, "enterprise").await;
-        self.gateway(gateway, |cast, gateway, pid| {
-            cast.add(Kind::Redis, gateway.http.port(), &keys, pid);
-        });
+    /// Touchline on SQLite and on Redis.
+    async fn on_either_store(&mut self, stage: &Stage, binary: &Path, kinds: [Kind; 2]) {
+        let [embedded, redis] = kinds;
+        for (kind, store) in [
+            (embedded, stage.embedded_store(&format!("{embedded:?}"))),
+            (redis, stage.redis_store(&format!("{redis:?}"))),
+        ] {
+            let name = format!("{kind:?}");
+            let gateway = stage.gateway_of(binary, &name, &stage.spec(store)).await;
+            let keys = issued(&gateway, "enterprise").await;
+            self.gateway(gateway, |cast, gateway, pid| {
+                cast.add(kind, gateway.http.port(), &keys, pid);
+            });
+        }
     }
 
     /// The second gateway on Redis: what is refused, and TLS.
-    async fn refusing(&mut self, stage: &Stage, made_up: &[String]) {
+    async fn refusing(&mut self, stage: &Stage, binary: &Path, made_up: &[String]) {
         let mut spec = stage.spec(stage.redis_store("refusing"));
         let starter = spec.tiers.iter_mut().find(|tier| tier.name == "starter");
         starter.unwrap().daily = 1;
-        let gateway = stage.gateway("refusing", &spec).await;
+        let gateway = stage.gateway_of(binary, "refusing", &spec).await;
         let keys = issued(&gateway, "enterprise").await;
         let low = issued(&gateway, "starter").await;
         let client = Client::new(Kind::Redis.protocol(), gateway.http, Arc::default());

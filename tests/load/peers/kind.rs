@@ -24,6 +24,10 @@ pub enum Kind {
     Embedded,
     /// Touchline on Redis.
     Redis,
+    /// Touchline on SQLite, built by `make pgo`.
+    EmbeddedPgo,
+    /// Touchline on Redis, built by `make pgo`.
+    RedisPgo,
     /// Touchline on Redis that refuses unknown keys.
     Unknown,
     /// The same that refuses keys whose tier lacks the endpoint.
@@ -42,12 +46,14 @@ pub enum Kind {
 
 impl Kind {
     /// Over clear connections, as a round takes them, there and back: what is compared stands side by side.
-    pub const CLEAR: [Kind; 10] = [
+    pub const CLEAR: [Kind; 12] = [
         Kind::Direct,
         Kind::Haproxy,
         Kind::Nginx,
         Kind::Embedded,
+        Kind::EmbeddedPgo,
         Kind::Pingora,
+        Kind::RedisPgo,
         Kind::Redis,
         Kind::NginxLua,
         Kind::Unknown,
@@ -62,17 +68,25 @@ impl Kind {
         Kind::RedisTls2,
     ];
     /// Whose latency is told beside the upstream's own.
-    pub const TIMED: [Kind; 7] = [
+    pub const TIMED: [Kind; 8] = [
         Kind::Haproxy,
         Kind::Nginx,
         Kind::Pingora,
         Kind::NginxLua,
         Kind::Embedded,
         Kind::Redis,
+        Kind::RedisPgo,
         Kind::Unknown,
     ];
     /// Whose memory is told. nginx + Lua answers some of 1,000 busy connections with 500.
-    pub const WEIGHED: [Kind; 4] = [Kind::Nginx, Kind::Pingora, Kind::Embedded, Kind::Redis];
+    pub const WEIGHED: [Kind; 6] = [
+        Kind::Nginx,
+        Kind::Pingora,
+        Kind::Embedded,
+        Kind::EmbeddedPgo,
+        Kind::Redis,
+        Kind::RedisPgo,
+    ];
 
     /// As the table calls it.
     pub fn name(self) -> &'static str {
@@ -84,6 +98,8 @@ impl Kind {
             Kind::NginxLua => "nginx + Lua + Redis",
             Kind::Embedded => "Touchline, embedded",
             Kind::Redis => "Touchline + Redis",
+            Kind::EmbeddedPgo => "Touchline, embedded, by profile",
+            Kind::RedisPgo => "Touchline + Redis, by profile",
             Kind::Unknown => "Touchline + Redis, unknown key, 401",
             Kind::Forbidden => "Touchline + Redis, tier too low, 403",
             Kind::Exhausted => "Touchline + Redis, day used up, 429",
@@ -106,6 +122,8 @@ impl Kind {
             | Kind::NginxLua
             | Kind::Embedded
             | Kind::Redis
+            | Kind::EmbeddedPgo
+            | Kind::RedisPgo
             | Kind::Unknown
             | Kind::Forbidden
             | Kind::Exhausted => Protocol::Http1,
@@ -125,6 +143,8 @@ impl Kind {
             | Kind::NginxLua
             | Kind::Embedded
             | Kind::Redis
+            | Kind::EmbeddedPgo
+            | Kind::RedisPgo
             | Kind::NginxTls
             | Kind::RedisTls
             | Kind::NginxTls2
@@ -145,7 +165,12 @@ impl Kind {
     pub fn admits(self) -> bool {
         matches!(
             self,
-            Kind::Haproxy | Kind::NginxLua | Kind::Embedded | Kind::Redis
+            Kind::Haproxy
+                | Kind::NginxLua
+                | Kind::Embedded
+                | Kind::Redis
+                | Kind::EmbeddedPgo
+                | Kind::RedisPgo
         )
     }
 }

@@ -145,6 +145,12 @@ pub fn example(name: &str) -> PathBuf {
 /// The gateway.
 pub const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 
+/// The gateway that `make pgo` built, where it did.
+pub fn optimised() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/pgo/touchline");
+    path.exists().then_some(path)
+}
+
 /// A port that was free a moment ago.
 pub fn free_port() -> u16 {
     let probe = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

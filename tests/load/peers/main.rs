@@ -20,7 +20,8 @@
 //! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment say how long. The report goes to standard output and with CSV files and
 //! plots to `target/bench`; `KEEP=yes` puts tables and plots into the README and `tests/load/plots` too. With the
 //! argument `growth` it is told instead how Touchline's cost grows (`make growth`), with `counts` how many instructions a
-//! request takes (`make profile`).
+//! request takes (`make profile`); with `training` it measures nothing and keeps the gateway `BINARY` busy (`make pgo`), whose build
+//! is measured beside the plain one from then on.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -45,6 +46,7 @@ mod report;
 mod stage;
 mod start;
 mod tls;
+mod training;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -99,6 +101,8 @@ fn main() {
         runtime.block_on(growth::measure(plan));
     } else if wanted("counts") {
         runtime.block_on(counts::measure());
+    } else if wanted("training") {
+        runtime.block_on(training::train());
     } else {
         runtime.block_on(compare(plan)).tell();
     }
@@ -110,22 +114,23 @@ async fn compare(plan: Plan) -> Report {
     let cast = Cast::start(&stage).await;
     for round in 1..=plan.rounds {
         eprintln!("round {round} of {}", plan.rounds);
-        for kind in there_and_back(&Kind::CLEAR, round) {
-            let slice = saturate(cast.of(kind), &stage, plan.slice).await;
-            report.saturated(round, kind, slice);
+        for one in there_and_back(&cast.those(&Kind::CLEAR), round) {
+            let slice = saturate(one, &stage, plan.slice).await;
+            report.saturated(round, one.kind, slice);
         }
         if round % SELDOM != 1 {
             continue;
         }
-        for kind in there_and_back(&Kind::TLS, round) {
-            report.saturated(round, kind, over_tls(cast.of(kind), &stage));
+        for one in there_and_back(&cast.those(&Kind::TLS), round) {
+            report.saturated(round, one.kind, over_tls(one, &stage));
         }
-        for kind in there_and_back(&Kind::TIMED, round) {
-            let pair = there_and_back(&[Kind::Direct, kind], round).into_iter();
-            let found: BTreeMap<Kind, Latency> = pair
-                .map(|kind| (kind, hold(cast.of(kind), round)))
+        for one in there_and_back(&cast.those(&Kind::TIMED), round) {
+            let pair = cast.those(&[Kind::Direct, one.kind]);
+            let found: BTreeMap<Kind, Latency> = there_and_back(&pair, round)
+                .into_iter()
+                .map(|each| (each.kind, hold(each, round)))
                 .collect();
-            report.timed(round, kind, found[&Kind::Direct], found[&kind]);
+            report.timed(round, one.kind, found[&Kind::Direct], found[&one.kind]);
         }
     }
     report.memory = memory::measure(&cast).await;

@@ -41,9 +41,9 @@ impl Memory {
 /// One after the other.
 pub async fn measure(cast: &Cast) -> Vec<Memory> {
     let mut all = Vec::new();
-    for kind in Kind::WEIGHED {
-        eprintln!("memory: {}", kind.name());
-        all.push(weigh(cast.of(kind)).await);
+    for one in cast.those(&Kind::WEIGHED) {
+        eprintln!("memory: {}", one.kind.name());
+        all.push(weigh(one).await);
     }
     all
 }

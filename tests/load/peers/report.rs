@@ -46,6 +46,11 @@ impl Report {
         all.push((round, direct, one));
     }
 
+    /// Whether it took part.
+    pub fn has(&self, kind: Kind) -> bool {
+        self.slices.contains_key(&kind)
+    }
+
     /// A figure of a contender over all its slices.
     pub fn spread(&self, kind: Kind, value: fn(&Slice) -> f64) -> Spread {
         Spread::of(self.slices[&kind].values().map(value))

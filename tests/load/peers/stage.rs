@@ -90,8 +90,13 @@ impl Stage {
 
     /// A gateway on the first core.
     pub async fn gateway(&self, name: &str, spec: &GatewaySpec) -> Gateway {
+        self.gateway_of(Path::new(TOUCHLINE), name, spec).await
+    }
+
+    /// The same of another build.
+    pub async fn gateway_of(&self, binary: &Path, name: &str, spec: &GatewaySpec) -> Gateway {
         let directory = self.directory(name);
-        let mut gateway = Gateway::start(Path::new(TOUCHLINE), &directory, name, spec).await;
+        let mut gateway = Gateway::start(binary, &directory, name, spec).await;
         pin(gateway.process().pid(), FIRST_CORE);
         gateway
     }
@@ -110,7 +115,8 @@ pub fn with_endpoints(spec: &mut GatewaySpec, count: usize) {
 pub async fn issue(gateway: &Gateway, tier: &str) -> String {
     let arguments = ["keys", "issue", "--tier", tier, "--customer", "Bench"];
     let arguments = [&arguments[..], &["--output", "json"]].concat();
-    let output = gateway.cli(&arguments).await;
+    let output = harness::gateway::cli(Path::new(TOUCHLINE), &gateway.config, None, &arguments);
+    let output = output.await;
     assert!(output.status.success(), "{output:?}");
     let issued: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     issued["key"].as_str().unwrap().to_owned()
