@@ -29,9 +29,6 @@ pub enum Encoder {
 }
 
 impl Encoder {
-    /// What one takes of memory at most, in bytes.
-    pub const BYTES: u64 = 384 * 1024;
-
     /// A body of which nothing has come.
     ///
     /// # Errors
@@ -48,6 +45,14 @@ impl Encoder {
                 encoder.include_checksum(true)?;
                 Ok(Encoder::Zstd(encoder))
             }
+        }
+    }
+
+    /// About what it takes of memory, measured in bodies of up to 88 kB.
+    pub fn held_bytes(&self) -> u64 {
+        match self {
+            Encoder::Gzip(_) => 384 * 1024,
+            Encoder::Zstd(_) => 192 * 1024,
         }
     }
 

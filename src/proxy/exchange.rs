@@ -284,6 +284,7 @@ impl Forwarding {
     pub fn attempt(&mut self) -> Option<HttpPeer> {
         self.attempts += 1;
         self.header_after = None;
+        self.encoder = None;
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server().clone());
         }

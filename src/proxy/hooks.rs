@@ -20,7 +20,6 @@ use pingora::{Error, ErrorSource, ErrorType};
 use super::admission::{self, Admitted, Refusal};
 use super::connection::Connection;
 use super::connection::pace::{self, Part};
-use super::encoder::Encoder;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::framing;
@@ -414,7 +413,10 @@ impl ProxyHttp for Edge {
                 passed_bytes: body.as_ref().map_or(0, Bytes::len) as u64,
                 announced_bytes: forwarding.announced_bytes,
                 sent_bytes: session.body_bytes_sent() as u64,
-                encoder_bytes: forwarding.encoder.as_ref().map_or(0, |_| Encoder::BYTES),
+                encoder_bytes: forwarding
+                    .encoder
+                    .as_ref()
+                    .map_or(0, |encoder| encoder.held_bytes()),
                 ended: end_of_stream,
             });
             forwarding.client_waits.note(blocked, Instant::now());

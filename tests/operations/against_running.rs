@@ -73,6 +73,7 @@ async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_h
         spec.endpoints[5].tiers.push("starter".into());
         spec.endpoints[3].tiers.retain(|tier| tier != "pro");
         spec.retries = 0;
+        spec.upstream_extra = "compression: { min_bytes: 2KiB }".into();
         let file = next(&scene, &spec.yaml(&scene.gateways[0].access_log));
         let arguments = ["check", &asked(&scene), "--output", "json"];
         let said = run_on(&file, &arguments).await.done();
@@ -83,6 +84,8 @@ async fn what_changes_is_told_with_the_keys_that_are_above_already_and_is_what_h
                 "tier pro endpoint /api/v1/data/insights: included → -",
                 "tier starter daily: 1000 → 2",
                 "tier starter endpoint /api/v1/data/rankings: - → included",
+                "upstream prediction-data compression.codings: - → zstd, gzip",
+                "upstream prediction-data compression.min_bytes: - → 2KiB",
                 "upstream prediction-data retries: 1 → 0",
             ]
         );
