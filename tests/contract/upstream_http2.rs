@@ -5,6 +5,8 @@ use std::time::Duration;
 use harness::upstream::{Outcome, Script};
 use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
 use http::Version;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, assert_standing};
 
@@ -220,6 +222,47 @@ async fn a_request_that_a_server_says_it_has_not_looked_at_is_sent_again_and_cha
         assert_eq!(scene.metric(again).await, calls as f64);
         scene.assert_ledgers_agree_with(&sent_again()).await;
     }
+}
+
+#[tokio::test]
+async fn a_post_that_is_refused_before_its_body_has_come_is_sent_again_with_all_of_it() {
+    const BODY_BYTES: usize = 20_000;
+    let scene = over_http2().start().await;
+    let key = scene.issue("starter").await;
+    let body: String = (0..BODY_BYTES / 10).map(|n| format!("{n:09},")).collect();
+    let mut refused = 0;
+    for refusal in [
+        Behaviour::ResetStream(REFUSED_STREAM),
+        Behaviour::GoAway(NO_ERROR),
+        Behaviour::GoAway(ENHANCE_YOUR_CALM),
+    ] {
+        for come in [0, BODY_BYTES / 2, BODY_BYTES - 1] {
+            let what = format!("{refusal:?} after {come}");
+            scene.upstream.refuse_early(come, refusal.clone());
+            let mut socket = TcpStream::connect(scene.gateways[0].http).await.unwrap();
+            let head = format!(
+                "POST {MARKETS} HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\nContent-Length: {BODY_BYTES}\r\nConnection: close\r\n\r\n",
+                key.key
+            );
+            socket.write_all(head.as_bytes()).await.unwrap();
+            socket.write_all(&body.as_bytes()[..come]).await.unwrap();
+            // While it comes the reason may be hidden by the failed write: see the README.
+            refused += 1;
+            eventually("it is refused and sent again", async || {
+                (scene.upstream.http2_heads() == 2 * refused).then_some(())
+            })
+            .await;
+            socket.write_all(&body.as_bytes()[come..]).await.unwrap();
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).await.unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{what}: {answer}");
+            let asked = scene.upstream.take().pop().unwrap();
+            assert!(asked.body == body.as_bytes(), "{what}");
+        }
+    }
+    scene.expect_used(&key, refused).await;
+    let again = "touchline_upstream_retries_total{reason=\"refused\",upstream=\"prediction-data\"}";
+    assert_eq!(scene.metric(again).await, refused as f64);
 }
 
 #[tokio::test]

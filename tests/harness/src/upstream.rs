@@ -247,6 +247,10 @@ struct Shared {
     /// Tells HTTP/2 connections to end when their requests have.
     farewells: broadcast::Sender<()>,
     connections: AtomicU64,
+    /// What the next request over HTTP/2 gets after so many bytes of its body.
+    early: Mutex<Option<(usize, Behaviour)>>,
+    /// Requests over HTTP/2 whose head has come.
+    heads: AtomicU64,
 }
 
 impl Shared {
@@ -302,6 +306,8 @@ impl RecordingUpstream {
             speaks: Mutex::new(Speaks::Both),
             farewells: broadcast::channel(1).0,
             connections: AtomicU64::new(0),
+            early: Mutex::default(),
+            heads: AtomicU64::new(0),
         });
         let serving = Some(tokio::spawn(accept(listener, Arc::clone(&shared))));
         RecordingUpstream {
@@ -345,6 +351,17 @@ impl RecordingUpstream {
     /// Does this with the request of that id, whatever the others get.
     pub fn behave_for(&self, id: &str, behaviour: Behaviour) {
         lock(&self.shared.by_id).insert(id.to_owned(), behaviour);
+    }
+
+    /// Refuses the next request over HTTP/2, which is not recorded, when so many bytes of its body have come: by
+    /// [`Behaviour::ResetStream`] or [`Behaviour::GoAway`].
+    pub fn refuse_early(&self, body_bytes: usize, refusal: Behaviour) {
+        *lock(&self.shared.early) = Some((body_bytes, refusal));
+    }
+
+    /// How many heads of requests have come over HTTP/2, those of health checks and of refused requests too.
+    pub fn http2_heads(&self) -> u64 {
+        self.shared.heads.load(Ordering::Relaxed)
     }
 
     /// All requests so far, in the order of their arrival.

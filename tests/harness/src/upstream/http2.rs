@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,7 +20,7 @@ use tokio::task::JoinSet;
 
 use super::{
     BREAK_OFF_DELAY, Behaviour, FLOOD_CHUNK_BYTES, FLOOD_CHUNKS_MAX, Framing, Outcome,
-    PROMISED_BYTES, Recorded, Script, Shared, answered, is_allowed, is_check,
+    PROMISED_BYTES, Recorded, Script, Shared, answered, is_allowed, is_check, lock,
 };
 
 /// What an HTTP/2 connection begins with (RFC 9113 section 3.4).
@@ -115,6 +116,11 @@ impl Stream {
         connection: u64,
         place: u32,
     ) -> Result<(), h2::Error> {
+        self.shared.heads.fetch_add(1, Ordering::Relaxed);
+        let early = lock(&self.shared.early).take();
+        if let Some((body_bytes, refusal)) = early {
+            return self.refuse(request.into_body(), body_bytes, refusal).await;
+        }
         let mut request = read(request).await?;
         request.connection = connection;
         request.place = place;
@@ -123,6 +129,37 @@ impl Stream {
         }
         let (behaviour, index) = self.shared.record(&request);
         self.perform(&request, behaviour, index).await
+    }
+
+    /// Refuses a request when so many bytes of its body have come.
+    async fn refuse(
+        &mut self,
+        mut body: RecvStream,
+        body_bytes: usize,
+        refusal: Behaviour,
+    ) -> Result<(), h2::Error> {
+        let mut come = 0;
+        while come < body_bytes {
+            let Some(part) = body.data().await else { break };
+            let part = part?;
+            body.flow_control().release_capacity(part.len())?;
+            come += part.len();
+        }
+        match refusal {
+            Behaviour::ResetStream(code) => self.respond.send_reset(Reason::from(code)),
+            Behaviour::GoAway(code) => {
+                self.ask(self.leave_out(code))?;
+                self.given_up().await;
+            }
+            other => panic!("{other:?} is no refusal"),
+        }
+        Ok(())
+    }
+
+    /// A GOAWAY that leaves this request out.
+    fn leave_out(&self, code: u32) -> Wish {
+        let own = self.respond.stream_id().as_u32();
+        Wish::GoAway(code, own.saturating_sub(2))
     }
 
     async fn perform(
@@ -186,8 +223,7 @@ impl Stream {
                 }
                 Behaviour::GoAway(code) => {
                     record(Outcome::Refused);
-                    let own = self.respond.stream_id().as_u32();
-                    self.ask(Wish::GoAway(code, own.saturating_sub(2)))?;
+                    self.ask(self.leave_out(code))?;
                     self.given_up().await;
                     return Ok(());
                 }
