@@ -26,8 +26,8 @@ const GROUP_MAX: usize = 512;
 /// After a group of at least so many the writer rests, so that others gather: under load a few commits of many cost less
 /// than many of a few, and a lone charge never waits.
 const GATHER_FROM: usize = 4;
-/// So long for each charge of the group: above 10,000 a second groups grow until the rest is [`GATHER_MAX`], below they shrink.
-const GATHER_EACH: Duration = Duration::from_micros(100);
+/// So long for each charge of the group: above 5,000 a second groups grow until the rest is [`GATHER_MAX`], below they shrink.
+const GATHER_EACH: Duration = Duration::from_micros(200);
 /// See [`GATHER_EACH`].
 const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
