@@ -106,7 +106,7 @@ pub fn rebuild_request(
     let told = parts.headers.get(TRACEPARENT);
     let (traceparent, goes_on) = traceparent(told, identity.recorded);
     let fields = mem::take(&mut parts.headers);
-    let mut fields = kept(fields, |name| {
+    let mut fields = kept(fields, ADDED_TO_REQUEST, |name| {
         let ours = [HOST, TRACEPARENT, X_REQUEST_ID].contains(name);
         // The gateway has answered `Expect` itself.
         let passed = [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT].contains(name);
@@ -146,12 +146,14 @@ fn response_parts(header: &mut ResponseHeader) -> response::Parts {
     mem::replace(header, empty.into()).into()
 }
 
-/// Room for the fields that the gateway adds.
-const FIELDS_ADDED: usize = 12;
+/// Fields that the gateway adds to a request. Room for more is 1 kB more a request under way: maps double.
+const ADDED_TO_REQUEST: usize = 8;
+/// And those to an answer.
+const ADDED_TO_ANSWER: usize = 12;
 
-/// The fields whose names are to be kept, in their order.
-fn kept(fields: HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
-    let mut all = HeaderMap::with_capacity(fields.len() + FIELDS_ADDED);
+/// The fields whose names are to be kept, in their order, with room for `added` more.
+fn kept(fields: HeaderMap, added: usize, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
+    let mut all = HeaderMap::with_capacity(fields.len() + added);
     let mut present = None;
     // A field of several values has its name with the first.
     for (name, value) in fields {
@@ -241,7 +243,7 @@ pub fn clean_response(header: &mut ResponseHeader, add: impl FnOnce(&mut HeaderM
     let fields = mem::take(&mut parts.headers);
     let nominated = nominated(&fields);
     let empty = parts.status == StatusCode::NO_CONTENT;
-    let mut fields = kept(fields, |name| {
+    let mut fields = kept(fields, ADDED_TO_ANSWER, |name| {
         let ours = NOT_PASSED_ON.contains(name) || rate_limit::ALL.contains(name);
         let frames_nothing = empty && [CONTENT_LENGTH, TRANSFER_ENCODING].contains(name);
         !(ours || frames_nothing || nominated.contains(name))
