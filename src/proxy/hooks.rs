@@ -374,16 +374,21 @@ impl ProxyHttp for Edge {
         }
         let now = self.gate.store.now();
         let (status, announced_bytes) = (response.status, content_length(&response.headers));
+        if response.version == http::Version::HTTP_10 {
+            // A gateway's answers are of its own version (RFC 9112 section 2.3), which frames them too.
+            response.set_version(http::Version::HTTP_11);
+        }
         let request = session.req_header();
         forward::clean_response(response, |fields| {
             respond::insert_common(fields, exchange);
-            forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
                 announce(fields, &forwarding.endpoint.retirement);
                 insert_standing(fields, forwarding.standing, now);
                 forwarding.announced_bytes = announced_bytes;
+                // It reads the upstream's own Cache-Control.
                 compressing::begin(forwarding, request, status, fields);
             }
+            forward::confine_response(fields);
         });
         if let Some(forwarding) = exchange.forwarding() {
             if ends_with_header(&request.method, response) {

@@ -10,6 +10,7 @@
 //!
 //! Whoever may open the Unix socket may take the listeners: it is its owner's alone.
 
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener};
@@ -35,7 +36,7 @@ const LISTENERS_MAX: usize = 4;
 const LIST_BYTES_MAX: usize = 4 * 1024;
 /// For each step of a conversation with the old gateway.
 const STEP: Duration = Duration::from_secs(5);
-/// How long the old gateway waits for a successor that opens its store and gets its key table.
+/// How long the old gateway waits for a successor that opens its store, and again for one that gets its key table.
 const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a successor waits for its key table: longer than Redis takes for a failover.
 const KEYS_PATIENCE: Duration = Duration::from_secs(15);
@@ -127,12 +128,15 @@ impl Predecessor {
         }
         self.0.set_nonblocking(true)?;
         let mut stream = tokio::net::UnixStream::from_std(self.0)?;
-        stream.write_all(&[KNOWS_KEYS]).await?;
-        let answer = timeout(STEP, stream.read_u8()).await;
-        match answer.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?? {
-            YES => await_keys(known, &mut stream).await?,
-            NO => tracing::warn!("neither this gateway nor the one that runs knows any key yet"),
-            _ => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+        match knows_keys(&mut stream).await {
+            Ok(YES) => await_keys(known, &mut stream).await?,
+            Ok(NO) => {
+                tracing::warn!("neither this gateway nor the one that runs knows any key yet")
+            }
+            Ok(_) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
+            // Nobody has read the question. A gateway that has, and hung up, is there and does not know what it means.
+            Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => gone(),
+            Err(error) => return Err(error.into()),
         }
         let stream = stream.into_std()?;
         stream.set_nonblocking(false)?;
@@ -166,6 +170,17 @@ pub enum Ignorance {
     Untold(#[from] io::Error),
 }
 
+/// What the old gateway answers to [`KNOWS_KEYS`].
+async fn knows_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> {
+    predecessor.write_all(&[KNOWS_KEYS]).await?;
+    let answer = timeout(STEP, predecessor.read_u8()).await;
+    answer.map_err(|_| io::ErrorKind::TimedOut)?
+}
+
+fn gone() {
+    tracing::warn!("the gateway that ran is gone: serving without having loaded the key table");
+}
+
 /// Waits for keys, or for the end of the old gateway, after which somebody must serve.
 async fn await_keys(
     known: impl Fn() -> bool,
@@ -181,7 +196,7 @@ async fn await_keys(
             () = sleep(KEYS_LOOK) => {}
             // It has nothing to say: it is gone.
             _ = predecessor.read_u8() => {
-                tracing::warn!("the gateway that ran is gone: serving without having loaded the key table");
+                gone();
                 return Ok(());
             }
         }
@@ -250,14 +265,14 @@ impl Offer {
         if sent < list.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        let heard = timeout(SUCCESSOR_PATIENCE, self.hear(&mut successor)).await;
-        heard.map_err(|_| io::ErrorKind::TimedOut)?
+        self.hear(&mut successor).await
     }
 
     /// Answers a successor until it is ready.
     async fn hear(&self, successor: &mut tokio::net::UnixStream) -> io::Result<()> {
         loop {
-            match successor.read_u8().await? {
+            let said = timeout(SUCCESSOR_PATIENCE, successor.read_u8()).await;
+            match said.map_err(|_| io::ErrorKind::TimedOut)?? {
                 READY => return Ok(()),
                 KNOWS_KEYS => {
                     tracing::warn!("the successor has not loaded the key table");
@@ -312,6 +327,13 @@ mod tests {
             let (asked, _old) = tokio::join!(asking, answering);
             asked.unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_successor_serves_where_the_old_gateway_died_before_it_was_asked() {
+        let (successor, old) = pair();
+        drop(old);
+        successor.until_keys_are_known(|| false).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]

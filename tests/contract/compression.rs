@@ -497,6 +497,39 @@ async fn an_http_1_0_client_gets_no_chunks_whatever_its_upstream_speaks() {
 }
 
 #[tokio::test]
+async fn the_answer_of_an_http_1_0_upstream_goes_out_in_the_gateways_own_version() {
+    let mut scene = compressing("http1").start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let text = league();
+    let answer = format!(
+        "HTTP/1.0 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{text}",
+        text.len()
+    );
+    scene.upstream.always(Behaviour::Raw(answer.into_bytes()));
+    for coding in ["", "gzip", "zstd"] {
+        let request = format!(
+            "GET {MARKETS} HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\nAccept-Encoding: {coding}\r\nConnection: close\r\n\r\n",
+            key.key
+        );
+        let exchange = client.raw(request, Until::Closed).await;
+        let head = String::from_utf8_lossy(&exchange.bytes).into_owned();
+        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let answer = client.call(asking(&key, coding)).await;
+        assert_eq!(
+            answer.header("content-encoding"),
+            Some(coding).filter(|coding| !coding.is_empty())
+        );
+        if coding.is_empty() {
+            assert_eq!(answer.body, text.as_bytes());
+        } else {
+            assert_eq!(decoded(coding, &answer.body), (text.clone(), true));
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
 async fn an_http_1_0_client_whose_answer_was_broken_off_finds_its_connection_reset() {
     for upstream in UPSTREAMS {
         let scene = compressing(upstream).start().await;

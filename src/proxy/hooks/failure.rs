@@ -72,7 +72,9 @@ impl Edge {
             let rejection = Rejection::Internal;
             (Ending::Rejected(rejection), Some(RefundReason::Failed))
         };
-        if let (Ending::Cut, Version::HTTP_10) = (&ending, session.req_header().version)
+        // Its client takes the connection's end for the answer's, whoever is to blame.
+        if header_passed
+            && session.req_header().version == Version::HTTP_10
             && let Some(connection) = Connection::of(session)
         {
             connection.break_off();
