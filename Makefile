@@ -22,7 +22,7 @@ growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways
 	@deploy/install nginx-core
 	$(call measured,growth)
 
-profile: test-tools ## instructions a request, counted by callgrind, for bare pingora and Touchline on both stores
+profile: test-tools ## instructions and cache misses a request, counted by callgrind, for bare pingora and Touchline on both stores
 	@deploy/install nginx-core valgrind
 	$(call measured,counts)
 

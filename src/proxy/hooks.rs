@@ -381,14 +381,13 @@ impl ProxyHttp for Edge {
         let request = session.req_header();
         forward::clean_response(response, |fields| {
             respond::insert_common(fields, exchange);
+            forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
                 announce(fields, &forwarding.endpoint.retirement);
                 insert_standing(fields, forwarding.standing, now);
                 forwarding.announced_bytes = announced_bytes;
-                // It reads the upstream's own Cache-Control.
                 compressing::begin(forwarding, request, status, fields);
             }
-            forward::confine_response(fields);
         });
         if let Some(forwarding) = exchange.forwarding() {
             if ends_with_header(&request.method, response) {

@@ -145,10 +145,19 @@ pub fn example(name: &str) -> PathBuf {
 /// The gateway.
 pub const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 
-/// The gateway that `make pgo` built, where it did.
+/// The gateway that `make pgo` built, where it did; not one that is older than the plain build.
 pub fn optimised() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/pgo/touchline");
-    path.exists().then_some(path)
+    let built = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
+    let (by_profile, plain) = (built(&path)?, built(Path::new(TOUCHLINE)));
+    if plain.is_some_and(|plain| plain > by_profile) {
+        eprintln!(
+            "{} is older than the plain build: make pgo makes it anew",
+            path.display()
+        );
+        return None;
+    }
+    Some(path)
 }
 
 /// A port that was free a moment ago.
