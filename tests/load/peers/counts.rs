@@ -55,7 +55,6 @@ impl Counts {
 /// Bare pingora, then Touchline on either store, of the plain build and of the one by profile.
 pub async fn measure() {
     let stage = Stage::set().await;
-    let directory = stage.directory("counts");
     let port = free_port();
     let mut bare = vec![example("bare_pingora").display().to_string()];
     bare.push(format!("127.0.0.1:{port}"));
@@ -65,7 +64,7 @@ pub async fn measure() {
     let mut table = "| A request of | Instructions | beyond pingora | first-level misses, code | data | second-level |\n\
                      |---|---:|---:|---:|---:|---:|\n"
         .to_owned();
-    let mut found = vec![(Kind::Pingora, bare, calls)];
+    let mut found = vec![(Kind::Pingora, bare, calls, stage.directory("counts"))];
     let plain = [Kind::Embedded, Kind::Redis].map(|kind| (kind, PathBuf::from(TOUCHLINE)));
     let by_profile = optimised()
         .map(|path| [Kind::EmbeddedPgo, Kind::RedisPgo].map(|kind| (kind, path.clone())));
@@ -75,15 +74,17 @@ pub async fn measure() {
             Kind::Embedded | Kind::EmbeddedPgo => stage.embedded_store(&name),
             _ => stage.redis_store(&name),
         };
+        // A journal belongs to one store.
+        let directory = stage.directory(&format!("counts-{name}"));
         let settled = Settled::new(&stage, store, &directory, &name, KEYS).await;
         let address = loopback(settled.port);
         let config = settled.config.display().to_string();
         let binary = binary.display().to_string();
         let command = [&binary, "serve", "--config", &config].map(str::to_owned);
         let calls = Calls::new(address, 200, &settled.keys, &[PATH.into()]);
-        found.push((kind, command.to_vec(), calls));
+        found.push((kind, command.to_vec(), calls, directory));
     }
-    for (kind, command, calls) in found {
+    for (kind, command, calls, directory) in found {
         eprintln!("counting: {}", kind.name());
         let counts = count(&command, Arc::new(calls), &directory).await;
         let instructions = counts.sum(&["Ir"]);
