@@ -507,24 +507,16 @@ async fn the_answer_of_an_http_1_0_upstream_goes_out_in_the_gateways_own_version
         text.len()
     );
     scene.upstream.always(Behaviour::Raw(answer.into_bytes()));
-    for coding in ["", "gzip", "zstd"] {
+    for coding in CODINGS {
+        assert_coded(&client.call(asking(&key, coding)).await, coding, &text);
+    }
+    for coding in ["identity", "gzip", "zstd"] {
         let request = format!(
             "GET {MARKETS} HTTP/1.1\r\nHost: a\r\nX-API-Key: {}\r\nAccept-Encoding: {coding}\r\nConnection: close\r\n\r\n",
             key.key
         );
         let exchange = client.raw(request, Until::Closed).await;
-        let head = String::from_utf8_lossy(&exchange.bytes).into_owned();
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
-        let answer = client.call(asking(&key, coding)).await;
-        assert_eq!(
-            answer.header("content-encoding"),
-            Some(coding).filter(|coding| !coding.is_empty())
-        );
-        if coding.is_empty() {
-            assert_eq!(answer.body, text.as_bytes());
-        } else {
-            assert_eq!(decoded(coding, &answer.body), (text.clone(), true));
-        }
+        assert!(exchange.bytes.starts_with(b"HTTP/1.1 200 "), "{coding}");
     }
     scene.assert_ledgers_agree().await;
 }

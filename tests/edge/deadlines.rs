@@ -235,6 +235,28 @@ async fn a_client_that_does_not_read_its_answer_loses_the_connection() {
     scene.expect_used(&key, 1).await;
 }
 
+#[tokio::test]
+async fn an_http_1_0_client_that_does_not_read_its_answer_does_not_take_what_it_got_for_all() {
+    let scene = hasty("response_write: 1s, response_rate: 64KiB").await;
+    let key = scene.issue("starter").await;
+    let large = Script::json(200, &"x".repeat(LARGE_BODY_BYTES));
+    // Its end is the connection's.
+    scene.upstream.always(Behaviour::Answer(large.chunked()));
+    let mut socket = connect(&scene).await;
+    let request = get(&key).replace("HTTP/1.1", "HTTP/1.0");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    eventually("the gateway gives up", async || {
+        (limit_hits(&scene, "response_rate").await >= 1.0).then_some(())
+    })
+    .await;
+    let mut got = Vec::new();
+    let ended = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut got)).await;
+    let ended = ended.expect("it ends").unwrap_err();
+    assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
+    assert!(got.starts_with(b"HTTP/1.1 200 ") && got.len() < LARGE_BODY_BYTES);
+    scene.expect_used(&key, 1).await;
+}
+
 /// Reads so much each 50 ms until the end; how much there was.
 async fn read_slowly(socket: &mut TcpStream, bytes: usize) -> usize {
     let (mut all, mut part) = (0, vec![0; bytes]);
