@@ -14,7 +14,7 @@ use parking_lot::{Condvar, Mutex};
 /// Bytes of lines that may wait; as many may be on their way to the disk.
 const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
 /// How long lines gather: what a killed process may lose of its log.
-const GATHER: Duration = Duration::from_millis(5);
+const GATHER: Duration = Duration::from_millis(25);
 /// How long the end of the queue waits for its last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 

@@ -198,7 +198,8 @@ impl Accounts {
     pub fn list_to_read(&self, since: Instant, most: usize) {
         let now = self.clock.now();
         let mut listed = 0;
-        for _ in 0..most * LOOKED_AT_PER_READ {
+        let known = self.to_read.lock().len();
+        for _ in 0..known.min(most * LOOKED_AT_PER_READ) {
             let Some(slot) = self.to_read.lock().pop_front() else {
                 return;
             };
@@ -219,7 +220,7 @@ impl Accounts {
                 self.list(&slot);
             }
             self.to_read.lock().push_back(slot);
-            if listed >= most || self.to_read.lock().len() <= 1 {
+            if listed >= most {
                 return;
             }
         }
