@@ -85,6 +85,7 @@ mod records;
 mod replica;
 mod script;
 pub mod settings;
+mod shards;
 mod slots;
 mod status;
 mod time;

@@ -5,7 +5,6 @@
 //! dropped ([`Units`]).
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -20,6 +19,7 @@ use super::link::{Link, LinkError};
 use super::names::Names;
 use super::producer::Producer;
 use super::script::{Arguments, CHARGE, COUNT_MAX, charge_replies};
+use super::shards::Shards;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -33,8 +33,6 @@ mod offline;
 use carrier::Carrier;
 pub use offline::{Bound, Offer, Rule, Wanted};
 
-/// Accounts are found through this many locks.
-const SHARDS: usize = 64;
 /// The most accounts kept; above it, idle ones of the running day are dropped too.
 pub const ACCOUNTS_MAX: usize = 200_000;
 /// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
@@ -72,7 +70,7 @@ pub enum Answer {
 }
 
 type Waiter = oneshot::Sender<Answer>;
-type Shard = HashMap<(KeyId, Date), Arc<Slot>>;
+type Slots = HashMap<(KeyId, Date), Arc<Slot>>;
 
 /// The account of one key and day with its names.
 #[derive(Debug)]
@@ -166,9 +164,8 @@ pub struct Accounts {
     keys: Arc<KeyTable>,
     clock: Arc<StoreClock>,
     timeout: Duration,
-    hasher: RandomState,
-    shards: Vec<Mutex<Shard>>,
-    to_settle: Mutex<Vec<Arc<Slot>>>,
+    slots: Shards<Slots>,
+    to_settle: Mutex<VecDeque<Arc<Slot>>>,
     to_note: Mutex<Vec<Arc<Slot>>>,
     /// All accounts, the one whose count was looked at longest ago first.
     to_read: Mutex<VecDeque<Arc<Slot>>>,
@@ -206,8 +203,7 @@ impl Accounts {
             keys,
             clock,
             timeout,
-            hasher: RandomState::new(),
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            slots: Shards::default(),
             to_settle: Mutex::default(),
             to_note: Mutex::default(),
             to_read: Mutex::default(),
@@ -219,8 +215,6 @@ impl Accounts {
     }
 
     fn slot(&self, key: KeyId, day: Day) -> Arc<Slot> {
-        let place = (key, day.date);
-        let shard = self.hasher.hash_one(place) as usize % SHARDS;
         let make = || {
             let slot = Arc::new(Slot {
                 key,
@@ -239,10 +233,8 @@ impl Accounts {
             self.to_read.lock().push_back(slot.clone());
             slot
         };
-        match self.shards.get(shard) {
-            Some(slots) => slots.lock().entry(place).or_insert_with(make).clone(),
-            None => make(),
-        }
+        let mut slots = self.slots.of(key);
+        slots.entry((key, day.date)).or_insert_with(make).clone()
     }
 
     /// Terms for calls that grant nothing.
@@ -450,7 +442,7 @@ impl Accounts {
         self.list_to_note(slot);
         let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
         if fresh {
-            self.to_settle.lock().push(slot.clone());
+            self.to_settle.lock().push_back(slot.clone());
         }
     }
 
@@ -467,24 +459,15 @@ impl Accounts {
         if self.guard.require().is_err() {
             return;
         }
-        let slots = std::mem::take(&mut *self.to_settle.lock());
-        let now = std::time::Instant::now();
-        for slot in &slots {
-            let again = {
-                let mut state = slot.state.lock();
-                state.listed = false;
-                state.account.look_for_late_calls(now)
-            };
-            if again {
-                self.list(slot);
-            }
-        }
         // Not a `JoinSet`: whoever stops waiting for these calls must not stop them.
         let mut running = VecDeque::new();
         let together = self.together_max();
-        for slots in slots.chunks(together) {
+        // Those that are listed meanwhile wait for the next turn.
+        let listed = self.to_settle.lock().len();
+        for _ in 0..listed.div_ceil(together) {
+            let slots = self.take_listed(together);
             let carrier = Carrier::of(self.clone());
-            running.push_back(tokio::spawn(carrier.carry_these(slots.to_vec())));
+            running.push_back(tokio::spawn(carrier.carry_these(slots)));
             if running.len() >= SETTLING_MAX.div_ceil(together)
                 && let Some(first) = running.pop_front()
             {
@@ -496,33 +479,55 @@ impl Accounts {
         }
     }
 
-    /// Has every account say everything again: the store may have lost it.
-    pub fn repeat_all(&self) {
-        for shard in &self.shards {
-            let slots: Vec<Arc<Slot>> = shard.lock().values().cloned().collect();
-            for slot in slots {
-                slot.state.lock().account.repeat();
-                self.list(&slot);
+    /// Takes accounts off the list of those to settle; one that an abandoned call may still change goes to its end.
+    fn take_listed(&self, most: usize) -> Vec<Arc<Slot>> {
+        let slots: Vec<_> = {
+            let mut listed = self.to_settle.lock();
+            let count = listed.len().min(most);
+            listed.drain(..count).collect()
+        };
+        let now = std::time::Instant::now();
+        for slot in &slots {
+            let again = {
+                let mut state = slot.state.lock();
+                state.listed = false;
+                state.account.look_for_late_calls(now)
+            };
+            if again {
+                self.list(slot);
             }
         }
+        slots
+    }
+
+    /// Has every account say everything again: the store may have lost it.
+    pub async fn repeat_all(&self) {
+        let repeat = |slot: &Arc<Slot>| {
+            slot.state.lock().account.repeat();
+            self.list(slot);
+        };
+        self.slots
+            .walk(|slots| slots.values().for_each(repeat))
+            .await;
     }
 
     /// Drops idle accounts of days that are over; of the running day too where there are too many.
-    pub fn sweep(&self) {
+    pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
-        let total: usize = self.shards.iter().map(|shard| shard.lock().len()).sum();
+        let total: usize = self.slots.parts().map(|slots| slots.len()).sum();
         let crowded = total > ACCOUNTS_MAX;
-        for shard in &self.shards {
-            shard.lock().retain(|_, slot| {
-                let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
-                let idle = || {
-                    let state = slot.state.lock();
-                    let listed = state.listed || state.queued || state.offline.listed;
-                    !listed && state.account.is_idle()
-                };
-                !((over || crowded) && idle())
-            });
-        }
+        let keep = |slot: &Arc<Slot>| {
+            let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
+            let idle = || {
+                let state = slot.state.lock();
+                let listed = state.listed || state.queued || state.offline.listed;
+                !listed && state.account.is_idle()
+            };
+            !((over || crowded) && idle())
+        };
+        self.slots
+            .walk(|slots| slots.retain(|_, slot| keep(slot)))
+            .await;
         if crowded {
             tracing::warn!(
                 total,

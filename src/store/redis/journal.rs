@@ -36,6 +36,7 @@ const WAITING_MAX: usize = 65_536;
 /// Errands of one transaction.
 const GROUP_MAX: usize = 512;
 
+type Done = Result<(), StoreError>;
 type Told<T> = oneshot::Sender<Result<T, StoreError>>;
 
 #[expect(
@@ -164,19 +165,22 @@ impl Journal {
         answer
     }
 
-    async fn work<T: Send + 'static>(
-        &self,
-        work: impl FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
+    /// Has the work done, also where nobody waits for what this answers.
+    fn work<T, F>(&self, work: F) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (told, answer) = oneshot::channel();
         self.send(Errand::Work(Box::new(Asked {
             work,
             result: None,
             told,
         })));
-        answer
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Failed("the journal takes nothing more".into())))
+        async {
+            let nobody = |_| Err(StoreError::Failed("the journal takes nothing more".into()));
+            answer.await.unwrap_or_else(nobody)
+        }
     }
 
     /// Enters this process, at `now` (Unix seconds): whoever finds the name later knows that it lives, or was killed.
@@ -218,22 +222,26 @@ impl Journal {
             .await
     }
 
-    /// Writes rows as they are now; drops what is no longer needed at `now` (Unix seconds).
-    pub async fn note(
-        &self,
-        counts: Vec<CountRow>,
-        sheets: Vec<SheetRow>,
-        nodes: u64,
-        now: i64,
-    ) -> Result<(), StoreError> {
+    /// Writes counts as they are now, also where nobody waits for what this answers.
+    pub fn note_counts(&self, counts: Arc<[CountRow]>) -> impl Future<Output = Done> + use<> {
+        self.work(move |connection| {
+            let mut counts = counts.iter();
+            counts.try_for_each(|row| rows::write_count(connection, row))
+        })
+    }
+
+    /// The same of sheets.
+    pub fn note_sheets(&self, sheets: Arc<[SheetRow]>) -> impl Future<Output = Done> + use<> {
+        self.work(move |connection| {
+            let mut sheets = sheets.iter();
+            sheets.try_for_each(|row| rows::write_sheet(connection, row))
+        })
+    }
+
+    /// Writes that this process lives and how many gateways do; drops what is no longer needed at `now` (Unix seconds).
+    pub async fn keep(&self, nodes: u64, now: i64) -> Done {
         let process = self.process.clone();
         self.work(move |connection| {
-            counts
-                .iter()
-                .try_for_each(|row| rows::write_count(connection, row))?;
-            sheets
-                .iter()
-                .try_for_each(|row| rows::write_sheet(connection, row))?;
             rows::remember_nodes(connection, nodes)?;
             processes::see(connection, &process, now)?;
             rows::drop_old(connection, now)

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use parking_lot::Mutex;
 use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
@@ -20,6 +19,7 @@ use super::link::{Link, LinkError};
 use super::names::Names;
 use super::producer::Producer;
 use super::script::{Arguments, MERGE_TOTALS};
+use super::shards::Shards;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -34,8 +34,8 @@ mod reading;
 pub use carrying::{key_days, take_in};
 pub use reading::{prove, sheets, usage};
 
-/// Key-days written in one round trip.
-const WRITE_BATCH: usize = 256;
+/// Key-days written in one round trip, about.
+const WRITE_BATCH: usize = 128;
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
@@ -50,9 +50,91 @@ struct Sheet {
     day: Day,
     ceiling: Ceiling,
     totals: HashMap<Arc<str>, Totals>,
+    /// Endpoints whose totals Redis has not been told.
     changed: HashSet<Arc<str>>,
-    /// What the journal has not been told.
+    /// Those that it is being told.
+    writing: HashSet<Arc<str>>,
+    /// Those that the journal has not been told.
     to_note: HashSet<Arc<str>>,
+}
+
+/// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
+#[derive(Debug, Default)]
+struct Sheets {
+    by_place: HashMap<Place, Sheet>,
+    /// Those with something that Redis has not been told.
+    changed: Vec<Place>,
+    /// Those with something that the journal has not been told.
+    to_note: Vec<Place>,
+}
+
+/// Notes endpoints of a sheet, and the sheet on its list if it does not stand there.
+fn list(
+    sheets: &mut Vec<Place>,
+    place: &Place,
+    noted: &mut HashSet<Arc<str>>,
+    endpoints: impl IntoIterator<Item = Arc<str>>,
+) {
+    let is_listed = !noted.is_empty();
+    noted.extend(endpoints);
+    if !is_listed && !noted.is_empty() {
+        sheets.push(place.clone());
+    }
+}
+
+impl Sheets {
+    /// What is to be written, which is being written from now on.
+    fn take_pages(&mut self, pages: &mut Vec<Page>) {
+        for place in std::mem::take(&mut self.changed) {
+            let Some(sheet) = self.by_place.get_mut(&place) else {
+                continue;
+            };
+            let fields = std::mem::take(&mut sheet.changed)
+                .into_iter()
+                .map(|endpoint| {
+                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
+                    let field = format!("{}|{endpoint}", sheet.producer);
+                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
+                    sheet.writing.insert(endpoint.clone());
+                    (endpoint, field, value)
+                })
+                .collect();
+            pages.push(Page {
+                day: sheet.day,
+                place,
+                fields,
+            });
+        }
+    }
+
+    /// What the journal is to be told.
+    fn take_rows(&mut self) -> Arc<[SheetRow]> {
+        let mut rows = Vec::new();
+        for place in std::mem::take(&mut self.to_note) {
+            if let Some(sheet) = self.by_place.get_mut(&place) {
+                for endpoint in std::mem::take(&mut sheet.to_note) {
+                    rows.push(sheet.row(&place, &endpoint));
+                }
+            }
+        }
+        rows.into()
+    }
+
+    /// A page was written, or could not be.
+    fn end_writing(&mut self, page: &Page, written: bool) {
+        let place = &page.place;
+        let Some(sheet) = self.by_place.get_mut(place) else {
+            return;
+        };
+        let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
+        for endpoint in endpoints() {
+            sheet.writing.remove(&endpoint);
+        }
+        if !written {
+            list(&mut self.changed, place, &mut sheet.changed, endpoints());
+        }
+        list(&mut self.to_note, place, &mut sheet.to_note, endpoints());
+    }
 }
 
 impl Sheet {
@@ -65,7 +147,7 @@ impl Sheet {
             producer: self.producer.clone(),
             endpoint: endpoint.clone(),
             totals: self.totals.get(endpoint).copied().unwrap_or_default(),
-            settled: !self.changed.contains(endpoint),
+            settled: !self.changed.contains(endpoint) && !self.writing.contains(endpoint),
         }
     }
 }
@@ -76,7 +158,7 @@ pub struct Ledger {
     names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
-    sheets: Mutex<HashMap<Place, Sheet>>,
+    sheets: Shards<Sheets>,
 }
 
 /// Fields of one hash to be written.
@@ -99,7 +181,7 @@ impl Ledger {
             names,
             producer,
             clock,
-            sheets: Mutex::default(),
+            sheets: Shards::default(),
         }
     }
 
@@ -110,19 +192,25 @@ impl Ledger {
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> SheetRow {
-        let mut sheets = self.sheets.lock();
-        let sheet = sheets.entry(place.clone()).or_insert_with(|| Sheet {
+        let mut sheets = self.sheets.of(place.0);
+        let Sheets {
+            by_place,
+            changed,
+            to_note,
+        } = &mut *sheets;
+        let sheet = by_place.entry(place.clone()).or_insert_with(|| Sheet {
             producer: self.producer.next_name(),
             day,
             ceiling: Ceiling::default(),
             totals: HashMap::new(),
             changed: HashSet::new(),
+            writing: HashSet::new(),
             to_note: HashSet::new(),
         });
         let totals = sheet.totals.entry(endpoint.clone()).or_default();
         count(totals, &mut sheet.ceiling);
-        sheet.changed.insert(endpoint.clone());
-        sheet.to_note.insert(endpoint.clone());
+        list(changed, &place, &mut sheet.changed, [endpoint.clone()]);
+        list(to_note, &place, &mut sheet.to_note, [endpoint.clone()]);
         sheet.row(&place, endpoint)
     }
 
@@ -170,24 +258,31 @@ impl Ledger {
     }
 
     /// Has everything written again: the store may have lost it.
-    pub fn repeat_all(&self) {
-        for sheet in self.sheets.lock().values_mut() {
-            sheet.changed = sheet.totals.keys().cloned().collect();
-        }
+    pub async fn repeat_all(&self) {
+        let repeat = |sheets: &mut Sheets| {
+            for (place, sheet) in &mut sheets.by_place {
+                let all = sheet.totals.keys().cloned();
+                list(&mut sheets.changed, place, &mut sheet.changed, all);
+            }
+        };
+        self.sheets.walk(repeat).await;
     }
 
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
-        let sheets = self.sheets.lock();
-        sheets.values().all(|sheet| sheet.changed.is_empty())
+        let mut parts = self.sheets.parts();
+        parts.all(|sheets| sheets.changed.is_empty())
     }
 
     /// Drops stored totals of days that are over.
-    pub fn sweep(&self, now_second: i64) {
-        self.sheets.lock().retain(|_, sheet| {
-            let done = sheet.changed.is_empty() && sheet.to_note.is_empty();
-            !done || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
-        });
+    pub async fn sweep(&self, now_second: i64) {
+        let keep = |sheet: &Sheet| {
+            let told = [&sheet.changed, &sheet.writing, &sheet.to_note];
+            let is_told = told.iter().all(|endpoints| endpoints.is_empty());
+            !is_told || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
+        };
+        let sweep = |sheets: &mut Sheets| sheets.by_place.retain(|_, sheet| keep(sheet));
+        self.sheets.walk(sweep).await;
     }
 
     /// Writes what changed. What could not be written stays to be written.
@@ -195,35 +290,43 @@ impl Ledger {
         if !self.link.is_up() {
             return Ok(());
         }
-        let pages = self.changed_pages();
-        for batch in pages.chunks(WRITE_BATCH) {
-            if let Err(error) = self.write_pages(batch).await {
-                self.mark_changed(&pages);
-                return Err(error.into());
+        let mut parts = self.sheets.parts();
+        let mut pages = Vec::new();
+        loop {
+            let part = parts.next().map(|mut sheets| sheets.take_pages(&mut pages));
+            let is_last = part.is_none();
+            if pages.len() >= WRITE_BATCH || is_last {
+                let written = self.write_pages(&pages).await;
+                for page in &pages {
+                    let mut sheets = self.sheets.of(page.place.0);
+                    sheets.end_writing(page, written.is_ok());
+                }
+                written?;
+                pages.clear();
+            }
+            if is_last {
+                return Ok(());
             }
         }
-        self.mark_to_note(&pages);
-        Ok(())
     }
 
-    /// What changed since it was last asked, or is stored now and was not.
-    pub fn changed_rows(&self) -> Vec<SheetRow> {
-        let mut rows = Vec::new();
-        for (place, sheet) in self.sheets.lock().iter_mut() {
-            for endpoint in std::mem::take(&mut sheet.to_note) {
-                rows.push(sheet.row(place, &endpoint));
-            }
-        }
-        rows
+    /// What changed since it was last asked, or is stored now and was not, part by part.
+    pub fn changed_rows(&self) -> impl Iterator<Item = Arc<[SheetRow]>> {
+        let parts = self.sheets.parts().map(|mut sheets| sheets.take_rows());
+        parts.filter(|rows| !rows.is_empty())
     }
 
     /// They could not be written: they have changed still.
     pub fn changed_still(&self, rows: &[SheetRow]) {
-        let mut sheets = self.sheets.lock();
         for row in rows {
-            let place = row.tier.clone().map(|tier| (row.key, row.day.date, tier));
-            if let Some(sheet) = place.and_then(|place| sheets.get_mut(&place)) {
-                sheet.to_note.insert(row.endpoint.clone());
+            let Some(tier) = row.tier.clone() else {
+                continue;
+            };
+            let place = (row.key, row.day.date, tier);
+            let sheets = &mut *self.sheets.of(row.key);
+            if let Some(sheet) = sheets.by_place.get_mut(&place) {
+                let endpoints = [row.endpoint.clone()];
+                list(&mut sheets.to_note, &place, &mut sheet.to_note, endpoints);
             }
         }
     }
@@ -278,40 +381,6 @@ impl Ledger {
         self.names.keeping().is_closed(day.end, now)
     }
 
-    fn mark_to_note(&self, pages: &[Page]) {
-        let mut sheets = self.sheets.lock();
-        for page in pages {
-            if let Some(sheet) = sheets.get_mut(&page.place) {
-                let endpoints = page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
-                sheet.to_note.extend(endpoints);
-            }
-        }
-    }
-
-    fn changed_pages(&self) -> Vec<Page> {
-        let mut pages = Vec::new();
-        for (place, sheet) in self.sheets.lock().iter_mut() {
-            if sheet.changed.is_empty() {
-                continue;
-            }
-            let fields = std::mem::take(&mut sheet.changed)
-                .into_iter()
-                .map(|endpoint| {
-                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
-                    let field = format!("{}|{endpoint}", sheet.producer);
-                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
-                    (endpoint, field, value)
-                })
-                .collect();
-            pages.push(Page {
-                place: place.clone(),
-                day: sheet.day,
-                fields,
-            });
-        }
-        pages
-    }
-
     async fn write_pages(&self, pages: &[Page]) -> Result<(), LinkError> {
         let mut pipeline = Pipeline::new();
         let open = || pages.iter().filter(|page| !self.is_closed(page.day));
@@ -338,17 +407,6 @@ impl Ledger {
                 .arg(self.names.expires_at(key, page.day.end));
         }
         self.link.ask(&pipeline).await.map(|_| ())
-    }
-
-    fn mark_changed(&self, pages: &[Page]) {
-        let mut sheets = self.sheets.lock();
-        for page in pages {
-            if let Some(sheet) = sheets.get_mut(&page.place) {
-                let endpoints = page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
-                sheet.changed.extend(endpoints.clone());
-                sheet.to_note.extend(endpoints);
-            }
-        }
     }
 }
 

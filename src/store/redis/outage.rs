@@ -40,6 +40,8 @@ const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
+/// Accounts whose rows are made for the journal at a time.
+const ROWS_TOGETHER: usize = 256;
 /// How often live gateways are counted, and for how long the largest number seen holds: a Redis that was emptied forgets
 /// them for a moment.
 const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
@@ -416,20 +418,35 @@ impl Outage {
     /// Writes what changed to the journal; whether that is done.
     pub async fn note_changes(&self) -> bool {
         let _turn = self.noting.lock().await;
-        let changed = self.accounts.changed();
-        let sheets = self.ledger.changed_rows();
-        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        let written = self
-            .journal
-            .note(changed.rows.clone(), sheets.clone(), nodes, now)
-            .await;
-        if written.is_err() {
-            // The journal itself says why, once.
-            self.accounts.changed_still(changed);
-            self.ledger.changed_still(&sheets);
-            return false;
+        // Part by part, with requests in between; the journal's thread writes together what waits.
+        let (mut counts, mut sheets) = (Vec::new(), Vec::new());
+        for _ in 0..self.accounts.changed_count().div_ceil(ROWS_TOGETHER) {
+            let changed = self.accounts.changed(ROWS_TOGETHER);
+            let written = self.journal.note_counts(changed.rows.clone());
+            counts.push((changed, written));
+            tokio::task::yield_now().await;
         }
-        true
+        for rows in self.ledger.changed_rows() {
+            let written = self.journal.note_sheets(rows.clone());
+            sheets.push((rows, written));
+            tokio::task::yield_now().await;
+        }
+        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
+        let mut all_written = self.journal.keep(nodes, now).await.is_ok();
+        // The journal itself says why it could not, once.
+        for (changed, written) in counts {
+            if written.await.is_err() {
+                self.accounts.changed_still(changed);
+                all_written = false;
+            }
+        }
+        for (rows, written) in sheets {
+            if written.await.is_err() {
+                self.ledger.changed_still(&rows);
+                all_written = false;
+            }
+        }
+        all_written
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {

@@ -110,8 +110,8 @@ impl Parts {
             if store_lost || made != connections {
                 connections = made;
                 self.losses.fetch_add(1, Ordering::AcqRel);
-                self.accounts.repeat_all();
-                self.ledger.repeat_all();
+                self.accounts.repeat_all().await;
+                self.ledger.repeat_all().await;
                 if let Some(outage) = &self.outage {
                     outage.repeat_all();
                 }
@@ -124,8 +124,8 @@ impl Parts {
             }
             if swept.elapsed() >= SWEEP_EVERY {
                 swept = Instant::now();
-                self.accounts.sweep();
-                self.ledger.sweep(self.clock.now().as_second());
+                self.accounts.sweep().await;
+                self.ledger.sweep(self.clock.now().as_second()).await;
             }
             if self.link.is_up() && pruned.is_none_or(|at| at.elapsed() >= PRUNE_EVERY) {
                 pruned = Some(Instant::now());

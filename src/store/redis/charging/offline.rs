@@ -173,9 +173,18 @@ impl Accounts {
         }
     }
 
-    /// The accounts that changed, as rows; they are listed again if `again` is called with them.
-    pub fn changed(&self) -> Changed {
-        let slots = std::mem::take(&mut *self.to_note.lock());
+    /// How many accounts changed.
+    pub fn changed_count(&self) -> usize {
+        self.to_note.lock().len()
+    }
+
+    /// Some of the accounts that changed, as rows.
+    pub fn changed(&self, most: usize) -> Changed {
+        let slots = {
+            let mut changed = self.to_note.lock();
+            let left = changed.len().saturating_sub(most);
+            changed.split_off(left)
+        };
         let rows = slots
             .iter()
             .map(|slot| {
@@ -251,7 +260,7 @@ impl Accounts {
 pub struct Changed {
     slots: Vec<Arc<Slot>>,
     /// As they are now.
-    pub rows: Vec<CountRow>,
+    pub rows: Arc<[CountRow]>,
 }
 
 impl Slot {
