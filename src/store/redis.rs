@@ -91,6 +91,7 @@ mod status;
 mod time;
 mod topology;
 mod trail;
+mod turns;
 mod upkeep;
 
 use charging::{Accounts, Answer, other_calendar};

@@ -20,6 +20,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
 use super::home::Home;
+use super::turns::Turns;
 use crate::store::StoreError;
 
 mod file;
@@ -35,6 +36,8 @@ pub use rows::{CountRow, SheetRow, Written};
 const WAITING_MAX: usize = 65_536;
 /// Errands of one transaction.
 const GROUP_MAX: usize = 512;
+/// Rows written without a pause, each in some 10 µs.
+const ROWS_PER_TURN: u32 = 16;
 
 type Done = Result<(), StoreError>;
 type Told<T> = oneshot::Sender<Result<T, StoreError>>;
@@ -224,18 +227,12 @@ impl Journal {
 
     /// Writes counts as they are now, also where nobody waits for what this answers.
     pub fn note_counts(&self, counts: Arc<[CountRow]>) -> impl Future<Output = Done> + use<> {
-        self.work(move |connection| {
-            let mut counts = counts.iter();
-            counts.try_for_each(|row| rows::write_count(connection, row))
-        })
+        self.work(move |connection| each(&counts, |row| rows::write_count(connection, row)))
     }
 
     /// The same of sheets.
     pub fn note_sheets(&self, sheets: Arc<[SheetRow]>) -> impl Future<Output = Done> + use<> {
-        self.work(move |connection| {
-            let mut sheets = sheets.iter();
-            sheets.try_for_each(|row| rows::write_sheet(connection, row))
-        })
+        self.work(move |connection| each(&sheets, |row| rows::write_sheet(connection, row)))
     }
 
     /// Writes that this process lives and how many gateways do; drops what is no longer needed at `now` (Unix seconds).
@@ -294,15 +291,21 @@ impl Journal {
         sheets: Vec<SheetRow>,
     ) -> Result<(), StoreError> {
         self.work(move |connection| {
-            counts
-                .iter()
-                .try_for_each(|row| rows::settle_count(connection, row))?;
-            sheets
-                .iter()
-                .try_for_each(|row| rows::settle_sheet(connection, row))
+            each(&counts, |row| rows::settle_count(connection, row))?;
+            each(&sheets, |row| rows::settle_sheet(connection, row))
         })
         .await
     }
+}
+
+/// Does something with each row, not all in one turn.
+fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::Result<()> {
+    let mut turns = Turns::of(ROWS_PER_TURN);
+    for row in rows {
+        write(row)?;
+        turns.step();
+    }
+    Ok(())
 }
 
 /// What the journal's thread owns.

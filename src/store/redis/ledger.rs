@@ -6,7 +6,7 @@
 //!
 //! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,136 +21,24 @@ use super::producer::Producer;
 use super::script::{Arguments, MERGE_TOTALS};
 use super::shards::Shards;
 use super::time::StoreClock;
-use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
 use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 
 mod carrying;
 mod cells;
 mod reading;
+mod sheets;
 
 pub use carrying::{key_days, take_in};
 pub use reading::{prove, sheets, usage};
+use sheets::{Page, Place, Sheets};
 
 /// Key-days written in one round trip, about.
 const WRITE_BATCH: usize = 128;
-/// How long after its day a stored set of totals is kept in memory.
-const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
 /// How long a merge may take.
 const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
-
-type Place = (KeyId, Date, TierName);
-
-#[derive(Debug)]
-struct Sheet {
-    producer: String,
-    day: Day,
-    ceiling: Ceiling,
-    totals: HashMap<Arc<str>, Totals>,
-    /// Endpoints whose totals Redis has not been told.
-    changed: HashSet<Arc<str>>,
-    /// Those that it is being told.
-    writing: HashSet<Arc<str>>,
-    /// Those that the journal has not been told.
-    to_note: HashSet<Arc<str>>,
-}
-
-/// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
-#[derive(Debug, Default)]
-struct Sheets {
-    by_place: HashMap<Place, Sheet>,
-    /// Those with something that Redis has not been told.
-    changed: Vec<Place>,
-    /// Those with something that the journal has not been told.
-    to_note: Vec<Place>,
-}
-
-/// Notes endpoints of a sheet, and the sheet on its list if it does not stand there.
-fn list(
-    sheets: &mut Vec<Place>,
-    place: &Place,
-    noted: &mut HashSet<Arc<str>>,
-    endpoints: impl IntoIterator<Item = Arc<str>>,
-) {
-    let is_listed = !noted.is_empty();
-    noted.extend(endpoints);
-    if !is_listed && !noted.is_empty() {
-        sheets.push(place.clone());
-    }
-}
-
-impl Sheets {
-    /// What is to be written, which is being written from now on.
-    fn take_pages(&mut self, pages: &mut Vec<Page>) {
-        for place in std::mem::take(&mut self.changed) {
-            let Some(sheet) = self.by_place.get_mut(&place) else {
-                continue;
-            };
-            let fields = std::mem::take(&mut sheet.changed)
-                .into_iter()
-                .map(|endpoint| {
-                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
-                    let field = format!("{}|{endpoint}", sheet.producer);
-                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
-                    sheet.writing.insert(endpoint.clone());
-                    (endpoint, field, value)
-                })
-                .collect();
-            pages.push(Page {
-                day: sheet.day,
-                place,
-                fields,
-            });
-        }
-    }
-
-    /// What the journal is to be told.
-    fn take_rows(&mut self) -> Arc<[SheetRow]> {
-        let mut rows = Vec::new();
-        for place in std::mem::take(&mut self.to_note) {
-            if let Some(sheet) = self.by_place.get_mut(&place) {
-                for endpoint in std::mem::take(&mut sheet.to_note) {
-                    rows.push(sheet.row(&place, &endpoint));
-                }
-            }
-        }
-        rows.into()
-    }
-
-    /// A page was written, or could not be.
-    fn end_writing(&mut self, page: &Page, written: bool) {
-        let place = &page.place;
-        let Some(sheet) = self.by_place.get_mut(place) else {
-            return;
-        };
-        let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
-        for endpoint in endpoints() {
-            sheet.writing.remove(&endpoint);
-        }
-        if !written {
-            list(&mut self.changed, place, &mut sheet.changed, endpoints());
-        }
-        list(&mut self.to_note, place, &mut sheet.to_note, endpoints());
-    }
-}
-
-impl Sheet {
-    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> SheetRow {
-        SheetRow {
-            key: *key,
-            day: self.day,
-            tier: Some(tier.clone()),
-            ceiling: self.ceiling,
-            producer: self.producer.clone(),
-            endpoint: endpoint.clone(),
-            totals: self.totals.get(endpoint).copied().unwrap_or_default(),
-            settled: !self.changed.contains(endpoint) && !self.writing.contains(endpoint),
-        }
-    }
-}
 
 /// The totals of this process.
 pub struct Ledger {
@@ -159,13 +47,6 @@ pub struct Ledger {
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
     sheets: Shards<Sheets>,
-}
-
-/// Fields of one hash to be written.
-struct Page {
-    place: Place,
-    day: Day,
-    fields: Vec<(Arc<str>, String, String)>,
 }
 
 impl Ledger {
@@ -192,26 +73,9 @@ impl Ledger {
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
     ) -> SheetRow {
+        let producer = || self.producer.next_name();
         let mut sheets = self.sheets.of(place.0);
-        let Sheets {
-            by_place,
-            changed,
-            to_note,
-        } = &mut *sheets;
-        let sheet = by_place.entry(place.clone()).or_insert_with(|| Sheet {
-            producer: self.producer.next_name(),
-            day,
-            ceiling: Ceiling::default(),
-            totals: HashMap::new(),
-            changed: HashSet::new(),
-            writing: HashSet::new(),
-            to_note: HashSet::new(),
-        });
-        let totals = sheet.totals.entry(endpoint.clone()).or_default();
-        count(totals, &mut sheet.ceiling);
-        list(changed, &place, &mut sheet.changed, [endpoint.clone()]);
-        list(to_note, &place, &mut sheet.to_note, [endpoint.clone()]);
-        sheet.row(&place, endpoint)
+        sheets.count(place, day, producer, endpoint, count)
     }
 
     /// A request was charged; the totals with it.
@@ -259,30 +123,18 @@ impl Ledger {
 
     /// Has everything written again: the store may have lost it.
     pub async fn repeat_all(&self) {
-        let repeat = |sheets: &mut Sheets| {
-            for (place, sheet) in &mut sheets.by_place {
-                let all = sheet.totals.keys().cloned();
-                list(&mut sheets.changed, place, &mut sheet.changed, all);
-            }
-        };
-        self.sheets.walk(repeat).await;
+        self.sheets.walk(Sheets::repeat_all).await;
     }
 
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
         let mut parts = self.sheets.parts();
-        parts.all(|sheets| sheets.changed.is_empty())
+        parts.all(|sheets| sheets.is_written())
     }
 
     /// Drops stored totals of days that are over.
     pub async fn sweep(&self, now_second: i64) {
-        let keep = |sheet: &Sheet| {
-            let told = [&sheet.changed, &sheet.writing, &sheet.to_note];
-            let is_told = told.iter().all(|endpoints| endpoints.is_empty());
-            !is_told || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
-        };
-        let sweep = |sheets: &mut Sheets| sheets.by_place.retain(|_, sheet| keep(sheet));
-        self.sheets.walk(sweep).await;
+        self.sheets.walk(|sheets| sheets.sweep(now_second)).await;
     }
 
     /// Writes what changed. What could not be written stays to be written.
@@ -319,15 +171,7 @@ impl Ledger {
     /// They could not be written: they have changed still.
     pub fn changed_still(&self, rows: &[SheetRow]) {
         for row in rows {
-            let Some(tier) = row.tier.clone() else {
-                continue;
-            };
-            let place = (row.key, row.day.date, tier);
-            let sheets = &mut *self.sheets.of(row.key);
-            if let Some(sheet) = sheets.by_place.get_mut(&place) {
-                let endpoints = [row.endpoint.clone()];
-                list(&mut sheets.to_note, &place, &mut sheet.to_note, endpoints);
-            }
+            self.sheets.of(row.key).note_again(row);
         }
     }
 

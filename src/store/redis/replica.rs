@@ -17,6 +17,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
 use super::home::{Home, joined, meta, split};
 use super::records::{parse_place, stream_id, unpacked};
+use super::turns::Turns;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::{KeyTable, StoreError};
@@ -27,6 +28,9 @@ const SCHEMA_VERSION: i64 = 1;
 const APPLICATION_ID: i64 = 0x54_43_4C_52;
 /// How long another process of this machine may keep the file locked.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Keys looked through, and rows written, without a pause.
+const KEYS_PER_TURN: u32 = 512;
+const ROWS_PER_TURN: u32 = 16;
 
 const TABLES: &str = "
     CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
@@ -114,7 +118,9 @@ impl Replica {
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
         let mut versions = self.versions.lock();
         let mut changed = keys.entries();
+        let mut turns = Turns::of(KEYS_PER_TURN);
         changed.retain(|entry| {
+            turns.step();
             let saved = versions.get(&entry.record.id);
             saved.is_none_or(|version| *version < entry.record.version)
         });
@@ -124,9 +130,11 @@ impl Replica {
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             {
                 let mut keep = transaction.prepare(KEEP)?;
+                let mut turns = Turns::of(ROWS_PER_TURN);
                 for entry in &changed {
                     let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
+                    turns.step();
                 }
                 let mut say = transaction.prepare(SAY)?;
                 say.execute(["place", &stream_id(standing.place)])?;

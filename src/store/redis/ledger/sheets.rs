@@ -1,0 +1,284 @@
+//! The totals in memory, and who has not been told of which.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use jiff::civil::Date;
+
+use super::cells;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
+use crate::store::Totals;
+use crate::store::ledger::Ceiling;
+use crate::store::redis::journal::SheetRow;
+
+/// How long after its day a stored set of totals is kept in memory.
+const KEPT_AFTER_DAY_SECONDS: i64 = 120;
+
+/// A sheet's name.
+pub type Place = (KeyId, Date, TierName);
+
+/// The totals of a key, day and tier.
+#[derive(Debug)]
+struct Sheet {
+    producer: String,
+    day: Day,
+    ceiling: Ceiling,
+    totals: HashMap<Arc<str>, Totals>,
+    /// Endpoints whose totals Redis has not been told.
+    changed: HashSet<Arc<str>>,
+    /// Those that it is being told.
+    writing: HashSet<Arc<str>>,
+    /// Those that the journal has not been told.
+    to_note: HashSet<Arc<str>>,
+}
+
+/// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
+#[derive(Debug, Default)]
+pub struct Sheets {
+    by_place: HashMap<Place, Sheet>,
+    /// Those with something that Redis has not been told.
+    changed: Vec<Place>,
+    /// Those with something that the journal has not been told.
+    to_note: Vec<Place>,
+}
+
+/// Notes endpoints of a sheet, and the sheet on its list if it does not stand there.
+fn list(
+    sheets: &mut Vec<Place>,
+    place: &Place,
+    noted: &mut HashSet<Arc<str>>,
+    endpoints: impl IntoIterator<Item = Arc<str>>,
+) {
+    let is_listed = !noted.is_empty();
+    noted.extend(endpoints);
+    if !is_listed && !noted.is_empty() {
+        sheets.push(place.clone());
+    }
+}
+
+impl Sheets {
+    /// Counts something; the totals with it. `producer` names a new sheet's.
+    pub fn count(
+        &mut self,
+        place: Place,
+        day: Day,
+        producer: impl FnOnce() -> String,
+        endpoint: &Arc<str>,
+        count: impl FnOnce(&mut Totals, &mut Ceiling),
+    ) -> SheetRow {
+        let sheet = self.by_place.entry(place.clone());
+        let sheet = sheet.or_insert_with(|| Sheet {
+            producer: producer(),
+            day,
+            ceiling: Ceiling::default(),
+            totals: HashMap::new(),
+            changed: HashSet::new(),
+            writing: HashSet::new(),
+            to_note: HashSet::new(),
+        });
+        let totals = sheet.totals.entry(endpoint.clone()).or_default();
+        count(totals, &mut sheet.ceiling);
+        let endpoints = || [endpoint.clone()];
+        list(&mut self.changed, &place, &mut sheet.changed, endpoints());
+        list(&mut self.to_note, &place, &mut sheet.to_note, endpoints());
+        sheet.row(&place, endpoint)
+    }
+
+    /// Has everything written again: the store may have lost it.
+    pub fn repeat_all(&mut self) {
+        for (place, sheet) in &mut self.by_place {
+            let all = sheet.totals.keys().cloned();
+            list(&mut self.changed, place, &mut sheet.changed, all);
+        }
+    }
+
+    /// Whether nothing is to be written.
+    pub fn is_written(&self) -> bool {
+        self.changed.is_empty()
+    }
+
+    /// Drops what is stored of days that are over.
+    pub fn sweep(&mut self, now_second: i64) {
+        self.by_place.retain(|_, sheet| {
+            let untold = [&sheet.changed, &sheet.writing, &sheet.to_note];
+            let is_told = untold.iter().all(|endpoints| endpoints.is_empty());
+            !is_told || sheet.day.end + KEPT_AFTER_DAY_SECONDS >= now_second
+        });
+    }
+
+    /// A row could not be told the journal: it is to be told still.
+    pub fn note_again(&mut self, row: &SheetRow) {
+        let Some(tier) = row.tier.clone() else {
+            return;
+        };
+        let place = (row.key, row.day.date, tier);
+        if let Some(sheet) = self.by_place.get_mut(&place) {
+            let endpoints = [row.endpoint.clone()];
+            list(&mut self.to_note, &place, &mut sheet.to_note, endpoints);
+        }
+    }
+
+    /// What is to be written, which is being written from now on.
+    pub fn take_pages(&mut self, pages: &mut Vec<Page>) {
+        for place in std::mem::take(&mut self.changed) {
+            let Some(sheet) = self.by_place.get_mut(&place) else {
+                continue;
+            };
+            let fields = std::mem::take(&mut sheet.changed)
+                .into_iter()
+                .map(|endpoint| {
+                    let totals = sheet.totals.get(&endpoint).copied().unwrap_or_default();
+                    let field = format!("{}|{endpoint}", sheet.producer);
+                    let value = cells::written(&totals, sheet.ceiling, Some(&place.2));
+                    sheet.writing.insert(endpoint.clone());
+                    (endpoint, field, value)
+                })
+                .collect();
+            pages.push(Page {
+                day: sheet.day,
+                place,
+                fields,
+            });
+        }
+    }
+
+    /// What the journal is to be told.
+    pub fn take_rows(&mut self) -> Arc<[SheetRow]> {
+        let mut rows = Vec::new();
+        for place in std::mem::take(&mut self.to_note) {
+            if let Some(sheet) = self.by_place.get_mut(&place) {
+                for endpoint in std::mem::take(&mut sheet.to_note) {
+                    rows.push(sheet.row(&place, &endpoint));
+                }
+            }
+        }
+        rows.into()
+    }
+
+    /// A page was written, or could not be.
+    pub fn end_writing(&mut self, page: &Page, written: bool) {
+        let place = &page.place;
+        let Some(sheet) = self.by_place.get_mut(place) else {
+            return;
+        };
+        let endpoints = || page.fields.iter().map(|(endpoint, ..)| endpoint.clone());
+        for endpoint in endpoints() {
+            sheet.writing.remove(&endpoint);
+        }
+        if !written {
+            list(&mut self.changed, place, &mut sheet.changed, endpoints());
+        }
+        list(&mut self.to_note, place, &mut sheet.to_note, endpoints());
+    }
+}
+
+impl Sheet {
+    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> SheetRow {
+        SheetRow {
+            key: *key,
+            day: self.day,
+            tier: Some(tier.clone()),
+            ceiling: self.ceiling,
+            producer: self.producer.clone(),
+            endpoint: endpoint.clone(),
+            totals: self.totals.get(endpoint).copied().unwrap_or_default(),
+            settled: !self.changed.contains(endpoint) && !self.writing.contains(endpoint),
+        }
+    }
+}
+
+/// Fields of one hash to be written.
+pub struct Page {
+    /// The sheet.
+    pub place: Place,
+    /// Its day.
+    pub day: Day,
+    /// Endpoint, field and value.
+    pub fields: Vec<(Arc<str>, String, String)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DAY: Day = Day {
+        date: jiff::civil::date(2026, 11, 22),
+        start: 1_795_305_600,
+        end: 1_795_392_000,
+    };
+
+    fn count(sheets: &mut Sheets, endpoint: &str) -> SheetRow {
+        let key = "0123456789Ab".parse().unwrap();
+        let place = (key, DAY.date, "pro".parse().unwrap());
+        let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
+        sheets.count(place, DAY, || "producer".into(), &endpoint.into(), add)
+    }
+
+    fn pages(sheets: &mut Sheets) -> Vec<Page> {
+        let mut pages = Vec::new();
+        sheets.take_pages(&mut pages);
+        pages
+    }
+
+    fn noted(sheets: &mut Sheets) -> Vec<(u64, bool)> {
+        let rows = sheets.take_rows();
+        let told = rows.iter().map(|row| (row.totals.requests, row.settled));
+        told.collect()
+    }
+
+    #[test]
+    fn what_is_being_written_is_not_settled_before_it_is_written() {
+        let mut sheets = Sheets::default();
+        assert!(!count(&mut sheets, "/a").settled);
+        assert!(!count(&mut sheets, "/a").settled);
+        let taken = pages(&mut sheets);
+        assert_eq!((taken.len(), taken[0].fields.len()), (1, 1));
+        assert!(sheets.is_written() && pages(&mut sheets).is_empty());
+        assert_eq!(noted(&mut sheets), [(2, false)]);
+        sheets.end_writing(&taken[0], false);
+        assert!(!sheets.is_written());
+        assert_eq!(noted(&mut sheets), [(2, false)]);
+        let taken = pages(&mut sheets);
+        sheets.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut sheets), [(2, true)]);
+        assert!(sheets.is_written() && noted(&mut sheets).is_empty());
+    }
+
+    #[test]
+    fn what_is_counted_while_it_is_being_written_is_written_again() {
+        let mut sheets = Sheets::default();
+        count(&mut sheets, "/a");
+        let taken = pages(&mut sheets);
+        assert!(!count(&mut sheets, "/a").settled);
+        sheets.end_writing(&taken[0], true);
+        assert!(!sheets.is_written());
+        assert_eq!(noted(&mut sheets), [(2, false)]);
+    }
+
+    #[test]
+    fn all_is_written_again_after_a_loss_and_none_of_it_is_dropped_before() {
+        let mut sheets = Sheets::default();
+        for endpoint in ["/a", "/b"] {
+            count(&mut sheets, endpoint);
+        }
+        let taken = pages(&mut sheets);
+        let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
+        sheets.sweep(long_after);
+        sheets.end_writing(&taken[0], true);
+        let rows = sheets.take_rows();
+        assert_eq!(rows.len(), 2);
+        for row in rows.iter() {
+            sheets.note_again(row);
+        }
+        sheets.sweep(long_after);
+        sheets.repeat_all();
+        assert_eq!(pages(&mut sheets)[0].fields.len(), 2);
+        sheets.end_writing(&taken[0], true);
+        assert_eq!(noted(&mut sheets).len(), 2);
+        sheets.sweep(long_after);
+        sheets.repeat_all();
+        assert!(pages(&mut sheets).is_empty());
+    }
+}
