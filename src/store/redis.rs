@@ -414,7 +414,7 @@ impl Store for RedisStore {
         match accounts.charge(&charge.key, day, charge.limit, cost).await {
             Answer::Granted(units) => {
                 let used = units.take();
-                self.parts.ledger.charged(&charge);
+                self.parts.ledger.charged(&charge, drop);
                 let receipt = Receipt::of(&charge);
                 Ok(Decision::Granted { used, receipt })
             }

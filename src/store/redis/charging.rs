@@ -31,7 +31,7 @@ mod carrier;
 mod offline;
 
 use carrier::Carrier;
-pub use offline::{Bound, Offer, Rule, Wanted};
+pub use offline::{Bound, Changed, Offer, Rule, Wanted};
 
 /// The most accounts kept; above it, idle ones of the running day are dropped too.
 pub const ACCOUNTS_MAX: usize = 200_000;
@@ -166,7 +166,7 @@ pub struct Accounts {
     timeout: Duration,
     slots: Shards<Slots>,
     to_settle: Mutex<VecDeque<Arc<Slot>>>,
-    to_note: Mutex<Vec<Arc<Slot>>>,
+    to_note: Mutex<VecDeque<Arc<Slot>>>,
     /// All accounts, the one whose count was looked at longest ago first.
     to_read: Mutex<VecDeque<Arc<Slot>>>,
     /// Units served without Redis that it may not know.
@@ -514,7 +514,7 @@ impl Accounts {
     /// Drops idle accounts of days that are over; of the running day too where there are too many.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
-        let total: usize = self.slots.parts().map(|slots| slots.len()).sum();
+        let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
         let crowded = total > ACCOUNTS_MAX;
         let keep = |slot: &Arc<Slot>| {
             let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;

@@ -34,8 +34,8 @@ pub use rows::{CountRow, SheetRow, Written};
 
 /// Errands that may wait; above, the journal has failed for whoever comes.
 const WAITING_MAX: usize = 65_536;
-/// Errands of one transaction.
-const GROUP_MAX: usize = 512;
+/// Rows of one transaction, about: it may not last as long as another process of this journal waits for it (`file`).
+const GROUP_ROWS: usize = 512;
 /// Rows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
 
@@ -54,7 +54,19 @@ enum Errand {
         allowance: Option<u64>,
         told: Told<Written>,
     },
-    Work(Box<dyn Work>),
+    Work {
+        work: Box<dyn Work>,
+        rows: usize,
+    },
+}
+
+impl Errand {
+    fn rows(&self) -> usize {
+        match self {
+            Errand::Serve { .. } => 1,
+            Errand::Work { rows, .. } => *rows,
+        }
+    }
 }
 
 /// Something else to do in a transaction.
@@ -174,12 +186,23 @@ impl Journal {
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
+        self.work_on(1, work)
+    }
+
+    /// The same of what takes as long as so many rows.
+    fn work_on<T, F>(
+        &self,
+        rows: usize,
+        work: F,
+    ) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
         let (told, answer) = oneshot::channel();
-        self.send(Errand::Work(Box::new(Asked {
-            work,
-            result: None,
-            told,
-        })));
+        let result = None;
+        let work = Box::new(Asked { work, result, told });
+        self.send(Errand::Work { work, rows });
         async {
             let nobody = |_| Err(StoreError::Failed("the journal takes nothing more".into()));
             answer.await.unwrap_or_else(nobody)
@@ -227,12 +250,16 @@ impl Journal {
 
     /// Writes counts as they are now, also where nobody waits for what this answers.
     pub fn note_counts(&self, counts: Arc<[CountRow]>) -> impl Future<Output = Done> + use<> {
-        self.work(move |connection| each(&counts, |row| rows::write_count(connection, row)))
+        self.work_on(counts.len(), move |connection| {
+            each(&counts, |row| rows::write_count(connection, row))
+        })
     }
 
     /// The same of sheets.
     pub fn note_sheets(&self, sheets: Arc<[SheetRow]>) -> impl Future<Output = Done> + use<> {
-        self.work(move |connection| each(&sheets, |row| rows::write_sheet(connection, row)))
+        self.work_on(sheets.len(), move |connection| {
+            each(&sheets, |row| rows::write_sheet(connection, row))
+        })
     }
 
     /// Writes that this process lives and how many gateways do; drops what is no longer needed at `now` (Unix seconds).
@@ -319,9 +346,16 @@ struct Desk {
 impl Desk {
     fn run(mut self, mut taken: mpsc::Receiver<Errand>) {
         loop {
-            let mut group = Vec::new();
-            if taken.blocking_recv_many(&mut group, GROUP_MAX) == 0 {
+            let Some(first) = taken.blocking_recv() else {
                 return;
+            };
+            let mut rows = first.rows();
+            let mut group = vec![first];
+            while rows < GROUP_ROWS
+                && let Ok(next) = taken.try_recv()
+            {
+                rows += next.rows();
+                group.push(next);
             }
             let outcome = self.write(&mut group);
             let trouble = outcome.as_ref().err().map(StoreError::to_string);
@@ -373,7 +407,7 @@ fn write_group(
                 allowance,
                 told: _,
             } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
-            Errand::Work(work) => work.run(&transaction)?,
+            Errand::Work { work, .. } => work.run(&transaction)?,
         }
     }
     transaction.commit()?;
@@ -394,7 +428,7 @@ fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
                 let _ = told.send(answer);
             }
-            Errand::Work(work) => work.told(failure()),
+            Errand::Work { work, .. } => work.told(failure()),
         }
     }
 }

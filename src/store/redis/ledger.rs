@@ -34,8 +34,10 @@ pub use carrying::{key_days, take_in};
 pub use reading::{prove, sheets, usage};
 use sheets::{Page, Place, Sheets};
 
-/// Key-days written in one round trip, about.
-const WRITE_BATCH: usize = 128;
+/// Key-days written in one round trip.
+const WRITE_BATCH: usize = 256;
+/// Key-days whose rows are made for the journal at a time.
+const ROWS_TOGETHER: usize = 256;
 
 /// How long a merge may take.
 const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -66,20 +68,22 @@ impl Ledger {
         }
     }
 
-    fn record(
+    fn record<R>(
         &self,
         place: Place,
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-    ) -> SheetRow {
+        tell: impl FnOnce(SheetRow) -> R,
+    ) -> R {
         let producer = || self.producer.next_name();
         let mut sheets = self.sheets.of(place.0);
-        sheets.count(place, day, producer, endpoint, count)
+        tell(sheets.count(place, day, producer, endpoint, count))
     }
 
-    /// A request was charged; the totals with it.
-    pub fn charged(&self, charge: &Charge) -> SheetRow {
+    /// A request was charged; what `tell` says to the totals with it. It must not wait: rows of a sheet come to it in the order of
+    /// their values.
+    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(SheetRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
@@ -91,6 +95,7 @@ impl Ledger {
                 totals.charged += u64::from(charge.cost);
                 *ceiling = ceiling.max(judged);
             },
+            tell,
         )
     }
 
@@ -104,21 +109,24 @@ impl Ledger {
                 totals.requests = totals.requests.saturating_sub(1);
                 totals.charged = totals.charged.saturating_sub(charge.cost.into());
             },
+            drop,
         );
     }
 
     /// Units went back.
     pub fn refunded(&self, receipt: &Receipt) {
         let place = (receipt.key, receipt.day.date, receipt.tier.clone());
-        self.record(place, receipt.day, &receipt.endpoint, |totals, _| {
+        let refund = |totals: &mut Totals, _: &mut Ceiling| {
             totals.refunded += u64::from(receipt.units);
-        });
+        };
+        self.record(place, receipt.day, &receipt.endpoint, refund, drop);
     }
 
     /// A request was refused.
     pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
         let place = (key.record.id, day.date, key.record.tier.clone());
-        self.record(place, day, endpoint, |totals, _| totals.refuse(refusal, 1));
+        let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
+        self.record(place, day, endpoint, refuse, drop);
     }
 
     /// Has everything written again: the store may have lost it.
@@ -129,7 +137,7 @@ impl Ledger {
     /// Whether everything is stored.
     pub fn is_written(&self) -> bool {
         let mut parts = self.sheets.parts();
-        parts.all(|sheets| sheets.is_written())
+        parts.all(|sheets| sheets.lock().changed_count() == 0)
     }
 
     /// Drops stored totals of days that are over.
@@ -142,30 +150,51 @@ impl Ledger {
         if !self.link.is_up() {
             return Ok(());
         }
-        let mut parts = self.sheets.parts();
-        let mut pages = Vec::new();
-        loop {
-            let part = parts.next().map(|mut sheets| sheets.take_pages(&mut pages));
-            let is_last = part.is_none();
-            if pages.len() >= WRITE_BATCH || is_last {
-                let written = self.write_pages(&pages).await;
-                for page in &pages {
-                    let mut sheets = self.sheets.of(page.place.0);
-                    sheets.end_writing(page, written.is_ok());
+        let mut pages = Vec::with_capacity(WRITE_BATCH);
+        for part in self.sheets.parts() {
+            // What changes meanwhile is for the next turn.
+            let mut left = part.lock().changed_count();
+            while left > 0 {
+                let count = left.min(WRITE_BATCH - pages.len());
+                part.lock().take_pages(count, &mut pages);
+                left -= count;
+                if pages.len() == WRITE_BATCH {
+                    self.write_batch(&pages).await?;
+                    pages.clear();
                 }
-                written?;
-                pages.clear();
-            }
-            if is_last {
-                return Ok(());
             }
         }
+        Ok(self.write_batch(&pages).await?)
     }
 
-    /// What changed since it was last asked, or is stored now and was not, part by part.
-    pub fn changed_rows(&self) -> impl Iterator<Item = Arc<[SheetRow]>> {
-        let parts = self.sheets.parts().map(|mut sheets| sheets.take_rows());
-        parts.filter(|rows| !rows.is_empty())
+    async fn write_batch(&self, pages: &[Page]) -> Result<(), LinkError> {
+        let written = self.write_pages(pages).await;
+        for page in pages {
+            let mut sheets = self.sheets.of(page.place.0);
+            sheets.end_writing(page, written.is_ok());
+        }
+        written
+    }
+
+    /// Tells what changed since this was last asked, or is stored now and was not, part by part, with requests in between; what
+    /// `tell` answered to each. It must not wait: rows of a sheet come to it in the order of their values.
+    pub async fn tell_changes<R>(
+        &self,
+        tell: impl Fn(Arc<[SheetRow]>) -> R,
+    ) -> Vec<(Arc<[SheetRow]>, R)> {
+        let mut told = Vec::new();
+        for part in self.sheets.parts() {
+            let left = part.lock().to_note_count();
+            for _ in 0..left.div_ceil(ROWS_TOGETHER) {
+                {
+                    let mut sheets = part.lock();
+                    let rows = sheets.take_rows(ROWS_TOGETHER);
+                    told.push((rows.clone(), tell(rows)));
+                }
+                tokio::task::yield_now().await;
+            }
+        }
+        told
     }
 
     /// They could not be written: they have changed still.

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::charging::{Accounts, Bound, Offer, Rule, Wanted};
+use super::charging::{Accounts, Bound, Changed, Offer, Rule, Wanted};
 use super::guard::{Guard, Turn};
 use super::heartbeat;
 use super::home::Home;
@@ -218,8 +218,8 @@ impl Outage {
         };
         let units = charge.cost;
         let offer = self.accounts.reserve(&wanted, |count, allowance| {
-            let sheet = self.ledger.charged(&charge);
-            self.journal.serve(count, sheet, allowance)
+            let serve = |sheet| self.journal.serve(count, sheet, allowance);
+            self.ledger.charged(&charge, serve)
         });
         match offer {
             Offer::Exhausted { used } => Ok(Decision::Exhausted { used }),
@@ -418,35 +418,42 @@ impl Outage {
     /// Writes what changed to the journal; whether that is done.
     pub async fn note_changes(&self) -> bool {
         let _turn = self.noting.lock().await;
-        // Part by part, with requests in between; the journal's thread writes together what waits.
-        let (mut counts, mut sheets) = (Vec::new(), Vec::new());
+        // Part by part, with requests in between.
+        let mut counts = Vec::new();
         for _ in 0..self.accounts.changed_count().div_ceil(ROWS_TOGETHER) {
-            let changed = self.accounts.changed(ROWS_TOGETHER);
-            let written = self.journal.note_counts(changed.rows.clone());
-            counts.push((changed, written));
+            counts.push(self.accounts.changed(ROWS_TOGETHER));
             tokio::task::yield_now().await;
         }
-        for rows in self.ledger.changed_rows() {
-            let written = self.journal.note_sheets(rows.clone());
-            sheets.push((rows, written));
-            tokio::task::yield_now().await;
-        }
-        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        let mut all_written = self.journal.keep(nodes, now).await.is_ok();
-        // The journal itself says why it could not, once.
-        for (changed, written) in counts {
-            if written.await.is_err() {
-                self.accounts.changed_still(changed);
-                all_written = false;
-            }
-        }
-        for (rows, written) in sheets {
+        let note = |rows| self.journal.note_sheets(rows);
+        let mut all_written = true;
+        for (rows, written) in self.ledger.tell_changes(note).await {
+            // The journal itself says why it could not, once.
             if written.await.is_err() {
                 self.ledger.changed_still(&rows);
                 all_written = false;
             }
         }
+        // Whoever inherits the journal takes a key's sheets for as new as its counts: these come after them.
+        all_written = all_written && self.note_counts(&counts).await.is_ok();
+        if !all_written {
+            for changed in counts {
+                self.accounts.changed_still(changed);
+            }
+        }
         all_written
+    }
+
+    async fn note_counts(&self, counts: &[Changed]) -> Result<(), StoreError> {
+        let parts: Vec<_> = counts
+            .iter()
+            .map(|changed| self.journal.note_counts(changed.rows.clone()))
+            .collect();
+        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
+        self.journal.keep(nodes, now).await?;
+        for part in parts {
+            part.await?;
+        }
+        Ok(())
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {

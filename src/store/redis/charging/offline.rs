@@ -169,7 +169,7 @@ impl Accounts {
             !std::mem::replace(&mut state.offline.listed, true)
         };
         if fresh {
-            self.to_note.lock().push(slot.clone());
+            self.to_note.lock().push_back(slot.clone());
         }
     }
 
@@ -178,12 +178,12 @@ impl Accounts {
         self.to_note.lock().len()
     }
 
-    /// Some of the accounts that changed, as rows.
+    /// Some of the accounts that changed, as rows; those first that were listed first.
     pub fn changed(&self, most: usize) -> Changed {
-        let slots = {
+        let slots: Vec<_> = {
             let mut changed = self.to_note.lock();
-            let left = changed.len().saturating_sub(most);
-            changed.split_off(left)
+            let count = changed.len().min(most);
+            changed.drain(..count).collect()
         };
         let rows = slots
             .iter()

@@ -94,11 +94,6 @@ impl Sheets {
         }
     }
 
-    /// Whether nothing is to be written.
-    pub fn is_written(&self) -> bool {
-        self.changed.is_empty()
-    }
-
     /// Drops what is stored of days that are over.
     pub fn sweep(&mut self, now_second: i64) {
         self.by_place.retain(|_, sheet| {
@@ -120,9 +115,20 @@ impl Sheets {
         }
     }
 
-    /// What is to be written, which is being written from now on.
-    pub fn take_pages(&mut self, pages: &mut Vec<Page>) {
-        for place in std::mem::take(&mut self.changed) {
+    /// How many sheets are to be written.
+    pub fn changed_count(&self) -> usize {
+        self.changed.len()
+    }
+
+    /// How many sheets the journal is to be told of.
+    pub fn to_note_count(&self) -> usize {
+        self.to_note.len()
+    }
+
+    /// What is to be written of some sheets, which is being written from now on.
+    pub fn take_pages(&mut self, most: usize, pages: &mut Vec<Page>) {
+        let count = self.changed.len().min(most);
+        for place in self.changed.drain(..count) {
             let Some(sheet) = self.by_place.get_mut(&place) else {
                 continue;
             };
@@ -144,10 +150,11 @@ impl Sheets {
         }
     }
 
-    /// What the journal is to be told.
-    pub fn take_rows(&mut self) -> Arc<[SheetRow]> {
+    /// What the journal is to be told of some sheets.
+    pub fn take_rows(&mut self, most: usize) -> Arc<[SheetRow]> {
         let mut rows = Vec::new();
-        for place in std::mem::take(&mut self.to_note) {
+        let count = self.to_note.len().min(most);
+        for place in self.to_note.drain(..count) {
             if let Some(sheet) = self.by_place.get_mut(&place) {
                 for endpoint in std::mem::take(&mut sheet.to_note) {
                     rows.push(sheet.row(&place, &endpoint));
@@ -218,12 +225,12 @@ mod tests {
 
     fn pages(sheets: &mut Sheets) -> Vec<Page> {
         let mut pages = Vec::new();
-        sheets.take_pages(&mut pages);
+        sheets.take_pages(usize::MAX, &mut pages);
         pages
     }
 
     fn noted(sheets: &mut Sheets) -> Vec<(u64, bool)> {
-        let rows = sheets.take_rows();
+        let rows = sheets.take_rows(usize::MAX);
         let told = rows.iter().map(|row| (row.totals.requests, row.settled));
         told.collect()
     }
@@ -235,15 +242,15 @@ mod tests {
         assert!(!count(&mut sheets, "/a").settled);
         let taken = pages(&mut sheets);
         assert_eq!((taken.len(), taken[0].fields.len()), (1, 1));
-        assert!(sheets.is_written() && pages(&mut sheets).is_empty());
+        assert!(sheets.changed_count() == 0 && pages(&mut sheets).is_empty());
         assert_eq!(noted(&mut sheets), [(2, false)]);
         sheets.end_writing(&taken[0], false);
-        assert!(!sheets.is_written());
+        assert_eq!(sheets.changed_count(), 1);
         assert_eq!(noted(&mut sheets), [(2, false)]);
         let taken = pages(&mut sheets);
         sheets.end_writing(&taken[0], true);
         assert_eq!(noted(&mut sheets), [(2, true)]);
-        assert!(sheets.is_written() && noted(&mut sheets).is_empty());
+        assert!(sheets.changed_count() == 0 && noted(&mut sheets).is_empty());
     }
 
     #[test]
@@ -253,8 +260,30 @@ mod tests {
         let taken = pages(&mut sheets);
         assert!(!count(&mut sheets, "/a").settled);
         sheets.end_writing(&taken[0], true);
-        assert!(!sheets.is_written());
+        assert_eq!(sheets.changed_count(), 1);
         assert_eq!(noted(&mut sheets), [(2, false)]);
+    }
+
+    #[test]
+    fn what_changed_is_taken_in_parts_each_sheet_once() {
+        let mut sheets = Sheets::default();
+        for tier in ["a", "b", "c"] {
+            let place = (
+                "0123456789Ab".parse().unwrap(),
+                DAY.date,
+                tier.parse().unwrap(),
+            );
+            sheets.count(place, DAY, || "producer".into(), &"/a".into(), |_, _| {});
+        }
+        let mut pages = Vec::new();
+        sheets.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), sheets.changed_count()), (2, 1));
+        sheets.take_pages(2, &mut pages);
+        assert_eq!((pages.len(), sheets.changed_count()), (3, 0));
+        let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
+        assert_eq!(tiers.len(), 3);
+        assert_eq!((sheets.take_rows(2).len(), sheets.to_note_count()), (2, 1));
+        assert_eq!((sheets.take_rows(2).len(), sheets.to_note_count()), (1, 0));
     }
 
     #[test]
@@ -267,7 +296,7 @@ mod tests {
         let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
         sheets.sweep(long_after);
         sheets.end_writing(&taken[0], true);
-        let rows = sheets.take_rows();
+        let rows = sheets.take_rows(usize::MAX);
         assert_eq!(rows.len(), 2);
         for row in rows.iter() {
             sheets.note_again(row);
