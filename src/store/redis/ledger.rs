@@ -36,7 +36,7 @@ use sheets::{Page, Place, Sheets};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;
-/// Key-days whose rows are made for the journal at a time.
+/// Rows made for the journal at a time, and a sheet's more.
 const ROWS_TOGETHER: usize = 256;
 
 /// How long a merge may take.
@@ -184,11 +184,14 @@ impl Ledger {
     ) -> Vec<(Arc<[SheetRow]>, R)> {
         let mut told = Vec::new();
         for part in self.sheets.parts() {
-            let left = part.lock().to_note_count();
-            for _ in 0..left.div_ceil(ROWS_TOGETHER) {
+            let mut left = part.lock().to_note_count();
+            while left > 0 {
                 {
                     let mut sheets = part.lock();
+                    let listed = sheets.to_note_count();
                     let rows = sheets.take_rows(ROWS_TOGETHER);
+                    let taken = listed.saturating_sub(sheets.to_note_count());
+                    left = left.saturating_sub(taken.max(1));
                     told.push((rows.clone(), tell(rows)));
                 }
                 tokio::task::yield_now().await;

@@ -435,6 +435,8 @@ impl Outage {
         }
         // Whoever inherits the journal takes a key's sheets for as new as its counts: these come after them.
         all_written = all_written && self.note_counts(&counts).await.is_ok();
+        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
+        all_written &= self.journal.keep(nodes, now).await.is_ok();
         if !all_written {
             for changed in counts {
                 self.accounts.changed_still(changed);
@@ -448,8 +450,6 @@ impl Outage {
             .iter()
             .map(|changed| self.journal.note_counts(changed.rows.clone()))
             .collect();
-        let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        self.journal.keep(nodes, now).await?;
         for part in parts {
             part.await?;
         }

@@ -1,6 +1,6 @@
 //! The totals in memory, and who has not been told of which.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::civil::Date;
@@ -39,14 +39,14 @@ struct Sheet {
 pub struct Sheets {
     by_place: HashMap<Place, Sheet>,
     /// Those with something that Redis has not been told.
-    changed: Vec<Place>,
+    changed: VecDeque<Place>,
     /// Those with something that the journal has not been told.
-    to_note: Vec<Place>,
+    to_note: VecDeque<Place>,
 }
 
 /// Notes endpoints of a sheet, and the sheet on its list if it does not stand there.
 fn list(
-    sheets: &mut Vec<Place>,
+    sheets: &mut VecDeque<Place>,
     place: &Place,
     noted: &mut HashSet<Arc<str>>,
     endpoints: impl IntoIterator<Item = Arc<str>>,
@@ -54,7 +54,7 @@ fn list(
     let is_listed = !noted.is_empty();
     noted.extend(endpoints);
     if !is_listed && !noted.is_empty() {
-        sheets.push(place.clone());
+        sheets.push_back(place.clone());
     }
 }
 
@@ -150,11 +150,12 @@ impl Sheets {
         }
     }
 
-    /// What the journal is to be told of some sheets.
-    pub fn take_rows(&mut self, most: usize) -> Arc<[SheetRow]> {
+    /// What the journal is to be told of some sheets: rows of whole sheets, until there are `enough`.
+    pub fn take_rows(&mut self, enough: usize) -> Arc<[SheetRow]> {
         let mut rows = Vec::new();
-        let count = self.to_note.len().min(most);
-        for place in self.to_note.drain(..count) {
+        while rows.len() < enough
+            && let Some(place) = self.to_note.pop_front()
+        {
             if let Some(sheet) = self.by_place.get_mut(&place) {
                 for endpoint in std::mem::take(&mut sheet.to_note) {
                     rows.push(sheet.row(&place, &endpoint));
