@@ -35,9 +35,10 @@ use crate::policy::rejection::Rejection;
 mod answering;
 mod compressing;
 mod failure;
+mod request_body;
 
 use failure::{
-    BODY_TOO_LARGE, Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
     is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
@@ -307,17 +308,14 @@ impl ProxyHttp for Edge {
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _end_of_stream: bool,
+        end_of_stream: bool,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         let limit = exchange.snapshot.head_limits.body_bytes_max;
-        if let (Some(body), Some(forwarding)) = (body.as_ref(), exchange.forwarding()) {
-            forwarding.request_body_bytes += body.len();
-            if forwarding.request_body_bytes > limit {
-                return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
-            }
+        match exchange.forwarding() {
+            Some(forwarding) => request_body::pass(forwarding, body, end_of_stream, limit),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     async fn upstream_response_filter(
