@@ -80,7 +80,8 @@ impl ProxyHttp for Edge {
         session: &mut Session,
         exchange: &mut Exchange,
     ) -> pingora::Result<bool> {
-        let limits = &exchange.snapshot.config.limits;
+        let snapshot = exchange.snapshot.clone();
+        let limits = &snapshot.config.limits;
         // What HTTP/1.0 had for it was never standardised.
         let old = session.req_header().version == http::Version::HTTP_10;
         let keepalive = if old || self.gate.is_draining() || is_retired(session) {
@@ -104,18 +105,19 @@ impl ProxyHttp for Edge {
         if is_encrypted(session) {
             exchange.hsts = respond::hsts(&exchange.snapshot.config);
         }
+        let bodiless =
+            request_body::expect_none(session, &snapshot.head_limits, limits.request_read).await;
         let raw = session
             .as_http1()
             .map(|session| session.get_headers_raw_bytes());
-        let snapshot = exchange.snapshot.clone();
-        let admitted = admission::admit(
-            &self.gate,
-            &snapshot,
-            session.req_header(),
-            raw.as_deref(),
-            &mut exchange.steps,
-        )
-        .await;
+        let header = session.req_header();
+        let admitted = match bodiless {
+            Ok(()) => {
+                let (raw, steps) = (raw.as_deref(), &mut exchange.steps);
+                admission::admit(&self.gate, &snapshot, header, raw, steps).await
+            }
+            Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
+        };
         match admitted {
             Err(refusal) => {
                 self.refuse(session, exchange, refusal).await?;
