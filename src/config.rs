@@ -5,56 +5,47 @@
 //! event parser makes of the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns
 //! do not overlap, every number is within its bounds. It does not know what is made of it.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::num::{NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::HeaderName;
 use sha2::{Digest, Sha256};
 
-use crate::policy::address::Network;
-use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
-use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
 use crate::policy::key_record::TierName;
-use crate::policy::token_bucket::Rate;
 
 mod check;
 mod effective;
-mod listen;
 mod outline;
 mod places;
 mod problem;
+mod rows;
 mod scalar;
 mod schema;
 mod secret;
 mod sections;
-mod store;
 mod succession;
-mod text;
-mod upstreams;
 
 pub use effective::{About, Difference, Effective};
-pub use listen::{
-    Certificate, Cleartext, ClientCertificates, ClientMode, Http, Https, Listen, ProxyProtocol,
-    Redirect,
-};
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
-pub use store::{
-    Durability, EmbeddedStore, Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls, StoreConfig,
-};
+pub use sections::events::{Events, Webhook};
+pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
+pub use sections::limits::Limits;
+pub use sections::listen::{Cleartext, Http, Listen, ProxyProtocol, Redirect};
+pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls};
+pub use sections::store::{Durability, EmbeddedStore, StoreConfig};
+pub use sections::tracing::{Otlp, Tracing};
+pub use sections::traffic::Tier;
+pub use sections::upstream_tls::{Identity, PrivateKey, UpstreamTls};
+pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeouts, Upstream};
+pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
 pub use succession::Running;
-pub use upstreams::{
-    HealthCheck, Identity, PrivateKey, Protocol, SecretHeader, Server, Timeouts, Upstream,
-    UpstreamTls,
-};
 
 /// The largest file that is read: some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -66,6 +57,8 @@ pub struct Config {
     pub hash: String,
     /// What it comes to, to be told and compared.
     pub effective: Arc<Effective>,
+    /// What a process is built on: the effects of everything that only a restart changes, by path.
+    foundation: BTreeMap<String, Secret>,
     /// Where each setting stands in the file.
     pub places: Places,
     /// Where clients and operators connect.
@@ -96,156 +89,6 @@ pub struct Config {
     pub logging: Logging,
     /// Traces.
     pub tracing: Tracing,
-}
-
-/// Keys as issued and as asked for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Keys {
-    /// What issued keys begin with.
-    pub prefix: KeyPrefix,
-    /// The realm of `WWW-Authenticate`: printable ASCII without quote and backslash.
-    pub realm: String,
-}
-
-/// A subscription tier.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tier {
-    /// Units a quota day.
-    pub daily: NonZeroU64,
-    /// What a month of it costs, in cents of US dollars; `None` where the file does not say.
-    pub price_cents: Option<u64>,
-    /// How fast one key may send requests, on each gateway.
-    pub burst: Option<Rate>,
-    /// Requests that one key may have under way, on each gateway.
-    pub concurrent: Option<NonZeroU32>,
-    /// Whether its limits refuse (`enforce`).
-    pub enforcement: Enforcement,
-}
-
-/// What is told of keys near their limits, and to whom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Events {
-    /// The shares of a key's limit that are told of.
-    pub shares: Shares,
-    /// Who is told, beside log and metrics.
-    pub webhook: Option<Webhook>,
-}
-
-/// Where events are delivered.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Webhook {
-    /// An `http` or `https` URL; what it leads to is often a secret.
-    pub url: Secret,
-    /// What events are signed with.
-    pub secret: SigningSecret,
-    /// How long one attempt may take.
-    pub timeout: Duration,
-    /// An event that is older is not tried again.
-    pub give_up: Duration,
-}
-
-/// The ledger's days.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ledger {
-    /// How long after its end a day is closed.
-    pub settle_window: Duration,
-    /// How long after its end a day is kept; always longer than `settle_window`.
-    pub retention: Duration,
-}
-
-/// What is passed on to upstreams.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Forward {
-    /// Request headers of clients that are never passed on, beside those that the contract removes.
-    pub headers_denied: Vec<HeaderName>,
-}
-
-/// What becomes of traces.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Tracing {
-    /// Where spans are exported to; nowhere without it.
-    pub otlp: Option<Otlp>,
-}
-
-/// A collector that speaks OTLP over HTTP.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Otlp {
-    /// Where spans are sent: the whole URL.
-    pub url: Secret,
-    /// What the collector knows us by.
-    pub header: Option<SecretHeader>,
-    /// How many of a hundred traces that begin here are recorded, 0 to 100.
-    pub sample_percent: u8,
-    /// How long one export may take.
-    pub timeout: Duration,
-}
-
-/// Threads.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Runtime {
-    /// Worker threads; 0 is one per core.
-    pub threads: usize,
-}
-
-/// Bounds on what one client can take.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// Names and values of all request headers together.
-    pub header_bytes: usize,
-    /// Request headers.
-    pub header_count: usize,
-    /// Path and query.
-    pub target_bytes: usize,
-    /// A request body.
-    pub body_bytes: u64,
-    /// How long a client may take for the head of a request, from its first byte; for the first one from the
-    /// connection's start.
-    pub request_head: Duration,
-    /// How long a client may take for the TLS handshake.
-    pub tls_handshake: Duration,
-    /// Connections in all.
-    pub connections: usize,
-    /// Connections of one client address (of IPv6 a /64).
-    pub connections_per_address: usize,
-    /// Requests a second of one client address with no key or one that is not valid, after which its connections are closed.
-    pub failed_authentications: u32,
-    /// Networks whose addresses these two limits leave alone.
-    pub exempt_addresses: Vec<Network>,
-    /// Requests on one connection, at least 1.
-    pub requests_per_connection: u64,
-    /// After this time a connection takes no further request.
-    pub connection_age: Duration,
-    /// Bytes a second that a client must read of an answer that waits for it.
-    pub response_rate: u64,
-    /// Streams that an HTTP/2 client may have open.
-    pub h2_streams: u32,
-    /// About what the requests of one HTTP/2 connection may cost in memory, in bytes.
-    pub h2_memory: u64,
-    /// Streams a second that an HTTP/2 client may reset.
-    pub h2_resets: u32,
-    /// HTTP/2 frames a second of each kind that costs the client nothing.
-    pub h2_control_frames: u32,
-    /// How long a connection may be idle between requests.
-    pub keepalive_idle: Duration,
-    /// How long a client may take to send a request.
-    pub request_read: Duration,
-    /// How long a client may take to read a part of the answer.
-    pub response_write: Duration,
-    /// How long requests in flight may take to end when the gateway stops.
-    pub shutdown_grace: Duration,
-}
-
-/// Logs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logging {
-    /// The least important messages that are written.
-    pub level: Level,
-    /// The form of a line.
-    pub format: LogFormat,
-    /// Where the access log goes.
-    pub access_log: AccessLog,
-    /// How many in a hundred of the served requests have a line there, 0 to 100.
-    pub access_log_percent: u8,
 }
 
 /// The importance of a message.

@@ -4,17 +4,14 @@ use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 
-use serde::de::DeserializeOwned;
-use serde_json::Value as Json;
-use serde_yaml::Value;
+use serde_yaml::{Mapping, Value};
 
 use super::outline::{Outline, Path};
 use super::problem::Problem;
-use super::scalar::{Quantity, Scalar, Text};
+use super::scalar::{Quantity, Scalar, without_user};
 use super::secret::Secret;
-use super::text::{Leaf, List, Named, Section, key_text, known_keys};
 
 /// A password or URL is never longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
@@ -31,28 +28,70 @@ pub(super) struct Surroundings<'a> {
 
 /// A wrong value: what is wrong and how to make it right.
 pub(super) struct Wrong {
-    pub(super) message: String,
-    pub(super) hint: String,
+    about: About,
+    message: String,
+    hint: String,
+}
+
+/// What a message begins with.
+enum About {
+    /// Nothing: it is a whole sentence, without the value.
+    Sentence,
+    /// The value as it is written, in quotes.
+    Quoted,
+    /// The value in its one form.
+    Shown,
 }
 
 impl Wrong {
+    /// A whole sentence, which has nothing of a secret in it.
     pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
         Wrong {
+            about: About::Sentence,
             message: message.into(),
             hint: hint.into(),
         }
     }
+
+    /// That the value is not what it should be.
+    pub(super) fn not(what: &str, hint: impl Into<String>) -> Wrong {
+        Wrong {
+            about: About::Quoted,
+            message: format!("is not {what}"),
+            hint: hint.into(),
+        }
+    }
+
+    /// That the value is on the wrong side of its bounds.
+    pub(super) fn outside<T: Quantity>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
+        let too_small = value < bounds.start();
+        let side = if too_small { "small" } else { "large" };
+        Wrong {
+            about: About::Shown,
+            message: format!("is too {side}"),
+            hint: format!("from {} to {}", bounds.start().show(), bounds.end().show()),
+        }
+    }
+
+    /// The message on a value; on `None` without it.
+    fn message(&self, value: Option<&str>) -> String {
+        match (&self.about, value) {
+            (About::Sentence, _) => self.message.clone(),
+            (About::Quoted, Some(value)) => format!("{value:?} {}", self.message),
+            (About::Shown, Some(value)) => format!("{value} {}", self.message),
+            // What a variable or a file holds may be a secret.
+            (About::Quoted | About::Shown, None) => format!("its value {}", self.message),
+        }
+    }
 }
 
-/// What was found out about one leaf while it was read.
-#[derive(Debug, Clone, Default)]
+/// What a leaf is in one configuration, its default where nothing is written.
+#[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// What it is, in one form for equal values; one with a variable as it is written. `None`: nothing is written.
-    pub(super) value: Option<String>,
-    /// What it is where nothing is written, as JSON.
-    pub(super) default: Option<Json>,
-    /// The least and the most that it may be.
-    pub(super) bounds: Option<(String, String)>,
+    /// In one form for equal values, without what is secret; one with a variable as it is written.
+    pub(super) shown: String,
+    /// Whether only a restart changes it.
+    pub(super) needs_restart: bool,
 }
 
 /// One check of one file.
@@ -61,6 +100,9 @@ pub(super) struct Check<'a> {
     surroundings: &'a Surroundings<'a>,
     problems: Vec<Problem>,
     readings: BTreeMap<String, Reading>,
+    foundation: BTreeMap<String, Secret>,
+    in_foundation: bool,
+    is_silent: bool,
 }
 
 impl<'a> Check<'a> {
@@ -70,30 +112,120 @@ impl<'a> Check<'a> {
             surroundings,
             problems: Vec::new(),
             readings: BTreeMap::new(),
+            foundation: BTreeMap::new(),
+            in_foundation: false,
+            is_silent: false,
         }
     }
 
-    /// What was found out about each leaf that was read so far, by its path.
+    /// What each leaf is that was read so far, by its path.
     pub(super) fn readings(&self) -> &BTreeMap<String, Reading> {
         &self.readings
     }
 
-    /// Notes what a leaf is where nothing is written.
-    pub(super) fn default(&mut self, at: &Path, default: impl Into<Json>) {
-        self.reading(at).default = Some(default.into());
+    /// What a process is built on: the effects of everything that only a restart changes, by path. Sections that hold any are
+    /// there too, so that one which comes or goes is noticed.
+    pub(super) fn foundation(&self) -> &BTreeMap<String, Secret> {
+        &self.foundation
     }
 
-    /// Notes the least and the most that a leaf may be.
-    pub(super) fn bounds<T: Quantity>(&mut self, at: &Path, bounds: &RangeInclusive<T>) {
-        self.reading(at).bounds = Some((bounds.start().show(), bounds.end().show()));
+    /// Runs `read`, during which everything that is noted needs a restart.
+    pub(super) fn needing_restart<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
+        let outer = std::mem::replace(&mut self.in_foundation, true);
+        let value = read(self);
+        self.in_foundation = outer;
+        value
     }
 
-    fn reading(&mut self, at: &Path) -> &mut Reading {
-        self.readings.entry(at.as_str().to_owned()).or_default()
+    /// Runs `read`, during which no leaf is noted: what it comes to is noted as a whole.
+    pub(super) fn silently<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
+        let outer = std::mem::replace(&mut self.is_silent, true);
+        let value = read(self);
+        self.is_silent = outer;
+        value
+    }
+
+    /// Notes what stands at `at`, as it is shown and as it works.
+    pub(super) fn note(&mut self, at: &Path, shown: String, effect: String) {
+        if self.is_silent {
+            return;
+        }
+        let reading = Reading {
+            shown,
+            needs_restart: self.in_foundation,
+        };
+        self.readings.insert(at.as_str().to_owned(), reading);
+        self.found(at, effect);
+    }
+
+    /// Notes what a process is built on, if `at` is a part of that.
+    pub(super) fn found(&mut self, at: &Path, effect: String) {
+        if self.in_foundation {
+            let effect = Secret::from(effect);
+            self.foundation.insert(at.as_str().to_owned(), effect);
+        }
+    }
+
+    /// Reads a section. It is a part of what a process is built on if it is read as one, or anything in it is.
+    pub(super) fn section<T>(&mut self, at: &Path, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
+        let before = self.foundation.len();
+        let value = read(self);
+        if self.in_foundation || self.foundation.len() > before {
+            let at = at.as_str().to_owned();
+            self.foundation.entry(at).or_default();
+        }
+        value
+    }
+
+    /// The keys of a section; `None` where something else stands there.
+    pub(super) fn mapping(&mut self, at: &Path, written: Value, names: &[&str]) -> Option<Mapping> {
+        let (message, hint) = match written {
+            Value::Mapping(mapping) => return Some(mapping),
+            Value::Null => (
+                "the section is empty".to_owned(),
+                "write {} for the defaults, or remove the key".to_owned(),
+            ),
+            other => (
+                format!("expected keys, found {}", kind_of(&other)),
+                format!("the keys here are {}", names.join(", ")),
+            ),
+        };
+        self.wrong(at, message, hint);
+        None
+    }
+
+    /// Notes the keys of a section that it does not know.
+    pub(super) fn refuse_keys(&mut self, at: &Path, unknown: &Mapping, names: &[&str]) {
+        for key in unknown.keys() {
+            let key = key_text(key);
+            let hint = unknown_key_hint(&key, names);
+            self.wrong_key(&at.key(&key), "there is no such key", hint);
+        }
+    }
+
+    /// The items of a list with their paths; none where nothing or something else stands there.
+    pub(super) fn items(&mut self, at: &Path, written: Option<Value>) -> Vec<(Path, Value)> {
+        match written {
+            None => Vec::new(),
+            Some(Value::Sequence(items)) => {
+                let items = items.into_iter().enumerate();
+                items.map(|(index, item)| (at.index(index), item)).collect()
+            }
+            Some(other) => {
+                let message = format!("expected a list, found {}", kind_of(&other));
+                self.wrong(at, message, "write [one, another], or a line `- item` each");
+                Vec::new()
+            }
+        }
     }
 
     pub(super) fn problems(&self) -> &[Problem] {
         &self.problems
+    }
+
+    /// Forgets the problems that were noted since there were `before`.
+    pub(super) fn forget_problems(&mut self, before: usize) {
+        self.problems.truncate(before);
     }
 
     pub(super) fn into_problems(self) -> Vec<Problem> {
@@ -118,304 +250,102 @@ impl<'a> Check<'a> {
         self.problems.push(problem);
     }
 
-    /// The keys of a section; `None` where it is absent or not a mapping.
-    pub(super) fn section<T: DeserializeOwned>(
-        &mut self,
-        at: &Path,
-        section: Section<T>,
-    ) -> Option<T> {
-        match section {
-            Section::Absent => None,
-            Section::Given { text, unknown } => {
-                for key in unknown {
-                    let hint = unknown_key_hint(&key, known_keys::<T>());
-                    self.wrong_key(&at.key(&key), "there is no such key", hint);
-                }
-                Some(text)
-            }
-            Section::NotAMapping(Value::Null) => {
-                self.wrong(
-                    at,
-                    "the section is empty",
-                    "write {} for the defaults, or remove the key",
-                );
-                None
-            }
-            Section::NotAMapping(other) => {
-                let names = known_keys::<T>().join(", ");
-                self.wrong(
-                    at,
-                    format!("expected keys, found {}", kind(&other)),
-                    format!("the keys here are {names}"),
-                );
-                None
-            }
-        }
+    /// The value, or its problem noted without anything of it.
+    pub(super) fn accept<T>(&mut self, at: &Path, value: Result<T, Wrong>) -> Option<T> {
+        value
+            .map_err(|wrong| self.wrong(at, wrong.message(None), wrong.hint))
+            .ok()
     }
 
-    /// The scalar as a `T`; `None` where it is absent or wrong.
-    pub(super) fn leaf<T: Scalar>(&mut self, at: &Path, leaf: &Leaf<T>) -> Option<T> {
-        let written = leaf.0.as_ref()?;
-        match self.scalar::<T>(written) {
-            Ok(value) => {
-                let with_variable = written.as_str().filter(|text| text.contains("${"));
-                let shown = with_variable.map_or_else(|| value.show(), str::to_owned);
-                self.reading(at).value = Some(shown);
+    /// Whether the file has a value at `at`.
+    pub(super) fn is_given(&self, at: &Path) -> bool {
+        self.outline.has(at)
+    }
+
+    /// The scalar as a `T` and what `make` makes of that, noted; `None` where it is wrong.
+    pub(super) fn leaf<T: Scalar, U>(
+        &mut self,
+        at: &Path,
+        written: &Value,
+        make: impl FnOnce(T) -> Result<U, Wrong>,
+    ) -> Option<U> {
+        match self.scalar(written, make) {
+            Ok((value, shown, effect)) => {
+                self.note(at, shown, effect);
                 Some(value)
             }
-            Err(wrong) => {
-                self.wrong(at, wrong.message, wrong.hint);
+            Err((message, hint)) => {
+                self.wrong(at, message, hint);
                 None
             }
         }
     }
 
-    /// The scalar as a `T`, or the default.
-    pub(super) fn leaf_or<T: Scalar>(&mut self, at: &Path, leaf: &Leaf<T>, default: T) -> T {
-        self.default(at, json_of(&default));
-        self.leaf(at, leaf).unwrap_or(default)
-    }
-
-    /// The scalar as a `T` within bounds, or the default.
-    pub(super) fn bounded<T: Quantity>(
-        &mut self,
-        at: &Path,
-        leaf: &Leaf<T>,
-        default: T,
-        bounds: RangeInclusive<T>,
-    ) -> T {
-        self.default(at, json_of(&default));
-        self.bounds(at, &bounds);
-        match self.leaf(at, leaf) {
-            Some(value) if bounds.contains(&value) => value,
-            Some(value) => {
-                self.out_of_bounds(at, &value, &bounds);
-                default
-            }
-            None => default,
-        }
-    }
-
-    /// Notes that a value lies outside its bounds.
-    pub(super) fn out_of_bounds<T: Quantity>(
-        &mut self,
-        at: &Path,
-        value: &T,
-        bounds: &RangeInclusive<T>,
-    ) {
-        let side = if value < bounds.start() {
-            "too small"
-        } else {
-            "too large"
+    /// The same with how it is shown and how it works, or what is wrong with it and how to make it right.
+    fn scalar<T: Scalar, U>(
+        &self,
+        written: &Value,
+        make: impl FnOnce(T) -> Result<U, Wrong>,
+    ) -> Result<(U, String, String), (String, String)> {
+        let text = self.text_of::<T>(written);
+        let text = text.map_err(|wrong| (wrong.message(None), wrong.hint))?;
+        let with_variable = written.as_str().filter(|written| written.contains("${"));
+        // What a variable holds may be a secret.
+        let is_open = !T::SECRET && with_variable.is_none_or(|written| written == text);
+        let wrong =
+            |wrong: Wrong, value: &str| (wrong.message(is_open.then_some(value)), wrong.hint);
+        let value = T::parse(&text);
+        let value = value.ok_or_else(|| wrong(Wrong::not(T::WHAT, T::HINT), &text))?;
+        let effect = value.effect();
+        let shown = match with_variable.filter(|_| !T::SECRET) {
+            Some(written) => without_user(written),
+            None => value.show(),
         };
-        let hint = format!("from {} to {}", bounds.start().show(), bounds.end().show());
-        self.wrong(at, format!("{} is {side}", value.show()), hint);
+        let made = make(value).map_err(|error| wrong(error, &effect))?;
+        Ok((made, shown, effect))
     }
 
-    /// The text made into a `T` by `parse`; `None` where it is absent or wrong.
-    pub(super) fn parsed<T>(
-        &mut self,
-        at: &Path,
-        leaf: &Leaf<Text>,
-        parse: impl FnOnce(&str) -> Result<T, Wrong>,
-    ) -> Option<T> {
-        let Text(text) = self.leaf(at, leaf)?;
-        match parse(&text) {
-            Ok(value) => Some(value),
-            Err(wrong) => {
-                self.wrong(at, wrong.message, wrong.hint);
-                None
-            }
-        }
-    }
-
-    /// Notes a missing key; `at` is where it should be.
-    pub(super) fn required<T>(&mut self, at: &Path, leaf: &Leaf<T>, hint: &str) {
-        if !leaf.is_given() {
-            self.wrong(at, "the key is missing", hint);
-        }
-    }
-
-    /// The items of a list with their paths; `None` where it is absent or no list.
-    pub(super) fn items<T>(&mut self, at: &Path, list: List<T>) -> Option<Vec<(Path, Value)>> {
-        match list.0? {
-            Value::Sequence(items) => Some(
-                items
-                    .into_iter()
-                    .enumerate()
-                    .map(|(index, item)| (at.index(index), item))
-                    .collect(),
-            ),
-            other => {
-                self.wrong(
-                    at,
-                    format!("expected a list, found {}", kind(&other)),
-                    "write [one, another], or a line `- item` each",
-                );
-                None
-            }
-        }
-    }
-
-    /// The texts of a list, each made into a `T` by `parse`; `None` where the list is absent or not a list.
-    pub(super) fn texts<T: PartialEq>(
-        &mut self,
-        at: &Path,
-        list: List<Text>,
-        mut parse: impl FnMut(&str) -> Result<T, Wrong>,
-    ) -> Option<Vec<T>> {
-        let mut values = Vec::new();
-        let items = self.items(at, list)?;
-        self.note_items(at, &items);
-        for (at, item) in items {
-            if let Some(value) = self.parsed(&at, &Leaf::of(&item), &mut parse) {
-                if values.contains(&value) {
-                    self.wrong(&at, "it is in the list already", "remove one of them");
-                } else {
-                    values.push(value);
+    /// The text that a `T` is read from.
+    fn text_of<T: Scalar>(&self, written: &Value) -> Result<String, Wrong> {
+        let (found, hint) = match written {
+            Value::String(text) => {
+                let expanded = expand(text, self.surroundings.env)?;
+                if !(T::NUMBER || T::BOOLEAN) || expanded != *text {
+                    return Ok(expanded);
                 }
+                let fits = T::parse(text).is_some();
+                let hint = if fits { "remove the quotes" } else { T::HINT };
+                (format!("{text:?}"), hint)
             }
-        }
-        Some(values)
-    }
-
-    /// Notes what a list holds.
-    fn note_items(&mut self, at: &Path, items: &[(Path, Value)]) {
-        let texts = items.iter().filter_map(|(_, item)| item.as_str());
-        self.note_texts(at, texts.map(str::to_owned).collect());
-    }
-
-    /// Notes what a list holds, whose items are no plain texts.
-    pub(super) fn note_texts(&mut self, at: &Path, texts: Vec<String>) {
-        self.reading(at).value = Some(texts.join(", "));
-    }
-
-    /// The named values with their names and paths, in the order of the file; `None` where there is no mapping.
-    pub(super) fn named<T>(
-        &mut self,
-        at: &Path,
-        named: Named<T>,
-        hint: &str,
-    ) -> Option<Vec<(Path, String, Value)>> {
-        match named.0 {
-            Some(Value::Mapping(entries)) if !entries.is_empty() => Some(
-                entries
-                    .into_iter()
-                    .map(|(key, value)| {
-                        let name = key_text(&key);
-                        (at.key(&name), name, value)
-                    })
-                    .collect(),
-            ),
-            None => {
-                self.wrong(at, "the key is missing", hint);
-                None
-            }
-            Some(Value::Mapping(_) | Value::Null) => {
-                self.wrong(at, "at least one is needed", hint);
-                None
-            }
-            Some(other) => {
-                self.wrong(
-                    at,
-                    format!("expected names with their values, found {}", kind(&other)),
-                    hint,
-                );
-                None
-            }
-        }
-    }
-
-    /// A value of [`Check::items`] or [`Check::named`] as a section.
-    pub(super) fn section_of<T: DeserializeOwned>(&mut self, at: &Path, value: Value) -> Option<T> {
-        match serde_yaml::from_value::<Section<T>>(value) {
-            Ok(section) => self.section(at, section),
-            Err(error) => {
-                self.wrong(at, error.to_string(), "see the shipped gateway.yaml");
-                None
-            }
-        }
+            Value::Number(number) if T::NUMBER => return Ok(number.to_string()),
+            Value::Bool(value) if T::BOOLEAN => return Ok(value.to_string()),
+            Value::Number(number) if !T::SECRET => (format!("the number {number}"), T::HINT),
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Sequence(_)
+            | Value::Mapping(_)
+            | Value::Tagged(_) => (kind_of(written).to_owned(), T::HINT),
+        };
+        let message = format!("expected {}, found {found}", T::WHAT);
+        Err(Wrong::new(message, hint))
     }
 
     /// What a `…_file` key names, without the newline at its end.
-    pub(super) fn secret_file(&mut self, at: &Path, file: &FilePath) -> Option<Secret> {
-        match read_secret(file) {
-            Ok(text) => Some(Secret::from(text)),
-            Err(error) => {
-                self.wrong(
-                    at,
-                    format!("cannot read {}: {error}", file.display()),
-                    "the file must exist and be readable by the gateway's user",
-                );
-                None
-            }
-        }
-    }
-
-    /// Notes a file that cannot be opened.
-    pub(super) fn readable(&mut self, at: &Path, file: &FilePath) {
-        if let Err(error) = std::fs::File::open(file) {
-            self.wrong(
-                at,
-                format!("cannot read {}: {error}", file.display()),
-                "the file must exist and be readable by the gateway's user",
-            );
-        }
+    pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
+        let read = |file: PathBuf| match read_secret(&file) {
+            Ok(text) => Ok(Secret::from(text)),
+            Err(error) => Err(unreadable(&file, &error)),
+        };
+        let secret = self.leaf(at, written, read)?;
+        // The same secret in another file changes nothing.
+        self.found(at, secret.reveal().to_owned());
+        Some(secret)
     }
 
     /// The addresses of a `host:port`.
     pub(super) fn resolve(&self, host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
         (self.surroundings.resolve)(host_and_port)
-    }
-
-    fn scalar<T: Scalar>(&self, value: &Value) -> Result<T, Wrong> {
-        let expected = |found: &str, hint: &str| {
-            Err(Wrong::new(
-                format!("expected {}, found {found}", T::WHAT),
-                hint,
-            ))
-        };
-        let (text, expanded) = match value {
-            Value::String(written) => {
-                let text = expand(written, self.surroundings.env)?;
-                let expanded = text != *written;
-                if (T::NUMBER || T::BOOLEAN) && !expanded {
-                    let hint = if T::parse(&text).is_some() {
-                        "remove the quotes"
-                    } else {
-                        T::HINT
-                    };
-                    return expected(&format!("{text:?}"), hint);
-                }
-                (text, expanded)
-            }
-            Value::Number(number) if T::NUMBER => (number.to_string(), false),
-            Value::Number(number) => return expected(&format!("the number {number}"), T::HINT),
-            Value::Null => return expected("nothing", T::HINT),
-            Value::Bool(value) if T::BOOLEAN => (value.to_string(), false),
-            Value::Bool(_) | Value::Sequence(_) | Value::Mapping(_) | Value::Tagged(_) => {
-                return expected(kind(value), T::HINT);
-            }
-        };
-        T::parse(&text).ok_or_else(|| {
-            // What a variable holds may be a secret.
-            let shown = if expanded {
-                "its value".to_owned()
-            } else {
-                format!("{text:?}")
-            };
-            Wrong::new(format!("{shown} is not {}", T::WHAT), T::HINT)
-        })
-    }
-}
-
-/// A value as JSON has it.
-fn json_of<T: Scalar>(value: &T) -> Json {
-    let shown = value.show();
-    if T::NUMBER || T::BOOLEAN {
-        serde_json::from_str(&shown).unwrap_or(Json::Null)
-    } else {
-        Json::String(shown)
     }
 }
 
@@ -461,6 +391,22 @@ fn is_variable(name: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
+/// A file that can be opened.
+pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
+    let file = PathBuf::from(name);
+    match std::fs::File::open(&file) {
+        Ok(_) => Ok(file),
+        Err(error) => Err(unreadable(&file, &error)),
+    }
+}
+
+fn unreadable(file: &FilePath, error: &io::Error) -> Wrong {
+    Wrong::new(
+        format!("cannot read {}: {error}", file.display()),
+        "the file must exist and be readable by the gateway's user",
+    )
+}
+
 fn read_secret(file: &FilePath) -> io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(file)?
@@ -477,8 +423,24 @@ fn read_secret(file: &FilePath) -> io::Result<String> {
     Ok(text)
 }
 
+/// A key as it is written.
+pub(super) fn key_text(key: &Value) -> String {
+    match key {
+        Value::String(text) => text.clone(),
+        Value::Null => "null".to_owned(),
+        Value::Bool(_)
+        | Value::Number(_)
+        | Value::Sequence(_)
+        | Value::Mapping(_)
+        | Value::Tagged(_) => serde_yaml::to_string(key)
+            .unwrap_or_default()
+            .trim_end()
+            .to_owned(),
+    }
+}
+
 /// The nearest known name, or all of them.
-pub(super) fn unknown_key_hint(key: &str, known: &[&str]) -> String {
+fn unknown_key_hint(key: &str, known: &[&str]) -> String {
     if key == "<<" {
         return "merge keys are not taken: write the values out".to_owned();
     }
@@ -499,7 +461,7 @@ pub(super) fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
 }
 
 /// What a value is, in words.
-fn kind(value: &Value) -> &'static str {
+pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",
         Value::Bool(_) => "true or false",

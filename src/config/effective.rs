@@ -8,34 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
 
-use super::StoreConfig;
 use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
-/// The paths that only a restart changes, beside everything in `store`.
-const FIXED: [&str; 9] = [
-    "listen.http.address",
-    "listen.https.address",
-    "listen.redirect.address",
-    "listen.admin.address",
-    "listen.upgrade",
-    "quota.timezone",
-    "quota.settle_window",
-    "quota.retention",
-    "runtime.threads",
-];
-/// Secrets that may be written into the file itself: it is told that they are there.
-const SECRETS: [&str; 5] = [
-    "listen.admin.token",
-    "events.webhook.url",
-    "events.webhook.secret",
-    "tracing.otlp.url",
-    "tracing.otlp.header.value",
-];
-/// The same of every upstream.
-const UPSTREAM_SECRET: &str = ".header.value";
 /// What the facts of a tier say of each endpoint that it includes.
 const INCLUDED: &str = "included";
 
@@ -95,34 +71,19 @@ pub struct Difference {
 }
 
 impl Effective {
-    /// The facts of a configuration, from what was found out of each leaf while it was read.
+    /// The facts of a configuration, from what each leaf of the file was read as.
     pub(super) fn of(
         hash: &str,
         readings: &BTreeMap<String, Reading>,
-        store: &StoreConfig,
         endpoints: &EndpointTable,
     ) -> Effective {
         let mut effective = Effective {
             hash: hash.to_owned(),
             facts: BTreeMap::new(),
         };
-        let unused = match store {
-            StoreConfig::Embedded(_) => "store.redis",
-            StoreConfig::Redis(_) => "store.embedded",
-        };
         let patterns: Vec<&str> = endpoints.iter().map(|one| &*one.pattern).collect();
         for (path, reading) in readings {
-            // Items are told by their list.
-            if path.ends_with(']') || path.contains(".servers[") || path.starts_with(unused) {
-                continue;
-            }
-            if is_secret(path) {
-                let told = reading.value.as_ref().map(|_| "…".to_owned());
-                told.into_iter()
-                    .for_each(|told| effective.place(path, &patterns, told));
-            } else if let Some(value) = value_of(reading) {
-                effective.place(path, &patterns, without_secret(&value));
-            }
+            effective.place(path, &patterns, reading);
         }
         for endpoint in endpoints.iter() {
             for tier in &endpoint.tiers {
@@ -157,8 +118,9 @@ impl Effective {
     }
 
     /// Finds the subject that a path of the file belongs to.
-    fn place(&mut self, path: &str, patterns: &[&str], value: String) {
-        if FIXED.contains(&path) || path.starts_with("store.") {
+    fn place(&mut self, path: &str, patterns: &[&str], reading: &Reading) {
+        let value = reading.shown.clone();
+        if reading.needs_restart {
             return self.note(About::Restart, path, "value", value);
         }
         let named = |section: &str| path.strip_prefix(section)?.split_once('.');
@@ -196,33 +158,6 @@ impl Effective {
         }
         flat
     }
-}
-
-fn is_secret(path: &str) -> bool {
-    SECRETS.contains(&path) || (path.starts_with("upstreams.") && path.ends_with(UPSTREAM_SECRET))
-}
-
-fn value_of(reading: &Reading) -> Option<String> {
-    let shown = |value: &Json| match value {
-        Json::String(text) => text.clone(),
-        Json::Null | Json::Bool(_) | Json::Number(_) | Json::Array(_) | Json::Object(_) => {
-            value.to_string()
-        }
-    };
-    let default = || match reading.default.as_ref()? {
-        Json::Array(items) => Some(items.iter().map(shown).collect::<Vec<_>>().join(", ")),
-        default => Some(shown(default)),
-    };
-    reading.value.clone().or_else(default)
-}
-
-/// The text without the user and password of a URL in it.
-fn without_secret(text: &str) -> String {
-    let parts = text.split_once("://").and_then(|(scheme, rest)| {
-        let (_, place) = rest.rsplit_once('@')?;
-        Some(format!("{scheme}://…@{place}"))
-    });
-    parts.unwrap_or_else(|| text.to_owned())
 }
 
 #[cfg(test)]
@@ -314,7 +249,7 @@ limits: {connections: \"${N}\"}
     }
 
     #[test]
-    fn no_fact_holds_a_secret() {
+    fn a_url_is_shown_without_user_and_password() {
         let url = |text: &str| format!("store: {{redis: {{url: \"{text}\"}}}}{FILE}");
         let told = |text: &str| {
             let config = Config::parse("g.yaml", &url(text), &|_| Some("hunter2".into())).unwrap();
@@ -330,17 +265,5 @@ limits: {connections: \"${N}\"}
             assert!(told.contains("redis://…@host:1/0"), "{told}");
         }
         assert!(told("redis://host:1/0").contains("redis://host:1/0"));
-        let token =
-            format!("listen: {{http: {{}}, admin: {{token: hunter2hunter2hunter2}}}}{FILE}");
-        let config = Config::parse("g.yaml", &token, &|_| None).unwrap();
-        let told = serde_json::to_string(&*config.effective).unwrap();
-        assert!(!told.contains("hunter2"), "{told}");
-        assert!(told.contains("listen.admin.token"), "{told}");
-        let header = "servers: [127.0.0.1:9000], header: {name: X-S, value: hunter2}";
-        let header = FILE.replace("servers: [127.0.0.1:9000]", header);
-        let config = Config::parse("g.yaml", &header, &|_| None).unwrap();
-        let told = serde_json::to_string(&*config.effective).unwrap();
-        assert!(!told.contains("hunter2"), "{told}");
-        assert!(told.contains("header.value"), "{told}");
     }
 }

@@ -2,18 +2,21 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use serde_json::Value as Json;
+
 use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
-    ProxyProtocol,
+    ProxyProtocol, Secret,
 };
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
 /// A value that one scalar can be read as.
-pub(super) trait Scalar: Sized {
+pub(super) trait Scalar: Clone {
     /// What it is, with its article: `a duration`.
     const WHAT: &'static str;
     /// How to write it.
@@ -24,6 +27,8 @@ pub(super) trait Scalar: Sized {
     const WHOLE: bool = true;
     /// Whether YAML's `true` and `false` are meant rather than texts.
     const BOOLEAN: bool = false;
+    /// Whether it is a secret: neither a fact nor a problem ever has anything of it.
+    const SECRET: bool = false;
     /// The words that it may be, where they can be listed.
     const CHOICES: &'static [&'static str] = &[];
     /// What else it may look like, as a regular expression; empty: anything, or nothing where there are words.
@@ -31,15 +36,35 @@ pub(super) trait Scalar: Sized {
 
     fn parse(text: &str) -> Option<Self>;
 
-    /// As it is written, in one way for equal values.
+    /// As it is written, in one way for equal values, without what is secret in it.
     fn show(&self) -> String;
+
+    /// The same whole: equal for values of equal effect.
+    fn effect(&self) -> String {
+        self.show()
+    }
+
+    /// The same as JSON has it.
+    fn json(&self) -> Json {
+        let shown = self.show();
+        if Self::NUMBER || Self::BOOLEAN {
+            serde_json::from_str(&shown).unwrap_or(Json::Null)
+        } else {
+            Json::String(shown)
+        }
+    }
 }
 
 /// A [`Scalar`] with bounds, which messages show.
-pub(super) trait Quantity: Scalar + PartialOrd {}
+pub(super) trait Quantity: Scalar + PartialOrd {
+    fn is_within(&self, bounds: &RangeInclusive<Self>) -> bool {
+        bounds.contains(self)
+    }
+}
 
 /// Any text.
-pub(super) struct Text(pub(super) String);
+#[derive(Clone)]
+pub(super) struct Text(String);
 
 impl Scalar for Text {
     const WHAT: &'static str = "a text";
@@ -50,7 +75,38 @@ impl Scalar for Text {
     }
 
     fn show(&self) -> String {
+        without_user(&self.0)
+    }
+
+    fn effect(&self) -> String {
         self.0.clone()
+    }
+}
+
+/// The text without the user and password of a URL in it.
+pub(super) fn without_user(text: &str) -> String {
+    let parts = text.split_once("://").and_then(|(scheme, rest)| {
+        let (_, place) = rest.rsplit_once('@')?;
+        Some(format!("{scheme}://…@{place}"))
+    });
+    parts.unwrap_or_else(|| text.to_owned())
+}
+
+impl Scalar for Secret {
+    const WHAT: &'static str = Text::WHAT;
+    const HINT: &'static str = Text::HINT;
+    const SECRET: bool = true;
+
+    fn parse(text: &str) -> Option<Secret> {
+        Some(Secret::from(text.to_owned()))
+    }
+
+    fn show(&self) -> String {
+        "…".to_owned()
+    }
+
+    fn effect(&self) -> String {
+        self.reveal().to_owned()
     }
 }
 
@@ -165,50 +221,6 @@ impl Scalar for NonZeroU32 {
 
 impl Quantity for NonZeroU32 {}
 
-impl Scalar for Enforcement {
-    const WHAT: &'static str = "true or false";
-    const HINT: &'static str = "write true, or false for a tier that is counted and not refused";
-    const BOOLEAN: bool = true;
-
-    fn parse(text: &str) -> Option<Enforcement> {
-        match text {
-            "true" => Some(Enforcement::Enforced),
-            "false" => Some(Enforcement::Shadow),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            Enforcement::Enforced => "true",
-            Enforcement::Shadow => "false",
-        };
-        word.to_owned()
-    }
-}
-
-impl Scalar for ProxyProtocol {
-    const WHAT: &'static str = "true or false";
-    const HINT: &'static str = "write true, or false for connections without such a header";
-    const BOOLEAN: bool = true;
-
-    fn parse(text: &str) -> Option<ProxyProtocol> {
-        match text {
-            "true" => Some(ProxyProtocol::Spoken),
-            "false" => Some(ProxyProtocol::Absent),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            ProxyProtocol::Spoken => "true",
-            ProxyProtocol::Absent => "false",
-        };
-        word.to_owned()
-    }
-}
-
 impl Scalar for SocketAddr {
     const WHAT: &'static str = "an address to listen on";
     const HINT: &'static str =
@@ -239,48 +251,50 @@ impl Scalar for PathBuf {
     }
 }
 
-impl Scalar for Cleartext {
-    const WHAT: &'static str = "a choice for cleartext";
-    const HINT: &'static str = "write loopback or allowed";
-    const CHOICES: &'static [&'static str] = &["loopback", "allowed"];
+/// Scalars that are one of a few words.
+macro_rules! words {
+    ($($type:ty, $what:literal, $hint:literal, $boolean:literal: $($word:literal => $value:path),+;)*) => {$(
+        impl Scalar for $type {
+            const WHAT: &'static str = $what;
+            const HINT: &'static str = $hint;
+            const BOOLEAN: bool = $boolean;
+            const CHOICES: &'static [&'static str] = &[$($word),+];
 
-    fn parse(text: &str) -> Option<Cleartext> {
-        match text {
-            "loopback" => Some(Cleartext::Loopback),
-            "allowed" => Some(Cleartext::Allowed),
-            _ => None,
+            fn parse(text: &str) -> Option<$type> {
+                match text {
+                    $($word => Some($value),)+
+                    _ => None,
+                }
+            }
+
+            fn show(&self) -> String {
+                match self {
+                    $($value => $word.to_owned(),)+
+                }
+            }
         }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            Cleartext::Loopback => "loopback",
-            Cleartext::Allowed => "allowed",
-        };
-        word.to_owned()
-    }
+    )*};
 }
 
-impl Scalar for ClientMode {
-    const WHAT: &'static str = "a mode of client certificates";
-    const HINT: &'static str = "write required or optional";
-    const CHOICES: &'static [&'static str] = &["required", "optional"];
-
-    fn parse(text: &str) -> Option<ClientMode> {
-        match text {
-            "required" => Some(ClientMode::Required),
-            "optional" => Some(ClientMode::Optional),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            ClientMode::Required => "required",
-            ClientMode::Optional => "optional",
-        };
-        word.to_owned()
-    }
+words! {
+    Enforcement, "true or false", "write true, or false for a tier that is counted and not refused", true:
+        "true" => Enforcement::Enforced, "false" => Enforcement::Shadow;
+    ProxyProtocol, "true or false", "write true, or false for connections without such a header", true:
+        "true" => ProxyProtocol::Spoken, "false" => ProxyProtocol::Absent;
+    Cleartext, "a choice for cleartext", "write loopback or allowed", false:
+        "loopback" => Cleartext::Loopback, "allowed" => Cleartext::Allowed;
+    ClientMode, "a mode of client certificates", "write required or optional", false:
+        "required" => ClientMode::Required, "optional" => ClientMode::Optional;
+    OutagePolicy, "an outage policy", "write bounded, deny or open", false:
+        "bounded" => OutagePolicy::Bounded, "deny" => OutagePolicy::Deny, "open" => OutagePolicy::Open;
+    Choice, "a way to choose a server", "write round_robin, least_loaded or by_key", false:
+        "round_robin" => Choice::RoundRobin, "least_loaded" => Choice::LeastLoaded, "by_key" => Choice::ByKey;
+    Protocol, "a version of HTTP", "write http1, http2 or auto", false:
+        "http1" => Protocol::Http1, "http2" => Protocol::Http2, "auto" => Protocol::Negotiated;
+    Level, "a log level", "write error, warn, info, debug or trace", false:
+        "error" => Level::Error, "warn" => Level::Warn, "info" => Level::Info, "debug" => Level::Debug, "trace" => Level::Trace;
+    LogFormat, "a log format", "write json or pretty", false:
+        "json" => LogFormat::Json, "pretty" => LogFormat::Pretty;
 }
 
 impl Scalar for Durability {
@@ -304,27 +318,9 @@ impl Scalar for Durability {
     }
 }
 
-impl Scalar for OutagePolicy {
-    const WHAT: &'static str = "an outage policy";
-    const HINT: &'static str = "write bounded, deny or open";
-    const CHOICES: &'static [&'static str] = &["bounded", "deny", "open"];
-
-    fn parse(text: &str) -> Option<OutagePolicy> {
-        match text {
-            "bounded" => Some(OutagePolicy::Bounded),
-            "deny" => Some(OutagePolicy::Deny),
-            "open" => Some(OutagePolicy::Open),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            OutagePolicy::Bounded => "bounded",
-            OutagePolicy::Deny => "deny",
-            OutagePolicy::Open => "open",
-        };
-        word.to_owned()
+impl Quantity for Durability {
+    fn is_within(&self, bounds: &RangeInclusive<Durability>) -> bool {
+        *self == Durability::Commit || bounds.contains(self)
     }
 }
 
@@ -380,98 +376,6 @@ impl Scalar for Price {
 }
 
 impl Quantity for Price {}
-
-impl Scalar for Choice {
-    const WHAT: &'static str = "a way to choose a server";
-    const HINT: &'static str = "write round_robin, least_loaded or by_key";
-    const CHOICES: &'static [&'static str] = &["round_robin", "least_loaded", "by_key"];
-
-    fn parse(text: &str) -> Option<Choice> {
-        match text {
-            "round_robin" => Some(Choice::RoundRobin),
-            "least_loaded" => Some(Choice::LeastLoaded),
-            "by_key" => Some(Choice::ByKey),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            Choice::RoundRobin => "round_robin",
-            Choice::LeastLoaded => "least_loaded",
-            Choice::ByKey => "by_key",
-        };
-        word.to_owned()
-    }
-}
-
-impl Scalar for Protocol {
-    const WHAT: &'static str = "a version of HTTP";
-    const HINT: &'static str = "write http1, http2 or auto";
-    const CHOICES: &'static [&'static str] = &["http1", "http2", "auto"];
-
-    fn parse(text: &str) -> Option<Protocol> {
-        match text {
-            "http1" => Some(Protocol::Http1),
-            "http2" => Some(Protocol::Http2),
-            "auto" => Some(Protocol::Negotiated),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            Protocol::Http1 => "http1",
-            Protocol::Http2 => "http2",
-            Protocol::Negotiated => "auto",
-        };
-        word.to_owned()
-    }
-}
-
-impl Scalar for Level {
-    const WHAT: &'static str = "a log level";
-    const HINT: &'static str = "write error, warn, info, debug or trace";
-    const CHOICES: &'static [&'static str] = &["error", "warn", "info", "debug", "trace"];
-
-    fn parse(text: &str) -> Option<Level> {
-        [
-            Level::Error,
-            Level::Warn,
-            Level::Info,
-            Level::Debug,
-            Level::Trace,
-        ]
-        .into_iter()
-        .find(|level| level.as_str() == text)
-    }
-
-    fn show(&self) -> String {
-        self.as_str().to_owned()
-    }
-}
-
-impl Scalar for LogFormat {
-    const WHAT: &'static str = "a log format";
-    const HINT: &'static str = "write json or pretty";
-    const CHOICES: &'static [&'static str] = &["json", "pretty"];
-
-    fn parse(text: &str) -> Option<LogFormat> {
-        match text {
-            "json" => Some(LogFormat::Json),
-            "pretty" => Some(LogFormat::Pretty),
-            _ => None,
-        }
-    }
-
-    fn show(&self) -> String {
-        let word = match self {
-            LogFormat::Json => "json",
-            LogFormat::Pretty => "pretty",
-        };
-        word.to_owned()
-    }
-}
 
 impl Scalar for AccessLog {
     const WHAT: &'static str = "a place for the access log";

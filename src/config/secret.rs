@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// A password or a URL with one in it. It has no `Display`, and its `Debug` shows nothing.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {

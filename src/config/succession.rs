@@ -3,12 +3,11 @@
 //! The addresses that are listened on, the store, the quota day and the number of threads are what a process was built on:
 //! a change of those waits for a restart. A tier that keys hold must not go, or their next request would have no limit.
 
+use std::collections::BTreeSet;
+
+use super::Config;
 use super::check::Check;
 use super::outline::Path;
-use super::{
-    Config, EmbeddedStore, Http, Https, Ledger, Outage, Redirect, RedisPlace, RedisStore,
-    StoreConfig,
-};
 use crate::policy::key_record::TierName;
 
 /// What a configuration is to take the place of.
@@ -21,9 +20,9 @@ pub struct Running<'a> {
 
 /// Notes everything that keeps `next` from taking the place of what runs.
 pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config) {
-    for at in fixed(running.config, next) {
+    for path in fixed(running.config, next) {
         check.wrong(
-            &at,
+            &Path::written(path),
             "a change of it needs a restart",
             "restart the gateway, or put it back as it was",
         );
@@ -51,146 +50,22 @@ pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config)
     }
 }
 
-/// The paths that differ of those that only a restart changes.
-fn fixed(running: &Config, next: &Config) -> Vec<Path> {
-    let at = Path::default();
-    let mut differing = Vec::new();
-    let mut compare = |same: bool, at: Path| {
-        if !same {
-            differing.push(at);
-        }
+/// The paths that differ of those that only a restart changes; of a section that comes or goes not those beneath it.
+fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
+    let (one, other) = (&running.foundation, &next.foundation);
+    let differs = |path: &str| one.get(path) != other.get(path);
+    let is_beneath = |path: &str| {
+        let ends = path.match_indices('.').map(|(end, _)| end);
+        ends.filter_map(|end| path.get(..end)).any(differs)
     };
-    let listen = at.key("listen");
-    let (one, other) = (&running.listen, &next.listen);
-    let of_http = |http: &Http| http.address;
-    let of_https = |https: &Https| https.address;
-    let of_redirect = |redirect: &Redirect| redirect.address;
-    for (name, one, other) in [
-        (
-            "http",
-            one.http.as_ref().map(of_http),
-            other.http.as_ref().map(of_http),
-        ),
-        (
-            "https",
-            one.https.as_ref().map(of_https),
-            other.https.as_ref().map(of_https),
-        ),
-        (
-            "redirect",
-            one.redirect.as_ref().map(of_redirect),
-            other.redirect.as_ref().map(of_redirect),
-        ),
-        ("admin", Some(one.admin), Some(other.admin)),
-    ] {
-        let at = listen.key(name);
-        let at = if one.is_some() && other.is_some() {
-            at.key("address")
-        } else {
-            at
-        };
-        compare(one == other, at);
-    }
-    compare(one.upgrade == other.upgrade, listen.key("upgrade"));
-    let store = at.key("store");
-    match (&running.store, &next.store) {
-        (StoreConfig::Embedded(one), StoreConfig::Embedded(other)) => {
-            embedded(&mut compare, &store.key("embedded"), one, other);
-        }
-        (StoreConfig::Redis(one), StoreConfig::Redis(other)) => {
-            redis(&mut compare, &store.key("redis"), one, other);
-        }
-        (StoreConfig::Embedded(_), StoreConfig::Redis(_))
-        | (StoreConfig::Redis(_), StoreConfig::Embedded(_)) => compare(false, store),
-    }
-    let quota = at.key("quota");
-    compare(
-        running.calendar.name() == next.calendar.name(),
-        quota.key("timezone"),
-    );
-    let Ledger {
-        settle_window,
-        retention,
-    } = running.ledger;
-    compare(
-        settle_window == next.ledger.settle_window,
-        quota.key("settle_window"),
-    );
-    compare(retention == next.ledger.retention, quota.key("retention"));
-    compare(
-        running.runtime.threads == next.runtime.threads,
-        at.key("runtime").key("threads"),
-    );
-    differing
-}
-
-fn embedded(
-    compare: &mut impl FnMut(bool, Path),
-    at: &Path,
-    one: &EmbeddedStore,
-    other: &EmbeddedStore,
-) {
-    let EmbeddedStore { path, durability } = one;
-    compare(*path == other.path, at.key("path"));
-    compare(*durability == other.durability, at.key("durability"));
-}
-
-fn redis(compare: &mut impl FnMut(bool, Path), at: &Path, one: &RedisStore, other: &RedisStore) {
-    let RedisStore {
-        place,
-        database,
-        username,
-        password,
-        sentinel_password,
-        tls,
-        key_prefix,
-        timeout,
-        replica,
-        max_staleness,
-        outage,
-    } = one;
-    let Outage {
-        policy,
-        journal,
-        journal_interval,
-        min_nodes,
-        cold_percent,
-        count_staleness,
-    } = outage;
-    let place_key = match &other.place {
-        RedisPlace::Url(_) => "url",
-        RedisPlace::Sentinels { .. } => "sentinels",
-        RedisPlace::Cluster(_) => "cluster",
-    };
-    for (same, key) in [
-        (*place == other.place, place_key),
-        (*database == other.database, "database"),
-        (*username == other.username, "username"),
-        (*password == other.password, "password_file"),
-        (
-            *sentinel_password == other.sentinel_password,
-            "sentinel_password_file",
-        ),
-        (*tls == other.tls, "tls"),
-        (*key_prefix == other.key_prefix, "key_prefix"),
-        (*timeout == other.timeout, "timeout"),
-        (*replica == other.replica, "replica"),
-        (*max_staleness == other.max_staleness, "max_staleness"),
-        (*policy == other.outage.policy, "outage"),
-        (*journal == other.outage.journal, "journal"),
-        (
-            *journal_interval == other.outage.journal_interval,
-            "journal_interval",
-        ),
-        (*min_nodes == other.outage.min_nodes, "min_nodes"),
-        (*cold_percent == other.outage.cold_percent, "cold_cap"),
-        (
-            *count_staleness == other.outage.count_staleness,
-            "count_staleness",
-        ),
-    ] {
-        compare(same, at.key(key));
-    }
+    // A secret that moves from the file into one of its own changes nothing.
+    let same_store = running.store == next.store;
+    let paths: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
+    let paths = paths.into_iter().map(String::as_str);
+    paths
+        .filter(|path| differs(path) && !is_beneath(path))
+        .filter(|path| !same_store || !path.starts_with("store."))
+        .collect()
 }
 
 #[cfg(test)]
@@ -280,7 +155,6 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
         let fields = [
             ("url: \"redis://other\"", "url"),
             ("cluster: [\"a:1\"]", "cluster"),
-            ("sentinels: [\"a:1\"], master: m", "sentinels"),
             ("database: 1", "database"),
             ("username: u", "username"),
             ("key_prefix: other", "key_prefix"),
@@ -298,6 +172,29 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             let problems = problems(&redis(""), &redis(changed));
             assert_eq!(problems, [format!("1 store.redis.{key}")]);
         }
+        let sentinels = redis("sentinels: [\"a:1\"], master: m");
+        let both = ["1 store.redis.sentinels", "1 store.redis.master"];
+        assert_eq!(problems(&redis(""), &sentinels), both);
+    }
+
+    #[test]
+    fn another_password_needs_a_restart_and_the_same_one_elsewhere_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let file = directory.path().join(name);
+            std::fs::write(&file, text).unwrap();
+            file.display().to_string()
+        };
+        let store = |inside: &str| format!("store: {{redis: {{{inside}}}}}{TRAFFIC}");
+        let url = |password: &str| store(&format!("url: \"redis://:{password}@h\""));
+        let in_file = store(&format!("url_file: {}", file("url", "redis://:a@h\n")));
+        assert_eq!(problems(&url("a"), &url("b")), ["1 store.redis.url"]);
+        assert_eq!(problems(&url("a"), &in_file), [""; 0]);
+        let of_file = |name, text| store(&format!("password_file: {}", file(name, text)));
+        let (one, same) = (of_file("one", "a"), of_file("same", "a\n"));
+        assert_eq!(problems(&one, &same), [""; 0]);
+        let other = of_file("other", "b");
+        assert_eq!(problems(&one, &other), ["1 store.redis.password_file"]);
     }
 
     #[test]

@@ -2,12 +2,15 @@
 
 use std::io;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::policy::token_bucket::Rate;
 
 mod mistakes;
+mod rows;
 
 const SHIPPED: &str = include_str!("../../gateway.yaml");
 

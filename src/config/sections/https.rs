@@ -4,142 +4,168 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{loopback, proxies, seconds};
-use crate::config::check::{Check, Wrong};
+use super::DAY;
+use super::listen::{ProxyProtocol, loopback};
+use crate::config::check::{Check, Wrong, readable};
 use crate::config::outline::Path;
-use crate::config::text::{
-    CertificateText, ClientCertificatesText, HttpsText, Leaf, List, Section,
-};
-use crate::config::{Certificate, ClientCertificates, ClientMode, Https};
+use crate::config::rows::{between, file, leaf, list, needed, optional, restart, rows, text};
 
-const ADDRESS: SocketAddr = loopback(8443);
 const SELF_SIGNED: &str = "self-signed";
-/// `max-age` of `Strict-Transport-Security`: 0 takes back what was said before.
-const HSTS: std::ops::RangeInclusive<Duration> = Duration::ZERO..=seconds(1_000 * 24 * 3_600);
 /// Each is read at start and looked at twice a second.
 const CERTIFICATES_MAX: usize = 1_000;
+const CERTIFICATES_HINT: &str = "write - certificate: FILE and private_key: FILE";
 
-pub(super) fn https(check: &mut Check<'_>, at: &Path, section: Section<HttpsText>) -> Https {
-    let text = check.section(at, section).unwrap_or_default();
-    let address = check.leaf_or(&at.key("address"), &text.address, ADDRESS);
-    check.default(&at.key("certificate"), SELF_SIGNED);
-    let several = text.certificates.is_given();
-    let certificates = if several {
-        for (name, given) in [
-            ("certificate", text.certificate.is_given()),
-            ("private_key", text.private_key.is_given()),
-        ] {
-            if given {
-                check.wrong_key(
-                    &at.key(name),
-                    "there is a list of certificates too",
-                    "move it into certificates, whose first is the default",
-                );
-            }
-        }
-        certificates(check, &at.key("certificates"), text.certificates)
-    } else {
-        vec![certificate(check, at, &text, address)]
-    };
-    let client_certificates = text
-        .client_certificates
-        .is_given()
-        .then(|| {
-            client_certificates(
-                check,
-                &at.key("client_certificates"),
-                text.client_certificates,
-            )
-        })
-        .flatten();
-    let hsts_at = at.key("hsts");
-    check.bounds(&hsts_at, &HSTS);
-    let hsts = text
-        .hsts
-        .is_given()
-        .then(|| check.bounded(&hsts_at, &text.hsts, *HSTS.start(), HSTS));
-    Https {
-        address,
-        certificates,
-        client_certificates,
-        hsts,
-        proxy_protocol: proxies::protocol(check, at, &text.proxy_protocol),
+rows! {
+    pub(super) struct HttpsRows {
+        /// IP address and port; port 0 is whatever port is free. A change needs a restart.
+        address: SocketAddr = restart(leaf().or(loopback(8443)));
+        /// `self-signed` (loopback addresses only), or a PEM file with the chain, the server's own certificate first. A renewed
+        /// file is presented from the next handshake on.
+        certificate: String = text(named).or_text(SELF_SIGNED);
+        /// The PEM file of the certificate's key.
+        private_key: Option<PathBuf> = file(readable);
+        /// Several certificates in the place of `certificate`: a client is shown the one for the name that it asks for (SNI), else
+        /// the first.
+        certificates: Vec<Option<CertificateRows>> = list(optional)
+            .at_most(CERTIFICATES_MAX)
+            .not_empty("at least one is needed", CERTIFICATES_HINT);
+        /// Certificates of clients; without this section none is asked for.
+        client_certificates: Option<ClientCertificates> = optional();
+        // `max-age` of `Strict-Transport-Security`: 0 takes back what was said before.
+        /// For how long browsers are told to come with TLS only (Strict-Transport-Security); without it they are told nothing.
+        hsts: Option<Duration> = between(Duration::ZERO..=DAY * 1_000);
+        /// Whether every connection begins with a header of the PROXY protocol, before TLS, from one of listen.trusted_proxies.
+        proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
+    }
+
+    pub(super) struct CertificateRows {
+        /// A PEM file with the chain, the server's own certificate first. Its names are the DNS names of its subjectAltName;
+        /// `*.example.com` stands for one label.
+        certificate: PathBuf = needed(CERTIFICATES_HINT, file(readable));
+        /// The PEM file of the certificate's key.
+        private_key: PathBuf = needed(CERTIFICATES_HINT, file(readable));
+    }
+
+    /// Certificates of clients.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct ClientCertificates {
+        /// A PEM file of the authorities that sign certificates of clients. Read anew when it changes.
+        authorities: PathBuf = needed("write authorities: FILE, with the certificates that sign those of clients", file(readable));
+        /// Whether a client without a certificate is refused; one with a certificate of another authority always is.
+        mode: ClientMode = leaf().or(ClientMode::Required);
     }
 }
 
-/// The only certificate.
-fn certificate(
-    check: &mut Check<'_>,
-    at: &Path,
-    text: &HttpsText,
-    address: SocketAddr,
-) -> Certificate {
+/// The TLS listener.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Https {
+    /// Its address.
+    pub address: SocketAddr,
+    /// What it shows to clients: at least one, none twice, the first to those that ask for no name or an unknown one.
+    pub certificates: Vec<Certificate>,
+    /// Whose certificates clients show, where they are asked for any.
+    pub client_certificates: Option<ClientCertificates>,
+    /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
+    pub hsts: Option<Duration>,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
+}
+
+/// A certificate and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Certificate {
+    /// Made at start, for loopback addresses only.
+    SelfSigned,
+    /// PEM files, readable when the configuration was checked.
+    Files {
+        /// The chain, the server's own certificate first.
+        certificate: PathBuf,
+        /// The private key.
+        private_key: PathBuf,
+    },
+}
+
+impl Certificate {
+    /// What it is called in logs and metrics: its file.
+    pub fn label(&self) -> String {
+        match self {
+            Certificate::SelfSigned => "self-signed".to_owned(),
+            Certificate::Files { certificate, .. } => certificate.display().to_string(),
+        }
+    }
+}
+
+/// Whether a client needs a certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientMode {
+    /// Without one its handshake fails.
+    Required,
+    /// It may do without; one that it shows must be good.
+    Optional,
+}
+
+pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https {
     let (certificate_at, key_at) = (at.key("certificate"), at.key("private_key"));
-    let certificate = check
-        .parsed(&certificate_at, &text.certificate, |text| match text {
-            "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
-            text => Ok(text.to_owned()),
-        })
-        .unwrap_or_else(|| SELF_SIGNED.to_owned());
-    if certificate == SELF_SIGNED {
-        if !address.ip().is_loopback() {
-            let hint = "write certificate: FILE and private_key: FILE, or listen on 127.0.0.1";
+    let certificates = if check.is_given(&at.key("certificates")) {
+        for at in [&certificate_at, &key_at] {
+            if check.is_given(at) {
+                let hint = "move it into certificates, whose first is the default";
+                check.wrong_key(at, "there is a list of certificates too", hint);
+            }
+        }
+        certificates(check, &at.key("certificates"), rows.certificates)
+    } else if rows.certificate == SELF_SIGNED {
+        if !rows.address.ip().is_loopback() {
             check.wrong(
                 &certificate_at,
                 "a self-signed certificate is for loopback addresses only",
-                hint,
+                "write certificate: FILE and private_key: FILE, or listen on 127.0.0.1",
             );
         }
-        if text.private_key.is_given() {
-            check.wrong(
-                &key_at,
-                "a self-signed certificate has its own key",
-                "remove it, or name a certificate file",
-            );
+        if check.is_given(&key_at) {
+            let hint = "remove it, or name a certificate file";
+            check.wrong(&key_at, "a self-signed certificate has its own key", hint);
         }
-        return Certificate::SelfSigned;
-    }
-    let certificate = PathBuf::from(certificate);
-    check.readable(&certificate_at, &certificate);
-    let hint = "write private_key: FILE beside the certificate";
-    Certificate::Files {
-        certificate,
-        private_key: file(check, &key_at, &text.private_key, hint),
+        vec![Certificate::SelfSigned]
+    } else {
+        if !check.is_given(&key_at) {
+            let hint = "write private_key: FILE beside the certificate";
+            check.wrong(&key_at, "the key is missing", hint);
+        }
+        let certificate = check.accept(&certificate_at, readable(&rows.certificate));
+        vec![Certificate::Files {
+            certificate: certificate.unwrap_or_default(),
+            private_key: rows.private_key.unwrap_or_default(),
+        }]
+    };
+    Https {
+        address: rows.address,
+        certificates,
+        client_certificates: rows.client_certificates,
+        hsts: rows.hsts,
+        proxy_protocol: rows.proxy_protocol,
     }
 }
 
 /// A list of certificates, the first of which is the default.
-fn certificates(check: &mut Check<'_>, at: &Path, list: List<CertificateText>) -> Vec<Certificate> {
-    const HINT: &str = "write - certificate: FILE and private_key: FILE";
-    let mut certificates = Vec::new();
-    let Some(items) = check.items(at, list) else {
-        return certificates;
-    };
-    if items.is_empty() {
-        check.wrong(at, "at least one is needed", HINT);
-    }
-    if items.len() > CERTIFICATES_MAX {
-        let message = format!("{} are too many", items.len());
-        check.wrong(at, message, format!("at most {CERTIFICATES_MAX}"));
-        return certificates;
-    }
-    for (at, item) in items {
-        let text: CertificateText = check.section_of(&at, item).unwrap_or_default();
-        let certificate_at = at.key("certificate");
-        let certificate = file(check, &certificate_at, &text.certificate, HINT);
-        let private_key = file(check, &at.key("private_key"), &text.private_key, HINT);
-        let is_same = |known: &Certificate| match known {
-            Certificate::Files {
-                certificate: file, ..
-            } => *file == certificate,
-            Certificate::SelfSigned => false,
+fn certificates(
+    check: &mut Check<'_>,
+    at: &Path,
+    rows: Vec<Option<CertificateRows>>,
+) -> Vec<Certificate> {
+    let mut certificates: Vec<Certificate> = Vec::new();
+    for (index, rows) in rows.into_iter().enumerate() {
+        let Some(CertificateRows {
+            certificate,
+            private_key,
+        }) = rows
+        else {
+            continue;
         };
-        if text.certificate.is_given() && certificates.iter().any(is_same) {
-            check.wrong(
-                &certificate_at,
-                "it is in the list already",
-                "remove one of them",
-            );
+        let label = certificate.display().to_string();
+        if !label.is_empty() && certificates.iter().any(|known| known.label() == label) {
+            let at = at.index(index).key("certificate");
+            check.wrong(&at, "it is in the list already", "remove one of them");
         }
         certificates.push(Certificate::Files {
             certificate,
@@ -149,27 +175,11 @@ fn certificates(check: &mut Check<'_>, at: &Path, list: List<CertificateText>) -
     certificates
 }
 
-/// A file that must be named and readable.
-fn file(check: &mut Check<'_>, at: &Path, leaf: &Leaf<PathBuf>, hint: &str) -> PathBuf {
-    check.required(at, leaf, hint);
-    let file = check.leaf(at, leaf);
-    if let Some(file) = &file {
-        check.readable(at, file);
+fn named(text: &str) -> Result<String, Wrong> {
+    match text {
+        "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
+        text => Ok(text.to_owned()),
     }
-    file.unwrap_or_default()
-}
-
-fn client_certificates(
-    check: &mut Check<'_>,
-    at: &Path,
-    section: Section<ClientCertificatesText>,
-) -> Option<ClientCertificates> {
-    let text = check.section(at, section)?;
-    let hint = "write authorities: FILE, with the certificates that sign those of clients";
-    Some(ClientCertificates {
-        authorities: file(check, &at.key("authorities"), &text.authorities, hint),
-        mode: check.leaf_or(&at.key("mode"), &text.mode, ClientMode::Required),
-    })
 }
 
 #[cfg(test)]

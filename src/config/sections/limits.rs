@@ -2,140 +2,61 @@
 
 use std::time::Duration;
 
-use super::{HOUR, MS, SECOND, seconds, small};
-use crate::config::Limits;
-use crate::config::check::{Check, Wrong};
-use crate::config::outline::Path;
-use crate::config::scalar::{Bytes, Quantity};
-use crate::config::text::{Leaf, LimitsText, Section};
-use crate::policy::address::{LOOPBACK, Network};
-
-/// One limit after another, each by its name.
-struct Bounded<'c, 'a> {
-    check: &'c mut Check<'a>,
-    at: &'c Path,
-}
-
-impl Bounded<'_, '_> {
-    fn of<T: Quantity>(&mut self, name: &str, leaf: &Leaf<T>, default: T, least: T, most: T) -> T {
-        self.check
-            .bounded(&self.at.key(name), leaf, default, least..=most)
-    }
-
-    fn size(&mut self, name: &str, leaf: &Leaf<Bytes>, default: u64, least: u64, most: u64) -> u64 {
-        self.of(name, leaf, Bytes(default), Bytes(least), Bytes(most))
-            .0
-    }
-
-    fn rate(&mut self, name: &str, leaf: &Leaf<u64>, default: u64) -> u32 {
-        u32::try_from(self.of(name, leaf, default, 1, 10_000)).unwrap_or(u32::MAX)
-    }
-}
+use super::{DAY, HOUR, MS, SECOND, network, seconds};
+use crate::config::rows::{number, rows, size, texts, within};
+use crate::policy::address::Network;
 
 const KIB: u64 = 1024;
-const DAY: Duration = seconds(24 * 3_600);
+const MIB: u64 = 1024 * KIB;
 
-pub(super) fn limits(check: &mut Check<'_>, at: &Path, section: Section<LimitsText>) -> Limits {
-    let text = check.section(at, section).unwrap_or_default();
-    let loopback: Vec<String> = LOOPBACK.iter().map(ToString::to_string).collect();
-    check.default(&at.key("exempt_addresses"), loopback);
-    let exempt = check.texts(&at.key("exempt_addresses"), text.exempt_addresses, |text| {
-        text.parse::<Network>()
-            .map_err(|error| Wrong::new(format!("{text:?} is not a network"), error.to_string()))
-    });
-    let mut limit = Bounded { check, at };
-    Limits {
-        header_bytes: small(limit.size(
-            "header_bytes",
-            &text.header_bytes,
-            16 * KIB,
-            KIB,
-            1024 * KIB,
-        )),
+rows! {
+    /// Bounds on what one client can take.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Limits {
+        /// All request headers together.
+        header_bytes: usize = size(16 * KIB, KIB..=MIB);
         // The HTTP/1 parser takes no more than 256.
-        header_count: small(limit.of("header_count", &text.header_count, 64, 8, 256)),
-        target_bytes: small(limit.size("target_bytes", &text.target_bytes, 8 * KIB, 256, 64 * KIB)),
-        body_bytes: limit.size(
-            "body_bytes",
-            &text.body_bytes,
-            1024 * KIB,
-            0,
-            1024 * 1024 * KIB,
-        ),
-        request_head: limit.of(
-            "request_head",
-            &text.request_head,
-            seconds(10),
-            MS * 100,
-            HOUR,
-        ),
-        tls_handshake: limit.of(
-            "tls_handshake",
-            &text.tls_handshake,
-            seconds(10),
-            MS * 100,
-            HOUR,
-        ),
-        connections: small(limit.of("connections", &text.connections, 20_000, 1, 10_000_000)),
-        connections_per_address: small(limit.of(
-            "connections_per_address",
-            &text.connections_per_address,
-            1_000,
-            1,
-            10_000_000,
-        )),
-        failed_authentications: limit.rate(
-            "failed_authentications",
-            &text.failed_authentications,
-            20,
-        ),
-        exempt_addresses: exempt.unwrap_or_else(|| LOOPBACK.to_vec()),
-        requests_per_connection: limit.of(
-            "requests_per_connection",
-            &text.requests_per_connection,
-            100_000,
-            1,
-            1_000_000_000,
-        ),
-        connection_age: limit.of("connection_age", &text.connection_age, HOUR, SECOND, DAY),
-        response_rate: limit.size("response_rate", &text.response_rate, KIB, 1, 1024 * KIB),
-        h2_streams: limit.rate("h2_streams", &text.h2_streams, 100),
-        h2_memory: limit.size(
-            "h2_memory",
-            &text.h2_memory,
-            4 * 1024 * KIB,
-            1024 * KIB,
-            1024 * 1024 * KIB,
-        ),
-        h2_resets: limit.rate("h2_resets", &text.h2_resets, 20),
-        h2_control_frames: limit.rate("h2_control_frames", &text.h2_control_frames, 20),
-        keepalive_idle: limit.of(
-            "keepalive_idle",
-            &text.keepalive_idle,
-            seconds(60),
-            SECOND,
-            HOUR,
-        ),
-        request_read: limit.of(
-            "request_read",
-            &text.request_read,
-            seconds(30),
-            MS * 100,
-            HOUR,
-        ),
-        response_write: limit.of(
-            "response_write",
-            &text.response_write,
-            seconds(30),
-            MS * 100,
-            HOUR,
-        ),
-        shutdown_grace: limit.of(
-            "shutdown_grace",
-            &text.shutdown_grace,
-            seconds(20),
-            Duration::ZERO,
-            HOUR,
-        ),
+        /// How many request headers.
+        header_count: usize = number(64, 8..=256);
+        /// Path and query.
+        target_bytes: usize = size(8 * KIB, 256..=64 * KIB);
+        /// A request body, where the method takes one.
+        body_bytes: u64 = size(MIB, 0..=1024 * MIB);
+        /// For the whole head of a request, and before the first one of a connection.
+        request_head: Duration = within(seconds(10), MS * 100..=HOUR);
+        /// For the TLS handshake.
+        tls_handshake: Duration = within(seconds(10), MS * 100..=HOUR);
+        /// Connections in all.
+        connections: usize = number(20_000, 1..=10_000_000);
+        /// Connections of one client address (IPv6: a /64).
+        connections_per_address: usize = number(1_000, 1..=10_000_000);
+        /// Requests a second of one client address without a valid key, after which its connections are closed; five seconds'
+        /// worth may come at once.
+        failed_authentications: u32 = number(20, 1..=10_000);
+        /// Networks that the limits of one client address leave alone.
+        exempt_addresses: Vec<Network> = texts(network).or_list(&["127.0.0.0/8", "::1/128"]);
+        /// A connection takes no further request after so many.
+        requests_per_connection: u64 = number(100_000, 1..=1_000_000_000);
+        /// A connection takes no further request after this time.
+        connection_age: Duration = within(HOUR, SECOND..=DAY);
+        /// A client that lets an answer wait must read this many bytes a second, looked at each response_write.
+        response_rate: u64 = size(KIB, 1..=MIB);
+        /// HTTP/2 streams that may be open at once.
+        h2_streams: u32 = number(100, 1..=10_000);
+        /// About what the requests of one HTTP/2 connection may cost in memory; streams beyond it wait.
+        h2_memory: u64 = size(4 * MIB, MIB..=1024 * MIB);
+        /// HTTP/2 resets a second; five seconds' worth may come at once.
+        h2_resets: u32 = number(20, 1..=10_000);
+        /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and
+        /// data pay for; five seconds' worth may come at once.
+        h2_control_frames: u32 = number(20, 1..=10_000);
+        /// Idle between two requests of a connection.
+        keepalive_idle: Duration = within(seconds(60), SECOND..=HOUR);
+        /// For the body of a request.
+        request_read: Duration = within(seconds(30), MS * 100..=HOUR);
+        /// How often it is looked at whether a client reads an answer at response_rate.
+        response_write: Duration = within(seconds(30), MS * 100..=HOUR);
+        /// For requests in flight to end when the gateway stops.
+        shutdown_grace: Duration = within(seconds(20), Duration::ZERO..=HOUR);
     }
 }

@@ -1,208 +1,249 @@
-//! The section `store.redis`: where Redis is, who the gateway is there, and how it is spoken to.
+//! The section `store.redis`: where Redis is, who the gateway is there, how it is spoken to, and what a gateway does while it is
+//! away.
 
-use super::super::check::{Check, Wrong};
-use super::super::outline::Path;
-use super::super::text::{RedisText, RedisTlsText, Section};
-use super::super::{RedisPlace, RedisStore, RedisTls, Secret};
-use super::outage;
-use super::{HOUR, MINUTE, MS, seconds};
+use std::num::NonZeroU64;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{HOUR, MINUTE, MS, SECOND, certificate_and_key, seconds};
+use crate::config::Secret;
+use crate::config::check::{Check, Wrong, readable};
+use crate::config::outline::Path;
+use crate::config::rows::{
+    Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, within,
+};
 
 const URL: &str = "redis://127.0.0.1:6379/0";
-const KEY_PREFIX: &str = "touchline";
-const REPLICA_PATH: &str = "var/keys.db";
 /// The largest number of databases that a server can be configured with.
 const DATABASE_MAX: u64 = 65_535;
 
-pub(super) fn redis(check: &mut Check<'_>, at: &Path, section: Section<RedisText>) -> RedisStore {
-    let mut text = check.section(at, section).unwrap_or_default();
-    let tls = std::mem::take(&mut text.tls);
-    let (tls_given, tls) = (tls.is_given(), self::tls(check, &at.key("tls"), tls));
-    let password = secret(check, &at.key("password_file"), &text.password_file);
-    let sentinel_password = secret(
-        check,
-        &at.key("sentinel_password_file"),
-        &text.sentinel_password_file,
-    );
-    let database_at = at.key("database");
-    let databases = 0..=DATABASE_MAX;
-    check.bounds(&database_at, &databases);
-    let database = text.database.is_given().then(|| {
-        let number = check.bounded(&database_at, &text.database, 0, databases);
-        u32::try_from(number).unwrap_or(0)
-    });
-    if text.cluster.is_given() && database.is_some_and(|database| database > 0) {
-        check.wrong(&database_at, "a cluster has only database 0", "remove it");
+rows! {
+    pub(super) struct RedisRows {
+        /// Where Redis is, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`,
+        /// rediss:// for TLS.
+        url: Option<Secret> = text(url);
+        /// A file with the URL, for one with a password in it.
+        url_file: Option<Secret> = secret_file();
+        /// The sentinels, each host:port; with `master`.
+        sentinels: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
+        /// What the sentinels call the master.
+        master: Option<String> = text(|text| not_empty(text, "write a name, or remove it"));
+        /// Some nodes of the cluster, each host:port; the others are learnt.
+        cluster: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
+        /// The database; goes before the one in the URL. A cluster has only 0.
+        database: Option<u32> = between(0..=DATABASE_MAX).map(|database| database.map(u32::of));
+        /// The ACL user; goes before the one in the URL.
+        username: Option<String> = text(|text| not_empty(text, "write a user name, or remove it"));
+        /// A file with the password; goes before one in the URL.
+        password_file: Option<Secret> = secret_file();
+        /// A file with the password of the sentinels.
+        sentinel_password_file: Option<Secret> = secret_file();
+        /// TLS to every server; {} trusts what the operating system trusts.
+        tls: Option<RedisTls> = section(tls);
+        /// What every name in Redis begins with.
+        key_prefix: String = text(key_prefix).or_text("touchline");
+        /// For one call.
+        timeout: Duration = within(MS * 100, MS..=seconds(10));
+        /// This gateway's copy of the key table (digests, no keys), for days without Redis.
+        replica: PathBuf = leaf().or("var/keys.db".into());
+        // Shorter than the feed's own freshness it would end service at every hiccup of Redis.
+        /// How long known keys are served by that copy.
+        max_staleness: Duration = within(HOUR * 24, MINUTE..=HOUR * 24 * 30);
+        /// While Redis is away: `bounded`, each gateway serves its share of what was left of each key's quota; `deny`, nothing
+        /// is served; `open`, everything is.
+        outage: OutagePolicy = leaf().or(OutagePolicy::Bounded);
+        /// Where each gateway writes down what it serves without Redis, on a local disk, one for each machine; it belongs to
+        /// this store alone.
+        journal: PathBuf = leaf().or("var/journal.db".into());
+        /// What an emptied Redis and a killed gateway together may cost.
+        journal_interval: Duration = within(SECOND, MS * 10..=MINUTE);
+        /// Share at least so finely while Redis is away, even if fewer gateways were seen alive.
+        min_nodes: NonZeroU64 = number(1, 1..=1_000);
+        /// Of the limit, for a key whose count this gateway does not know while Redis is away.
+        cold_cap: u64 = percent(2);
+        /// A count older than this when Redis went away is not known.
+        count_staleness: Duration = within(5 * MINUTE, SECOND..=24 * HOUR);
     }
-    for (key, given) in [
-        ("master", text.master.is_given()),
-        (
-            "sentinel_password_file",
-            text.sentinel_password_file.is_given(),
-        ),
-    ] {
-        if given && !text.sentinels.is_given() {
-            check.wrong_key(
-                &at.key(key),
-                "there are no sentinels",
-                "write sentinels: [host:port, …], or remove it",
-            );
-        }
+
+    struct RedisTlsRows {
+        /// PEM file of the authorities that sign the servers.
+        ca_file: Option<PathBuf> = file(readable);
+        /// PEM file of this gateway's certificate, where Redis asks for one; read anew for every connection.
+        certificate: Option<PathBuf> = file(readable);
+        /// PEM file of that certificate's key.
+        private_key: Option<PathBuf> = file(readable);
     }
-    let username = check.parsed(&at.key("username"), &text.username, |text| {
-        not_empty(text, "user name")
-    });
-    check.default(&at.key("key_prefix"), KEY_PREFIX);
-    let key_prefix = check.parsed(&at.key("key_prefix"), &text.key_prefix, key_prefix);
-    let timeout = check.bounded(
-        &at.key("timeout"),
-        &text.timeout,
-        MS * 100,
-        MS..=seconds(10),
-    );
-    let replica = check.leaf_or(&at.key("replica"), &text.replica, REPLICA_PATH.into());
-    // Shorter than the feed's own freshness it would end service at every hiccup of Redis.
-    let max_staleness = check.bounded(
-        &at.key("max_staleness"),
-        &text.max_staleness,
-        HOUR * 24,
-        MINUTE..=HOUR * 24 * 30,
-    );
-    let outage = outage::outage(check, at, &text);
-    if outage.journal == replica {
-        check.wrong_key(
-            &at.key("journal"),
-            "it is the file of the replica",
-            "give journal and replica a file each",
-        );
-    }
-    let place = place(check, at, text);
+}
+
+/// The Redis store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RedisStore {
+    /// Where Redis is.
+    pub place: RedisPlace,
+    /// The database; goes before the one in the URL. Never with a cluster.
+    pub database: Option<u32>,
+    /// The ACL user; goes before the one in the URL.
+    pub username: Option<String>,
+    /// The password of `password_file`, which goes before the one in the URL.
+    pub password: Option<Secret>,
+    /// The password of the sentinels.
+    pub sentinel_password: Option<Secret>,
+    /// How TLS is spoken, where it is.
+    pub tls: Option<RedisTls>,
+    /// What every name in Redis begins with.
+    pub key_prefix: String,
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// Where a gateway saves its replica of the key table.
+    pub replica: PathBuf,
+    /// How long known keys are served by a replica that could not be brought up to date.
+    pub max_staleness: Duration,
+    /// What happens to charges while Redis is away.
+    pub outage: Outage,
+}
+
+/// What a gateway does while Redis is away, and what it writes down for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outage {
+    /// What happens to charges.
+    pub policy: OutagePolicy,
+    /// The file in which this node writes down what it counts.
+    pub journal: PathBuf,
+    /// How often it does so while Redis answers.
+    pub journal_interval: Duration,
+    /// The gateways that share what is left of a quota while Redis is away, at least.
+    pub min_nodes: NonZeroU64,
+    /// The part of a limit that is served without knowing the count, in hundredths.
+    pub cold_percent: u64,
+    /// A count that was older than this when Redis went away is unknown.
+    pub count_staleness: Duration,
+}
+
+/// What happens to charges while Redis is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutagePolicy {
+    /// Each gateway serves its share of what was left.
+    Bounded,
+    /// Nothing is served.
+    Deny,
+    /// Everything is served.
+    Open,
+}
+
+/// Where Redis is; addresses are `host:port`, resolved for every connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RedisPlace {
+    /// `redis[s]://[user[:password]@]host[:port][/database]`.
+    Url(Secret),
+    /// The master that sentinels name.
+    Sentinels {
+        /// At least one, none twice.
+        sentinels: Vec<String>,
+        /// Their name for the master.
+        master: String,
+    },
+    /// Nodes of a cluster, at least one, none twice.
+    Cluster(Vec<String>),
+}
+
+/// TLS to Redis. The files were readable when the configuration was checked.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// PEM file of the authorities that sign servers; without one those of the operating system.
+    pub ca_file: Option<PathBuf>,
+    /// PEM files of the gateway's certificate and its private key, where Redis asks for one.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisStore> {
+    relations(check, at, &rows);
+    let place = match rows.url.or(rows.url_file) {
+        Some(url) => RedisPlace::Url(url),
+        None if check.is_given(&at.key("sentinels")) => RedisPlace::Sentinels {
+            sentinels: rows.sentinels,
+            master: rows.master.unwrap_or_default(),
+        },
+        None if check.is_given(&at.key("cluster")) => RedisPlace::Cluster(rows.cluster),
+        None => RedisPlace::Url(Secret::from(URL.to_owned())),
+    };
     if let RedisPlace::Url(url) = &place
-        && tls_given
+        && rows.tls.is_some()
         && !url.reveal().starts_with("rediss://")
     {
-        check.wrong_key(
-            &at.key("tls"),
-            "the URL does not ask for TLS",
-            "begin the URL with rediss://",
-        );
+        let hint = "begin the URL with rediss://";
+        check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
-    RedisStore {
+    Some(RedisStore {
         place,
-        database,
-        username,
-        password,
-        sentinel_password,
-        tls,
-        key_prefix: key_prefix.unwrap_or_else(|| KEY_PREFIX.to_owned()),
-        timeout,
-        replica,
-        max_staleness,
-        outage,
-    }
+        database: rows.database,
+        username: rows.username,
+        password: rows.password_file,
+        sentinel_password: rows.sentinel_password_file,
+        tls: rows.tls,
+        key_prefix: rows.key_prefix,
+        timeout: rows.timeout,
+        replica: rows.replica,
+        max_staleness: rows.max_staleness,
+        outage: Outage {
+            policy: rows.outage,
+            journal: rows.journal,
+            journal_interval: rows.journal_interval,
+            min_nodes: rows.min_nodes,
+            cold_percent: rows.cold_cap,
+            count_staleness: rows.count_staleness,
+        },
+    })
 }
 
-/// The one place that is given; without any, the default URL.
-fn place(check: &mut Check<'_>, at: &Path, text: RedisText) -> RedisPlace {
-    let given: Vec<&str> = [
-        ("url", text.url.is_given()),
-        ("url_file", text.url_file.is_given()),
-        ("sentinels", text.sentinels.is_given()),
-        ("cluster", text.cluster.is_given()),
-    ]
-    .into_iter()
-    .filter_map(|(key, given)| given.then_some(key))
-    .collect();
-    for second in given.iter().skip(1) {
-        check.wrong_key(
-            &at.key(second),
-            "it is told twice where Redis is",
-            format!("keep one of {}", given.join(" and ")),
+/// What keys say of each other.
+fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
+    let mut places = vec!["url", "url_file", "sentinels", "cluster"];
+    places.retain(|name| check.is_given(&at.key(name)));
+    for second in places.iter().skip(1) {
+        let hint = format!("keep one of {}", places.join(" and "));
+        check.wrong_key(&at.key(second), "it is told twice where Redis is", hint);
+    }
+    if let Some(file) = &rows.url_file {
+        check.accept(&at.key("url_file"), url(file.reveal()));
+    }
+    if places.contains(&"cluster") && rows.database.is_some_and(|database| database > 0) {
+        check.wrong(
+            &at.key("database"),
+            "a cluster has only database 0",
+            "remove it",
         );
     }
-    let url = url(check, at, &text);
     let master_at = at.key("master");
-    if text.sentinels.is_given() {
-        check.required(&master_at, &text.master, "write master: and its name");
-    }
-    let master = check.parsed(&master_at, &text.master, |text| not_empty(text, "name"));
-    let mut servers = |key: &str, list| {
-        let at = at.key(key);
-        let servers = check.texts(&at, list, server);
-        if servers.as_ref().is_some_and(Vec::is_empty) {
-            check.wrong(&at, "at least one is needed", "write [host:port, …]");
+    if !places.contains(&"sentinels") {
+        for at in [&master_at, &at.key("sentinel_password_file")] {
+            if check.is_given(at) {
+                let hint = "write sentinels: [host:port, …], or remove it";
+                check.wrong_key(at, "there are no sentinels", hint);
+            }
         }
-        servers
-    };
-    let sentinels = servers("sentinels", text.sentinels);
-    let nodes = servers("cluster", text.cluster);
-    match (url, sentinels, nodes) {
-        (None, Some(sentinels), _) => RedisPlace::Sentinels {
-            sentinels,
-            master: master.unwrap_or_default(),
-        },
-        (None, None, Some(nodes)) => RedisPlace::Cluster(nodes),
-        (url, _, _) => RedisPlace::Url(url.unwrap_or_else(|| Secret::from(URL.to_owned()))),
+    } else if !check.is_given(&master_at) {
+        check.wrong(
+            &master_at,
+            "the key is missing",
+            "write master: and its name",
+        );
+    }
+    if rows.journal == rows.replica {
+        let hint = "give journal and replica a file each";
+        check.wrong_key(&at.key("journal"), "it is the file of the replica", hint);
     }
 }
 
-fn url(check: &mut Check<'_>, at: &Path, text: &RedisText) -> Option<Secret> {
-    let written = check.parsed(&at.key("url"), &text.url, checked_url);
-    let file_at = at.key("url_file");
-    let from_file = secret(check, &file_at, &text.url_file);
-    if let Some(Err(wrong)) = from_file.as_ref().map(|url| checked_url(url.reveal())) {
-        check.wrong(&file_at, wrong.message, wrong.hint);
-    }
-    written.or(from_file)
-}
-
-fn secret(
-    check: &mut Check<'_>,
-    at: &Path,
-    file: &super::super::text::Leaf<std::path::PathBuf>,
-) -> Option<Secret> {
-    let file = check.leaf(at, file)?;
-    check.secret_file(at, &file)
-}
-
-fn tls(check: &mut Check<'_>, at: &Path, section: Section<RedisTlsText>) -> Option<RedisTls> {
-    let text = check.section(at, section)?;
-    let mut files = [
-        ("ca_file", &text.ca_file),
-        ("certificate", &text.certificate),
-        ("private_key", &text.private_key),
-    ]
-    .map(|(key, leaf)| {
-        let at = at.key(key);
-        let file = check.leaf(&at, leaf);
-        if let Some(file) = &file {
-            check.readable(&at, file);
-        }
-        file
-    })
-    .into_iter();
-    let ca_file = files.next().flatten();
-    let (certificate, private_key) = (files.next().flatten(), files.next().flatten());
-    match (text.certificate.is_given(), text.private_key.is_given()) {
-        (true, false) => check.required(
-            &at.key("private_key"),
-            &text.private_key,
-            "write private_key: FILE beside the certificate",
-        ),
-        (false, true) => check.required(
-            &at.key("certificate"),
-            &text.certificate,
-            "write certificate: FILE beside the private key",
-        ),
-        (true, true) | (false, false) => {}
-    }
+fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls> {
+    certificate_and_key(check, at);
     Some(RedisTls {
-        ca_file,
-        identity: certificate.zip(private_key),
+        ca_file: rows.ca_file,
+        identity: rows.certificate.zip(rows.private_key),
     })
 }
 
 /// A URL that the client library takes. What is wrong is told without the URL: there may be a password in it.
-fn checked_url(text: &str) -> Result<Secret, Wrong> {
+fn url(text: &str) -> Result<Secret, Wrong> {
     use redis::{ConnectionAddr, IntoConnectionInfo};
 
     let known = text.starts_with("redis://") || text.starts_with("rediss://");
@@ -241,39 +282,30 @@ fn server(text: &str) -> Result<String, Wrong> {
             && port.bytes().all(|byte| byte.is_ascii_digit())
             && port.parse::<u16>().is_ok_and(|port| port > 0)
     });
-    if fits {
-        Ok(text.to_owned())
-    } else {
-        Err(Wrong::new(
-            format!("{text:?} is not a server"),
+    match fits {
+        true => Ok(text.to_owned()),
+        false => Err(Wrong::not(
+            "a server",
             "write host:port, such as redis-1.example:6379",
-        ))
+        )),
     }
 }
 
-fn not_empty(text: &str, what: &str) -> Result<String, Wrong> {
-    if text.is_empty() {
-        Err(Wrong::new(
-            "it is empty",
-            format!("write a {what}, or remove it"),
-        ))
-    } else {
-        Ok(text.to_owned())
+fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
+    match text {
+        "" => Err(Wrong::new("it is empty", hint)),
+        text => Ok(text.to_owned()),
     }
 }
 
 fn key_prefix(text: &str) -> Result<String, Wrong> {
-    let fits = (1..=64).contains(&text.len())
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte));
-    if fits {
-        Ok(text.to_owned())
-    } else {
-        // Braces would move all keys of the store into one slot of a cluster.
-        Err(Wrong::new(
-            format!("{text:?} is not a prefix of names in Redis"),
+    // Braces would move all keys of the store into one slot of a cluster.
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    match (1..=64).contains(&text.len()) && text.bytes().all(fits) {
+        true => Ok(text.to_owned()),
+        false => Err(Wrong::not(
+            "a prefix of names in Redis",
             "1 to 64 characters of a-z, A-Z, 0-9 and -_.:",
-        ))
+        )),
     }
 }

@@ -5,84 +5,79 @@ use jiff::civil::Date;
 
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::scalar::Text;
-use crate::config::text::{Leaf, LinksText, Section};
+use crate::config::rows::{rows, text};
 use crate::policy::calendar::Calendar;
 use crate::policy::retirement::{LinkTarget, Relation, Retirement};
 
-const INSTANT_HINT: &str =
-    "write a date such as 2027-06-30, or an instant such as 2027-06-30T12:00:00Z";
-const LINK_HINT: &str =
-    "write an address such as https://example.com/docs, or a path such as /api/v2/data/markets";
+rows! {
+    pub(super) struct LinksRows {
+        /// What the deprecation means: an http or https address, or a path of this API.
+        deprecation: Option<LinkTarget> = text(link);
+        /// What its end means.
+        sunset: Option<LinkTarget> = text(link);
+        /// What takes its place.
+        successor_version: Option<LinkTarget> = text(link);
+    }
+}
 
-/// What is said of an endpoint that is going away. A date is its first instant in `calendar`.
+/// An instant as it is written.
+pub(super) enum When {
+    /// The first one of a quota day.
+    Day(Date),
+    Instant(Timestamp),
+}
+
+impl When {
+    pub(super) fn instant(self, calendar: Option<&Calendar>) -> Timestamp {
+        let day = match self {
+            When::Day(date) => calendar.and_then(|calendar| calendar.day_of(date).ok()),
+            When::Instant(instant) => return instant,
+        };
+        let start = day.and_then(|day| Timestamp::from_second(day.start).ok());
+        // Without a day the calendar itself is wrong, which is a problem of its own.
+        start.unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+}
+
+pub(super) fn when(text: &str) -> Result<When, Wrong> {
+    let hint = "write a date such as 2027-06-30, or an instant such as 2027-06-30T12:00:00Z";
+    match text.parse::<Date>() {
+        // A date has one form.
+        Ok(date) if date.to_string() == text => Ok(When::Day(date)),
+        Ok(_) | Err(_) => match text.parse::<Timestamp>() {
+            Ok(instant) => Ok(When::Instant(instant)),
+            Err(_) => Err(Wrong::not("an instant", hint)),
+        },
+    }
+}
+
+fn link(text: &str) -> Result<LinkTarget, Wrong> {
+    let hint =
+        "write an address such as https://example.com/docs, or a path such as /api/v2/data/markets";
+    LinkTarget::parse(text).ok_or_else(|| Wrong::not("a link", hint))
+}
+
+/// What is reported of an endpoint that is going away.
 pub(super) fn retirement(
     check: &mut Check<'_>,
     at: &Path,
-    (deprecation, sunset): (&Leaf<Text>, &Leaf<Text>),
-    links: Section<LinksText>,
+    (deprecation, sunset): (Option<When>, Option<When>),
+    links: LinksRows,
     calendar: Option<&Calendar>,
 ) -> Retirement {
-    let sunset_at = at.key("sunset");
-    let deprecation = instant(check, &at.key("deprecation"), deprecation, calendar);
-    let sunset = instant(check, &sunset_at, sunset, calendar);
-    let links = link_targets(check, &at.key("links"), links);
-    Retirement::new(deprecation, sunset, links).unwrap_or_else(|error| {
-        check.wrong(
-            &sunset_at,
-            error.to_string(),
-            "an endpoint is deprecated first and gone later (RFC 9745)",
-        );
+    let [deprecation, sunset] =
+        [deprecation, sunset].map(|when| when.map(|when| when.instant(calendar)));
+    let links = [
+        (Relation::Deprecation, links.deprecation),
+        (Relation::Sunset, links.sunset),
+        (Relation::SuccessorVersion, links.successor_version),
+    ];
+    let links = links
+        .into_iter()
+        .filter_map(|(relation, target)| Some((relation, target?)));
+    Retirement::new(deprecation, sunset, links.collect()).unwrap_or_else(|error| {
+        let hint = "an endpoint is deprecated first and gone later (RFC 9745)";
+        check.wrong(&at.key("sunset"), error.to_string(), hint);
         Retirement::default()
     })
-}
-
-/// An instant, or a date, which is its first instant in `calendar`.
-pub(super) fn instant(
-    check: &mut Check<'_>,
-    at: &Path,
-    leaf: &Leaf<Text>,
-    calendar: Option<&Calendar>,
-) -> Option<Timestamp> {
-    check.parsed(at, leaf, |text| {
-        let wrong = || Wrong::new(format!("{text:?} is not an instant"), INSTANT_HINT);
-        let Some(date) = date(text) else {
-            let instant = text.parse::<Timestamp>().map_err(|_| wrong())?;
-            return Ok(instant);
-        };
-        let day = calendar.and_then(|calendar| calendar.day_of(date).ok());
-        match day {
-            Some(day) => Timestamp::from_second(day.start).map_err(|_| wrong()),
-            // The calendar itself is wrong and told so.
-            None => Ok(Timestamp::UNIX_EPOCH),
-        }
-    })
-}
-
-/// The date, in its one form.
-fn date(text: &str) -> Option<Date> {
-    let date: Date = text.parse().ok()?;
-    (date.to_string() == text).then_some(date)
-}
-
-fn link_targets(
-    check: &mut Check<'_>,
-    at: &Path,
-    section: Section<LinksText>,
-) -> Vec<(Relation, LinkTarget)> {
-    let text = check.section(at, section).unwrap_or_default();
-    let mut links = Vec::new();
-    for relation in Relation::ALL {
-        let (name, leaf) = match relation {
-            Relation::Deprecation => ("deprecation", &text.deprecation),
-            Relation::Sunset => ("sunset", &text.sunset),
-            Relation::SuccessorVersion => ("successor_version", &text.successor_version),
-        };
-        let target = check.parsed(&at.key(name), leaf, |text| {
-            LinkTarget::parse(text)
-                .ok_or_else(|| Wrong::new(format!("{text:?} is not a link"), LINK_HINT))
-        });
-        links.extend(target.map(|target| (relation, target)));
-    }
-    links
 }

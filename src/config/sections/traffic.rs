@@ -5,16 +5,16 @@ use std::num::{NonZeroU32, NonZeroU64};
 use std::sync::Arc;
 
 use http::Method;
-use serde_yaml::Value;
 
-use super::retirement::{instant, retirement};
+use super::retirement::{LinksRows, When, retirement, when};
+use super::upstreams::Upstream;
 use crate::config::check::{Check, Wrong, nearest};
 use crate::config::outline::Path;
-use crate::config::scalar::Price;
-use crate::config::text::{
-    BurstText, EndpointText, Leaf, List, MaintenanceText, Named, Section, TierText,
+use crate::config::rows::{
+    between, leaf, number, optional, placed_texts, plain, required, required_as, rows, section,
+    text, texts, within,
 };
-use crate::config::{Tier, Upstream};
+use crate::config::scalar::Price;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
@@ -23,15 +23,13 @@ use crate::policy::maintenance::Maintenance;
 use crate::policy::own_path::OwnPath;
 use crate::policy::token_bucket::Rate;
 
+const MILLION: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 /// Far above any quota, and exact in every number format on the way.
 const DAILY_MAX: u64 = 1_000_000_000_000;
 /// A million dollars a month.
 const PRICE_MAX: Price = Price(100_000_000);
-const COST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 /// Requests a second of one key on one gateway: the most that is still told exactly.
 const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
-const BURST_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
-const CONCURRENT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
 /// A sentence or two.
 const MESSAGE_CHARS_MAX: usize = 500;
 /// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
@@ -45,67 +43,81 @@ const METHODS: [Method; 7] = [
     Method::OPTIONS,
 ];
 const METHODS_HINT: &str = "write GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS";
+pub(super) const ENDPOINTS_HINT: &str =
+    "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
+const NO_TIER: &str = "there is no tier that includes it";
+const TIERS_HINT: &str = "write tiers: and a list of names";
+const BURST_HINT: &str = "write burst: { rate: 20, burst: 40 }";
 
-/// The tiers; `None` where there are none.
-pub(super) fn tiers(
-    check: &mut Check<'_>,
-    at: &Path,
-    named: Named<TierText>,
-) -> Option<Vec<(TierName, Tier)>> {
-    let mut tiers = Vec::new();
-    for (at, name, value) in check.named(at, named, "write one such as starter: { daily: 1000 }")? {
-        let text: TierText = check.section_of(&at, value).unwrap_or_default();
-        let daily_at = at.key("daily");
-        check.required(
-            &daily_at,
-            &text.daily,
-            "write daily: and the requests a day",
-        );
-        let daily = check.bounded(&daily_at, &text.daily, 1, 1..=DAILY_MAX);
-        let price_at = at.key("price");
-        let prices = Price(0)..=PRICE_MAX;
-        check.bounds(&price_at, &prices);
-        let price = text.price.is_given().then(|| {
-            let price = check.bounded(&price_at, &text.price, Price(0), prices);
-            price.0
-        });
-        let burst = burst(check, &at.key("burst"), text.burst);
-        let concurrent_at = at.key("concurrent");
-        let bounds = NonZeroU32::MIN..=CONCURRENT_MAX;
-        check.bounds(&concurrent_at, &bounds);
-        let concurrent = text
-            .concurrent
-            .is_given()
-            .then(|| check.bounded(&concurrent_at, &text.concurrent, NonZeroU32::MIN, bounds));
-        let enforcement = check.leaf_or(&at.key("enforce"), &text.enforce, Enforcement::Enforced);
-        match name.parse::<TierName>() {
-            Ok(name) => tiers.push((
-                name,
-                Tier {
-                    enforcement,
-                    daily: NonZeroU64::new(daily).unwrap_or(NonZeroU64::MIN),
-                    price_cents: price,
-                    burst,
-                    concurrent,
-                },
-            )),
-            Err(error) => check.wrong_key(&at, "this is not the name of a tier", error.to_string()),
-        }
+rows! {
+    /// A subscription tier.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Tier {
+        /// Units a quota day; a request takes its endpoint's cost.
+        daily: NonZeroU64 = required("write daily: and the requests a day", number(1, 1..=DAILY_MAX));
+        /// US dollars a month, as 99 or 99.50: what invoices reckon with; no amount without it.
+        price_cents as "price": Option<u64> = between(Price(0)..=PRICE_MAX).map(|price| price.map(|Price(cents)| cents));
+        /// false: requests of this tier are counted and told their standing, but none is refused by tier or quota.
+        enforcement as "enforce": Enforcement = leaf().or(Enforcement::Enforced);
+        /// How fast one key may send requests, on each gateway; without it there is no bound. What is more gets a 429 and is
+        /// never charged.
+        burst: Option<Rate> = section(|_, _, rows: BurstRows| Some(Rate::per_second(rows.rate, rows.burst)));
+        /// Requests that one key may have under way at the same time, on each gateway; without it there is no bound. What is
+        /// more gets a 429 and is never charged.
+        concurrent: Option<NonZeroU32> = between(NonZeroU32::MIN..=MILLION);
     }
-    Some(tiers)
+
+    struct BurstRows {
+        /// Requests a second, after those at once.
+        rate: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=RATE_MAX));
+        /// Requests at once.
+        burst: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION));
+    }
+
+    pub(super) struct EndpointRows {
+        /// The path, matched exactly; `{name}` stands for one segment.
+        path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any));
+        /// The methods it takes: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is taken wherever GET is.
+        methods: Vec<Method> = texts(method).or_list(&["GET"]).not_empty("there is no method", METHODS_HINT);
+        /// The tiers that include it.
+        tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed_texts(any).not_empty(NO_TIER, TIERS_HINT));
+        /// What one request takes from the daily quota.
+        cost: NonZeroU32 = within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION);
+        /// The upstream that it is forwarded to.
+        upstream: Option<Arc<str>> = required("write upstream: and the name of one", text(any));
+        /// Since when clients should not use it any more: a date, which is its first instant in quota.timezone, or an instant
+        /// such as 2027-06-30T12:00:00Z.
+        deprecation: Option<When> = text(when);
+        /// When it will go, told as `deprecation` is and not before it. It is served all the same while it stands here.
+        sunset: Option<When> = text(when);
+        /// Where clients read more of its end.
+        links: LinksRows = plain();
+        /// That it is being worked on: 500 with Retry-After, never charged, and nothing is forwarded.
+        maintenance: Option<MaintenanceRows> = optional();
+    }
+
+    pub(super) struct MaintenanceRows {
+        /// When it is over by itself: a date, which is its first instant in quota.timezone, or an instant such as
+        /// 2026-11-22T06:00:00Z; without it, when this section is taken out.
+        until: Option<When> = text(when);
+        /// The sentence that clients are told.
+        message: Option<Arc<str>> = text(message);
+    }
 }
 
-/// How fast a key may send requests; `None` where nothing is said.
-fn burst(check: &mut Check<'_>, at: &Path, section: Section<BurstText>) -> Option<Rate> {
-    let text = check.section(at, section)?;
-    let mut number = |name, leaf: &Leaf<NonZeroU32>, most| {
-        let at = at.key(name);
-        check.required(&at, leaf, "write burst: { rate: 20, burst: 40 }");
-        check.bounded(&at, leaf, NonZeroU32::MIN, NonZeroU32::MIN..=most)
-    };
-    let rate = number("rate", &text.rate, RATE_MAX);
-    let burst = number("burst", &text.burst, BURST_MAX);
-    Some(Rate::per_second(rate, burst))
+pub(super) fn tier(
+    check: &mut Check<'_>,
+    at: &Path,
+    name: &str,
+    tier: Tier,
+) -> Option<(TierName, Tier)> {
+    match name.parse::<TierName>() {
+        Ok(name) => Some((name, tier)),
+        Err(error) => {
+            check.wrong_key(at, "this is not the name of a tier", error.to_string());
+            None
+        }
+    }
 }
 
 /// What endpoints refer to, as far as it could be read; what could not is not held against them.
@@ -121,26 +133,13 @@ pub(super) struct Known<'a> {
 /// The endpoints; `None` where there are none or two of them overlap.
 pub(super) fn endpoints(
     check: &mut Check<'_>,
-    at: &Path,
-    list: List<EndpointText>,
+    rows: Vec<Option<(Path, EndpointRows)>>,
     known: &Known<'_>,
 ) -> Option<EndpointTable> {
-    const HINT: &str = "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
-    let given = list.is_given();
-    let items = check.items(at, list).unwrap_or_default();
-    if items.is_empty() {
-        let message = if given {
-            "at least one is needed"
-        } else {
-            "the key is missing"
-        };
-        check.wrong(at, message, HINT);
-        return None;
-    }
     let mut paths = Vec::new();
     let mut endpoints = Vec::new();
-    for (at, item) in items {
-        if let Some(endpoint) = endpoint(check, &at, item, known) {
+    for (at, rows) in rows.into_iter().flatten() {
+        if let Some(endpoint) = endpoint(check, &at, rows, known) {
             paths.push(at.key("path"));
             endpoints.push(endpoint);
         }
@@ -176,112 +175,78 @@ pub(super) fn endpoints(
 }
 
 /// One endpoint; `None` where it has no path to be found by.
-fn endpoint(check: &mut Check<'_>, at: &Path, item: Value, known: &Known<'_>) -> Option<Endpoint> {
-    let text: EndpointText = check.section_of(at, item)?;
-    check.required(&at.key("path"), &text.path, "write path: /api/v1/data/…");
-    let pattern = check.leaf(&at.key("path"), &text.path);
-    let methods_at = at.key("methods");
-    if text.methods.is_empty() {
-        check.wrong(&methods_at, "there is no method", METHODS_HINT);
-    }
-    check.default(&methods_at, vec![Method::GET.as_str()]);
-    let methods = check.texts(&methods_at, text.methods, |text| {
-        let known = METHODS.into_iter().find(|method| method.as_str() == text);
-        known.ok_or_else(|| {
-            Wrong::new(
-                format!("{text:?} is not a method an endpoint can take"),
-                METHODS_HINT,
-            )
-        })
-    });
-    let tiers_at = at.key("tiers");
-    if text.tiers.is_empty() || !text.tiers.is_given() {
-        check.wrong(
-            &tiers_at,
-            "there is no tier that includes it",
-            "write tiers: and a list of names",
-        );
-    }
-    let tiers = known.tier_names();
-    let included = check.texts(&tiers_at, text.tiers, |text| {
-        known_name("tier", text, tiers.as_deref()).and_then(|()| {
-            text.parse::<TierName>().map_err(|error| {
+fn endpoint(
+    check: &mut Check<'_>,
+    at: &Path,
+    rows: EndpointRows,
+    known: &Known<'_>,
+) -> Option<Endpoint> {
+    let tiers = known
+        .tiers
+        .map(|tiers| tiers.iter().map(|(name, _)| name.as_str()).collect());
+    let included = rows.tiers.into_iter().filter_map(|(at, name)| {
+        let tier = known_name("tier", &name, tiers.as_ref()).and_then(|()| {
+            let tier = name.parse::<TierName>();
+            tier.map_err(|error| {
                 Wrong::new(
-                    format!("{text:?} is not the name of a tier"),
+                    format!("{name:?} is not the name of a tier"),
                     error.to_string(),
                 )
             })
-        })
+        });
+        check.accept(&at, tier)
     });
-    let cost = check.bounded(
-        &at.key("cost"),
-        &text.cost,
-        NonZeroU32::MIN,
-        NonZeroU32::MIN..=COST_MAX,
-    );
-    let upstream_at = at.key("upstream");
-    check.required(
-        &upstream_at,
-        &text.upstream,
-        "write upstream: and the name of one",
-    );
-    let upstream = check.parsed(&upstream_at, &text.upstream, |text| {
-        known_name("upstream", text, known.upstream_names().as_deref()).map(|()| Arc::from(text))
+    let tiers = included.collect();
+    let upstreams = known
+        .upstreams
+        .map(|upstreams| upstreams.iter().map(|one| &*one.name).collect());
+    let upstream = rows.upstream.and_then(|name| {
+        let known = known_name("upstream", &name, upstreams.as_ref());
+        check.accept(&at.key("upstream"), known.map(|()| name))
     });
-    let dates = (&text.deprecation, &text.sunset);
-    let retirement = retirement(check, at, dates, text.links, known.calendar);
-    let maintenance = maintenance(
+    let calendar = known.calendar;
+    let retirement = retirement(
         check,
-        &at.key("maintenance"),
-        text.maintenance,
-        known.calendar,
+        at,
+        (rows.deprecation, rows.sunset),
+        rows.links,
+        calendar,
     );
+    let maintenance = rows.maintenance.map(|maintenance| Maintenance {
+        until: maintenance.until.map(|until| until.instant(calendar)),
+        message: maintenance.message,
+    });
     Some(Endpoint {
-        pattern: pattern?.0.into(),
-        methods: methods.unwrap_or_else(|| vec![Method::GET]),
-        tiers: included.unwrap_or_default(),
-        cost,
+        pattern: rows.path?,
+        methods: rows.methods,
+        tiers,
+        cost: rows.cost,
         upstream: upstream.unwrap_or_default(),
         retirement,
         maintenance,
     })
 }
 
-/// That an endpoint is being worked on; `None` where nothing is said.
-fn maintenance(
-    check: &mut Check<'_>,
-    at: &Path,
-    section: Section<MaintenanceText>,
-    calendar: Option<&Calendar>,
-) -> Option<Maintenance> {
-    let text = check.section(at, section)?;
-    let until = instant(check, &at.key("until"), &text.until, calendar);
-    let message = check.parsed(&at.key("message"), &text.message, |text| {
-        let printable = !text.chars().any(char::is_control) && !text.trim().is_empty();
-        if printable && text.chars().count() <= MESSAGE_CHARS_MAX {
-            Ok(Arc::from(text))
-        } else {
-            let hint = format!("one line of 1 to {MESSAGE_CHARS_MAX} characters");
-            Err(Wrong::new("it cannot be told to clients", hint))
-        }
-    });
-    Some(Maintenance { until, message })
+fn any(text: &str) -> Result<Arc<str>, Wrong> {
+    Ok(text.into())
 }
 
-impl Known<'_> {
-    fn tier_names(&self) -> Option<Vec<&str>> {
-        let tiers = self.tiers?.iter();
-        Some(tiers.map(|(name, _)| name.as_str()).collect())
-    }
+fn method(text: &str) -> Result<Method, Wrong> {
+    let known = METHODS.into_iter().find(|method| method.as_str() == text);
+    known.ok_or_else(|| Wrong::not("a method an endpoint can take", METHODS_HINT))
+}
 
-    fn upstream_names(&self) -> Option<Vec<&str>> {
-        let upstreams = self.upstreams?.iter();
-        Some(upstreams.map(|upstream| &*upstream.name).collect())
+fn message(text: &str) -> Result<Arc<str>, Wrong> {
+    let printable = !text.chars().any(char::is_control) && !text.trim().is_empty();
+    if printable && text.chars().count() <= MESSAGE_CHARS_MAX {
+        return Ok(text.into());
     }
+    let hint = format!("one line of 1 to {MESSAGE_CHARS_MAX} characters");
+    Err(Wrong::new("it cannot be told to clients", hint))
 }
 
 /// Whether `name` is one of `names`, where those are known.
-fn known_name(kind: &str, name: &str, names: Option<&[&str]>) -> Result<(), Wrong> {
+fn known_name(kind: &str, name: &str, names: Option<&Vec<&str>>) -> Result<(), Wrong> {
     let Some(names) = names.filter(|names| !names.contains(&name)) else {
         return Ok(());
     };

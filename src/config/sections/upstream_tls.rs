@@ -1,6 +1,7 @@
 //! TLS to an upstream: whom the gateway trusts there, and who it is. What the files hold is read and checked with the rest of the
 //! configuration, so that a mistake refuses it and a renewed file makes it another one.
 
+use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
 
 use rustls::crypto::ring::sign::any_supported_type;
@@ -8,92 +9,95 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 
+use super::certificate_and_key;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::text::{Leaf, Section, UpstreamTlsText};
-use crate::config::{Identity, PrivateKey, UpstreamTls};
+use crate::config::rows::{file, rows, text};
 
-/// What a PEM file of certificates should hold.
-const PEM_HINT: &str = "a PEM file with one certificate or more, readable by the gateway's user";
+/// A chain of certificates, X.509 in DER.
+type Chain = Vec<Vec<u8>>;
 
-pub(super) fn tls(
-    check: &mut Check<'_>,
-    at: &Path,
-    section: Section<UpstreamTlsText>,
-) -> Option<UpstreamTls> {
-    let text = check.section(at, section)?;
-    let name = check.parsed(&at.key("name"), &text.name, |text| {
-        let hint = "write the name in the servers' certificate, such as data.internal";
-        match ServerName::try_from(text) {
-            Ok(_) => Ok(text.to_owned()),
-            Err(_) => Err(Wrong::new(
-                format!("{text:?} is not the name of a server"),
-                hint,
-            )),
-        }
-    });
-    let mut files = Vec::new();
-    let authorities = certificates(check, &at.key("ca_file"), &text.ca_file, &mut files);
-    let chain_at = at.key("certificate");
-    let chain = certificates(check, &chain_at, &text.certificate, &mut files);
-    let key_at = at.key("private_key");
-    let key = private_key(check, &key_at, &text.private_key, &mut files);
-    match (text.certificate.is_given(), text.private_key.is_given()) {
-        (true, false) => check.required(
-            &key_at,
-            &text.private_key,
-            "write private_key: FILE beside the certificate",
-        ),
-        (false, true) => check.required(
-            &chain_at,
-            &text.certificate,
-            "write certificate: FILE beside the private key",
-        ),
-        (true, true) | (false, false) => {}
+rows! {
+    pub(super) struct UpstreamTlsRows {
+        /// What certificates must name, where that is not the host of the server.
+        name: Option<String> = text(server_name);
+        /// PEM file of the authorities that sign the servers.
+        ca_file: Option<(PathBuf, Chain)> = file(certificates);
+        /// PEM file of the gateway's own certificate, where the servers ask for one.
+        certificate: Option<(PathBuf, Chain)> = file(certificates);
+        /// PEM file of that certificate's key.
+        private_key: Option<(PathBuf, PrivateKeyDer<'static>)> = file(private_key);
     }
-    let identity = chain
-        .zip(key)
-        .and_then(|(chain, key)| match pair(&chain, &key) {
-            Ok(()) => Some(Identity {
-                chain,
-                key: PrivateKey(key.secret_der().to_vec()),
-            }),
-            Err(reason) => {
-                check.wrong(
-                    &key_at,
-                    reason,
-                    "use the key that the certificate was made for",
-                );
-                None
-            }
-        });
+}
+
+/// TLS to an upstream, whose certificate is always verified. The files were read with the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// What certificates must name; `None`: the host of the server.
+    pub name: Option<String>,
+    /// Who signs them, X.509 in DER; `None`: whom the operating system trusts.
+    pub authorities: Option<Chain>,
+    /// Who the gateway is.
+    pub identity: Option<Identity>,
+    /// Where all that was read, to be watched.
+    pub files: Vec<PathBuf>,
+}
+
+/// A certificate that the gateway shows, and its key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// The chain, the gateway's own certificate first, X.509 in DER; at least one.
+    pub chain: Chain,
+    /// The key of the first of them.
+    pub key: PrivateKey,
+}
+
+/// A private key in DER. Its `Debug` shows nothing.
+#[derive(Clone, PartialEq, Eq)]
+pub struct PrivateKey(pub Vec<u8>);
+
+impl fmt::Debug for PrivateKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PrivateKey(…)")
+    }
+}
+
+pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Option<UpstreamTls> {
+    certificate_and_key(check, at);
+    let (ca_file, authorities) = rows.ca_file.unzip();
+    let (certificate, chain) = rows.certificate.unzip();
+    let (key_file, key) = rows.private_key.unzip();
+    let identity = chain.zip(key).and_then(|(chain, key)| {
+        let paired = pair(&chain, &key)
+            .map_err(|reason| Wrong::new(reason, "use the key that the certificate was made for"));
+        check.accept(&at.key("private_key"), paired)?;
+        let key = PrivateKey(key.secret_der().to_vec());
+        Some(Identity { chain, key })
+    });
     Some(UpstreamTls {
-        name,
+        name: rows.name,
         authorities,
         identity,
-        files,
+        files: [ca_file, certificate, key_file]
+            .into_iter()
+            .flatten()
+            .collect(),
     })
 }
 
-/// The certificates of a file, in DER; `None` where none is given or it cannot be used.
-fn certificates(
-    check: &mut Check<'_>,
-    at: &Path,
-    leaf: &Leaf<PathBuf>,
-    files: &mut Vec<PathBuf>,
-) -> Option<Vec<Vec<u8>>> {
-    let file = check.leaf(at, leaf)?;
-    let read = read_certificates(&file);
-    let told = |reason: String| format!("{}: {reason}", file.display());
-    match read {
-        Ok(chain) => {
-            files.push(file);
-            Some(chain)
-        }
-        Err(reason) => {
-            check.wrong(at, told(reason), PEM_HINT);
-            None
-        }
+fn server_name(text: &str) -> Result<String, Wrong> {
+    let hint = "write the name in the servers' certificate, such as data.internal";
+    match ServerName::try_from(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(_) => Err(Wrong::not("the name of a server", hint)),
+    }
+}
+
+fn certificates(file: &str) -> Result<(PathBuf, Chain), Wrong> {
+    let hint = "a PEM file with one certificate or more, readable by the gateway's user";
+    match read_certificates(file.as_ref()) {
+        Ok(chain) => Ok((file.into(), chain)),
+        Err(reason) => Err(Wrong::new(format!("{file}: {reason}"), hint)),
     }
 }
 
@@ -113,23 +117,11 @@ fn read_certificates(file: &FilePath) -> Result<Vec<Vec<u8>>, String> {
         .collect())
 }
 
-fn private_key(
-    check: &mut Check<'_>,
-    at: &Path,
-    leaf: &Leaf<PathBuf>,
-    files: &mut Vec<PathBuf>,
-) -> Option<PrivateKeyDer<'static>> {
-    let file = check.leaf(at, leaf)?;
-    match PrivateKeyDer::from_pem_file(&file) {
-        Ok(key) => {
-            files.push(file);
-            Some(key)
-        }
-        Err(error) => {
-            let hint = "a PEM file with the private key, readable by the gateway's user";
-            check.wrong(at, format!("{}: {error}", file.display()), hint);
-            None
-        }
+fn private_key(file: &str) -> Result<(PathBuf, PrivateKeyDer<'static>), Wrong> {
+    let hint = "a PEM file with the private key, readable by the gateway's user";
+    match PrivateKeyDer::from_pem_file(file) {
+        Ok(key) => Ok((file.into(), key)),
+        Err(error) => Err(Wrong::new(format!("{file}: {error}"), hint)),
     }
 }
 

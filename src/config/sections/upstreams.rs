@@ -1,122 +1,274 @@
 //! The services behind the gateway: their servers, how these are chosen and judged, and how they are spoken to.
 
 use std::net::SocketAddr;
-use std::num::{NonZeroU32, NonZeroU64};
+use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use serde_yaml::Value;
 
-use super::upstream_tls::tls;
-use super::{HOUR, MINUTE, MS, SECOND, seconds};
+use super::upstream_tls::{UpstreamTls, tls};
+use super::{HOUR, MINUTE, MS, SECOND, one_of, seconds};
+use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
-use crate::config::scalar::{Bytes, Text};
-use crate::config::text::{
-    CompressionText, EjectionText, HealthText, Leaf, List, Named, SecretHeaderText, Section,
-    ServerItem, ServerText, TimeoutsText, UpstreamText, UpstreamTlsText,
+use crate::config::rows::{
+    Form, Kind, always, leaf, list, needed, number, plain, required, rows, secret_file, section,
+    size, text, texts, within,
 };
-use crate::config::{HealthCheck, Protocol, Secret, SecretHeader, Server, Timeouts, Upstream};
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
 use crate::policy::server_health::{Ejection, Thresholds};
 use crate::policy::{address, own_header};
 
-const RETRIES_MAX: u64 = 3;
-const WEIGHT_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(999);
+/// What the section `upstreams` needs.
+pub(super) const HINT: &str = "write one such as prediction-data: { servers: [127.0.0.1:9000] }";
+const SERVERS_HINT: &str = "write servers: [127.0.0.1:9000]";
 /// What a server of an upstream looks like.
 const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
-/// More checks in a row than anybody waits for.
-const IN_A_ROW_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(99);
-const FAILURES_MAX: u64 = 1_000;
-/// Below it, an answer and its header fit one packet whether it is compressed or not.
-const COMPRESSED_BYTES_MIN: Bytes = Bytes(1024);
-const COMPRESSED_BYTES_MIN_MAX: Bytes = Bytes(1024 * 1024);
 const CODINGS_HINT: &str = "write zstd or gzip";
+const ONE: NonZeroU32 = NonZeroU32::MIN;
+/// More checks in a row than anybody waits for.
+const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 
-/// The upstreams; `None` where there are none.
-pub(super) fn upstreams(
+rows! {
+    pub(super) struct UpstreamRows {
+        /// Its servers, each host:port, or address and weight. All addresses of a name are servers, those of IPv4 if it has any.
+        servers: Vec<(Path, Option<String>, NonZeroU32)> = required(
+            SERVERS_HINT,
+            list(server_item).not_empty("at least one server is needed", SERVERS_HINT),
+        );
+        /// Which server a request goes to: `round_robin`, one after another; `least_loaded`, the one with the fewest requests
+        /// under way; `by_key`, the same one for the same API key. Weights count with each.
+        choice: Choice = leaf().or(Choice::RoundRobin);
+        /// How often names are resolved anew; nothing waits for it, and a failure changes nothing.
+        resolve: Duration = within(seconds(30), SECOND..=HOUR);
+        /// Health checks of every server; without them only failing requests tell.
+        health: Option<HealthCheck> = section(health);
+        /// When failing requests take a server out.
+        ejection: Ejection = always(ejection);
+        /// TLS to every server, whose certificate is always verified; {} trusts what the operating system trusts.
+        tls: Option<UpstreamTls> = section(tls);
+        /// Which HTTP is spoken with the servers: `http1`; `http2`, without TLS as known beforehand; `auto`, with TLS only, what a
+        /// server agrees to by ALPN, HTTP/2 first.
+        protocol: Protocol = leaf().or(Protocol::Http1);
+        /// A secret header, so that the servers can refuse whoever is not the gateway.
+        header: Option<SecretHeader> = section(header);
+        /// Answers that the servers send uncompressed are compressed for clients that take it; without this section none is.
+        compression: Option<Compression> = section(compression);
+        /// How long it may take.
+        timeouts: Timeouts = plain();
+        /// How often a request is tried again where no server was reached; and on another server, if there is one, where one broke
+        /// off or answered 502, 503 or 504 to GET, HEAD or OPTIONS and nothing of its answer was passed on. Never charged.
+        retries: u8 = number(1, 0..=3);
+    }
+
+    struct CompressionRows {
+        /// Which codings, zstd or gzip; of those that a client likes equally well (Accept-Encoding) the first.
+        codings: Vec<Coding> = texts(coding).or_list(&["zstd", "gzip"]).not_empty("there is no coding", CODINGS_HINT);
+        // Below it, an answer and its header fit one packet whether it is compressed or not.
+        /// An answer that is known to be shorter goes as it is.
+        min_bytes: u64 = size(1024, 1..=1024 * 1024);
+    }
+
+    struct ServerRows {
+        /// host:port.
+        address: Option<String> = required("write address: 127.0.0.1:9000", text(server));
+        /// Its share of the requests, beside those of the others.
+        weight: NonZeroU32 = within(ONE, ONE..=ONE.saturating_add(999));
+    }
+
+    struct HealthRows {
+        /// What is asked for with GET; any 2xx will do.
+        path: String = needed("write path: /healthz", text(path));
+        /// Between two checks of a server.
+        interval: Duration = within(seconds(5), MS * 100..=HOUR);
+        /// For one check.
+        timeout: Duration = within(SECOND, MS..=MINUTE);
+        /// So many failed ones in a row, and the server is not asked.
+        unhealthy_after: NonZeroU32 = within(ONE.saturating_add(2), ONE..=IN_A_ROW_MAX);
+        /// So many passed ones in a row, and it is asked again.
+        healthy_after: NonZeroU32 = within(ONE.saturating_add(1), ONE..=IN_A_ROW_MAX);
+    }
+
+    struct EjectionRows {
+        /// So many failed requests in a row (not reached, broken off, too late, answered 502, 503 or 504), and the server is not
+        /// asked for a pause; 0: never.
+        failures: u32 = number(5, 0..=1_000);
+        /// The first pause. Each is twice as long as the one before, until a request is served.
+        pause: Duration = within(SECOND, MS * 100..=HOUR);
+        /// The longest pause.
+        pause_max: Duration = within(MINUTE, MS * 100..=HOUR);
+    }
+
+    pub(super) struct SecretHeaderRows {
+        /// Its name; a client's own header of that name goes.
+        name: Option<HeaderName> = required("write name: X-Gateway-Secret", text(header_name));
+        /// Its value, from a ${VARIABLE}.
+        value: Option<Secret> = leaf();
+        /// A file with the value.
+        value_file: Option<Secret> = secret_file();
+    }
+
+    /// How long an upstream may take.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct Timeouts {
+        /// To accept a connection.
+        connect: Duration = within(SECOND, MS..=MINUTE);
+        /// Silence: before the header of the answer, and between two parts of it.
+        read: Duration = within(seconds(10), MS..=HOUR);
+        /// For the whole answer.
+        total: Duration = within(MINUTE, MS..=HOUR);
+        /// A client that hangs up is refunded only if no header came for longer than this.
+        slow: Duration = within(seconds(5), Duration::ZERO..=HOUR);
+        /// How long an unused connection is kept.
+        idle: Duration = within(seconds(30), MS..=HOUR);
+    }
+}
+
+/// A service behind the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Upstream {
+    /// The name that endpoints use.
+    pub name: Arc<str>,
+    /// Its servers, resolved; at least one, no address twice.
+    pub servers: Vec<Server>,
+    /// How one of them is chosen.
+    pub choice: Choice,
+    /// How often their names are resolved anew.
+    pub resolve: Duration,
+    /// How they are checked; `None`: they are not.
+    pub health: Option<HealthCheck>,
+    /// When failing requests take one out.
+    pub ejection: Ejection,
+    /// How TLS is spoken with them; `None`: it is not.
+    pub tls: Option<UpstreamTls>,
+    /// Which HTTP is spoken with them; [`Protocol::Negotiated`] only with TLS.
+    pub protocol: Protocol,
+    /// What shows them that a request is the gateway's.
+    pub header: Option<SecretHeader>,
+    /// Which of its answers are compressed; `None`: they go as they are.
+    pub compression: Option<Compression>,
+    /// How long it may take.
+    pub timeouts: Timeouts,
+    /// How often a request is tried again, 0 to 3.
+    pub retries: u8,
+}
+
+/// Which version of HTTP is spoken with an upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Protocol {
+    /// HTTP/1.1.
+    Http1,
+    /// HTTP/2 and nothing else: with TLS as agreed on by ALPN, without it as known beforehand (RFC 9113 section 3.3).
+    Http2,
+    /// HTTP/2 where the server agrees to it by ALPN, else HTTP/1.1.
+    Negotiated,
+}
+
+/// One server of an upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Server {
+    /// `host:port` as it was written: what requests to it name in `Host`.
+    pub name: String,
+    /// Its share of the requests, beside those of the others.
+    pub weight: NonZeroU32,
+    /// What the name was resolved to when the file was read; at least one, in order, none twice.
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// How servers are asked whether they are well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// What is asked for; any 2xx will do.
+    pub path: String,
+    /// Between two checks of a server.
+    pub interval: Duration,
+    /// For one check.
+    pub timeout: Duration,
+    /// How many in a row change the mind.
+    pub thresholds: Thresholds,
+}
+
+/// A header with a secret for an upstream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SecretHeader {
+    /// Its name, none that the gateway sets or removes.
+    pub name: HeaderName,
+    /// Its value, which can stand in a header.
+    pub value: Secret,
+}
+
+pub(super) fn upstream(
     check: &mut Check<'_>,
     at: &Path,
-    named: Named<UpstreamText>,
-) -> Option<Vec<Upstream>> {
-    let hint = "write one such as prediction-data: { servers: [127.0.0.1:9000] }";
-    let mut upstreams = Vec::new();
-    for (at, name, value) in check.named(at, named, hint)? {
-        let fits = (1..=64).contains(&name.len())
-            && name.bytes().all(|byte| {
-                byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_'
-            });
-        if !fits {
-            check.wrong_key(
-                &at,
-                "this is not the name of an upstream",
-                "1 to 64 characters of a-z, 0-9, - and _",
-            );
-        }
-        let text: UpstreamText = check.section_of(&at, value).unwrap_or_default();
-        upstreams.push(upstream(check, &at, &name, text));
+    name: &str,
+    rows: UpstreamRows,
+) -> Option<Upstream> {
+    let fits =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(&byte);
+    if !(1..=64).contains(&name.len()) || !name.bytes().all(fits) {
+        let hint = "1 to 64 characters of a-z, 0-9, - and _";
+        check.wrong_key(at, "this is not the name of an upstream", hint);
     }
-    Some(upstreams)
-}
-
-fn upstream(check: &mut Check<'_>, at: &Path, name: &str, text: UpstreamText) -> Upstream {
-    let servers = servers(check, &at.key("servers"), text.servers);
-    let choice = check.leaf_or(&at.key("choice"), &text.choice, Choice::RoundRobin);
-    let resolve = check.bounded(
-        &at.key("resolve"),
-        &text.resolve,
-        seconds(30),
-        SECOND..=HOUR,
-    );
-    let health = health(check, &at.key("health"), text.health);
-    let ejection = ejection(check, &at.key("ejection"), text.ejection);
-    let protocol_at = at.key("protocol");
-    let protocol = protocol(check, &protocol_at, &text.protocol, &text.tls);
-    let tls = tls(check, &at.key("tls"), text.tls);
-    let header = header(check, &at.key("header"), text.header);
-    let compression = compression(check, &at.key("compression"), text.compression);
-    let timeouts = timeouts(check, &at.key("timeouts"), text.timeouts);
-    let retries = check.bounded(&at.key("retries"), &text.retries, 1, 0..=RETRIES_MAX);
-    Upstream {
+    if rows.protocol == Protocol::Negotiated && !check.is_given(&at.key("tls")) {
+        let message = "without TLS there is nothing to agree on a version by";
+        check.wrong(
+            &at.key("protocol"),
+            message,
+            "write http1 or http2, or give it tls",
+        );
+    }
+    Some(Upstream {
         name: name.into(),
-        servers,
-        choice,
-        resolve,
-        health,
-        ejection,
-        tls,
-        protocol,
-        header,
-        compression,
-        timeouts,
-        retries: u8::try_from(retries).unwrap_or_default(),
-    }
+        servers: servers(check, &at.key("servers"), rows.servers),
+        choice: rows.choice,
+        resolve: rows.resolve,
+        health: rows.health,
+        ejection: rows.ejection,
+        tls: rows.tls,
+        protocol: rows.protocol,
+        header: rows.header,
+        compression: rows.compression,
+        timeouts: rows.timeouts,
+        retries: rows.retries,
+    })
 }
 
-fn servers(check: &mut Check<'_>, at: &Path, list: List<ServerItem>) -> Vec<Server> {
-    let given = list.is_given();
-    let items = check.items(at, list).unwrap_or_default();
-    if items.is_empty() {
-        let message = if given {
-            "at least one server is needed"
-        } else {
-            "the key is missing"
-        };
-        check.wrong(at, message, "write servers: [127.0.0.1:9000]");
-    }
-    let mut written = Vec::new();
-    for (at, item) in items {
-        let (at, name, weight) = server(check, at, item);
-        written.extend(name.map(|name| (at, name, weight)));
-    }
-    let told = written.iter().map(|(_, name, weight)| match weight.get() {
-        1 => name.clone(),
-        weight => format!("{name} (weight {weight})"),
-    });
-    check.note_texts(at, told.collect());
+/// A server as it is written: a text, or a section of its own. It is read as where its address stands, the address and its
+/// weight; the list is noted as a whole.
+fn server_item() -> Kind<(Path, Option<String>, NonZeroU32)> {
+    Kind::new(
+        |check, at, written| {
+            check.silently(|check| {
+                if !written.as_ref().is_some_and(Value::is_mapping) {
+                    return (at.clone(), text(server).read(check, at, written), ONE);
+                }
+                let rows: ServerRows = plain().read(check, at, written);
+                (at.key("address"), rows.address, rows.weight)
+            })
+        },
+        || Form::either(text(server).form(), plain::<ServerRows>().form()),
+    )
+}
+
+fn servers(
+    check: &mut Check<'_>,
+    at: &Path,
+    written: Vec<(Path, Option<String>, NonZeroU32)>,
+) -> Vec<Server> {
+    let shown = written
+        .iter()
+        .filter_map(|(_, name, weight)| match weight.get() {
+            1 => name.clone(),
+            weight => Some(format!("{} (weight {weight})", name.as_ref()?)),
+        });
+    let shown: Vec<String> = shown.collect();
+    check.note(at, shown.join(", "), shown.join(", "));
     let mut servers: Vec<Server> = Vec::new();
     for (at, name, weight) in written {
+        let Some(name) = name else { continue };
         let addresses = match addresses_of(check, &name) {
             Ok(addresses) => addresses,
             Err(reason) => {
@@ -141,27 +293,15 @@ fn servers(check: &mut Check<'_>, at: &Path, list: List<ServerItem>) -> Vec<Serv
     servers
 }
 
-/// One item of the list, a text or a section: where its address stands, the address and its weight.
-fn server(check: &mut Check<'_>, at: Path, item: Value) -> (Path, Option<String>, NonZeroU32) {
-    let parse = |text: &str| match text.rsplit_once(':') {
+fn server(text: &str) -> Result<String, Wrong> {
+    match text.rsplit_once(':') {
         Some((host, port))
             if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
         {
             Ok(text.to_owned())
         }
-        Some(_) | None => Err(Wrong::new(format!("{text:?} is not a server"), SERVER_HINT)),
-    };
-    if !item.is_mapping() {
-        let name = check.parsed(&at, &Leaf::of(&item), parse);
-        return (at, name, NonZeroU32::MIN);
+        Some(_) | None => Err(Wrong::not("a server", SERVER_HINT)),
     }
-    let text: ServerText = check.section_of(&at, item).unwrap_or_default();
-    let address_at = at.key("address");
-    check.required(&address_at, &text.address, "write address: 127.0.0.1:9000");
-    let name = check.parsed(&address_at, &text.address, parse);
-    let weights = NonZeroU32::MIN..=WEIGHT_MAX;
-    let weight = check.bounded(&at.key("weight"), &text.weight, NonZeroU32::MIN, weights);
-    (address_at, name, weight)
 }
 
 /// The addresses of a `host:port` that are used.
@@ -176,68 +316,39 @@ fn addresses_of(check: &Check<'_>, server: &str) -> Result<Vec<SocketAddr>, Stri
     }
 }
 
-fn health(check: &mut Check<'_>, at: &Path, section: Section<HealthText>) -> Option<HealthCheck> {
-    let text = check.section(at, section)?;
-    let path_at = at.key("path");
-    check.required(&path_at, &text.path, "write path: /healthz");
-    let path = check.parsed(&path_at, &text.path, |text| {
-        let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-        if text.starts_with('/') && visible && !text.contains('#') {
-            Ok(text.to_owned())
-        } else {
-            let message = format!("{text:?} is not a path");
-            Err(Wrong::new(message, "write one such as /healthz"))
-        }
-    });
-    let interval_at = at.key("interval");
-    let interval = check.bounded(&interval_at, &text.interval, seconds(5), MS * 100..=HOUR);
-    let timeout = check.bounded(&at.key("timeout"), &text.timeout, SECOND, MS..=MINUTE);
-    let mut in_a_row = |name: &str, leaf: &Leaf<NonZeroU32>, default: u32| {
-        let default = NonZeroU32::MIN.saturating_add(default - 1);
-        check.bounded(&at.key(name), leaf, default, NonZeroU32::MIN..=IN_A_ROW_MAX)
-    };
-    let thresholds = Thresholds {
-        unhealthy_after: in_a_row("unhealthy_after", &text.unhealthy_after, 3),
-        healthy_after: in_a_row("healthy_after", &text.healthy_after, 2),
-    };
+fn path(text: &str) -> Result<String, Wrong> {
+    let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
+    match text.starts_with('/') && visible && !text.contains('#') {
+        true => Ok(text.to_owned()),
+        false => Err(Wrong::not("a path", "write one such as /healthz")),
+    }
+}
+
+fn health(_: &mut Check<'_>, _: &Path, rows: HealthRows) -> Option<HealthCheck> {
     Some(HealthCheck {
-        path: path?,
-        interval,
-        timeout,
-        thresholds,
+        path: rows.path,
+        interval: rows.interval,
+        timeout: rows.timeout,
+        thresholds: Thresholds {
+            unhealthy_after: rows.unhealthy_after,
+            healthy_after: rows.healthy_after,
+        },
     })
 }
 
-fn protocol(
-    check: &mut Check<'_>,
-    at: &Path,
-    leaf: &Leaf<Protocol>,
-    tls: &Section<UpstreamTlsText>,
-) -> Protocol {
-    let protocol = check.leaf_or(at, leaf, Protocol::Http1);
-    if protocol == Protocol::Negotiated && !tls.is_given() {
-        let message = "without TLS there is nothing to agree on a version by";
-        check.wrong(at, message, "write http1 or http2, or give it tls");
-    }
-    protocol
-}
-
-fn ejection(check: &mut Check<'_>, at: &Path, section: Section<EjectionText>) -> Ejection {
-    let text = check.section(at, section).unwrap_or_default();
-    let failures_at = at.key("failures");
-    let failures = check.bounded(&failures_at, &text.failures, 5, 0..=FAILURES_MAX);
-    let failures = NonZeroU64::new(failures).and_then(|failures| failures.try_into().ok());
-    let pause = check.bounded(&at.key("pause"), &text.pause, SECOND, MS * 100..=HOUR);
-    let most_at = at.key("pause_max");
-    let pause_max = check.bounded(&most_at, &text.pause_max, MINUTE, MS * 100..=HOUR);
-    if pause_max < pause {
+fn ejection(check: &mut Check<'_>, at: &Path, rows: EjectionRows) -> Ejection {
+    if rows.pause_max < rows.pause {
         let message = "it is shorter than the first pause";
-        check.wrong(&most_at, message, "make it at least as long as pause");
+        check.wrong(
+            &at.key("pause_max"),
+            message,
+            "make it at least as long as pause",
+        );
     }
     Ejection {
-        failures,
-        pause,
-        pause_max,
+        failures: NonZeroU32::new(rows.failures),
+        pause: rows.pause,
+        pause_max: rows.pause_max,
     }
 }
 
@@ -245,84 +356,41 @@ fn ejection(check: &mut Check<'_>, at: &Path, section: Section<EjectionText>) ->
 pub(super) fn header(
     check: &mut Check<'_>,
     at: &Path,
-    section: Section<SecretHeaderText>,
+    rows: SecretHeaderRows,
 ) -> Option<SecretHeader> {
-    let text = check.section(at, section)?;
-    let name_at = at.key("name");
-    check.required(&name_at, &text.name, "write name: X-Gateway-Secret");
-    let name = check.parsed(&name_at, &text.name, |text| {
-        let hint = "write one of its own, such as X-Gateway-Secret, or Authorization";
-        let name = HeaderName::try_from(text)
-            .map_err(|_| Wrong::new(format!("{text:?} is not the name of a header"), hint))?;
-        let word = name.as_str();
-        if own_header::is_read_or_set(word) || own_header::tells_who_calls(word) {
-            return Err(Wrong::new("the gateway sets or removes this header", hint));
-        }
-        Ok(name)
-    });
-    let (value_at, file_at) = (at.key("value"), at.key("value_file"));
-    if text.value.is_given() && text.value_file.is_given() {
-        check.wrong_key(&file_at, "it is told twice", "keep value or value_file");
-    } else if !text.value_file.is_given() {
-        check.required(
-            &value_at,
-            &text.value,
-            "write value: \"${VARIABLE}\", or value_file: FILE",
-        );
-    }
-    let written = check.leaf(&value_at, &text.value);
-    let written = written.map(|Text(text)| (value_at, Secret::from(text)));
-    let file = check.leaf(&file_at, &text.value_file);
-    let from_file =
-        file.and_then(|file| Some((file_at.clone(), check.secret_file(&file_at, &file)?)));
-    let (value_at, value) = written.or(from_file)?;
-    let plain = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
-    let secret = value.reveal();
-    if secret.is_empty() || secret.trim() != secret || !secret.bytes().all(plain) {
+    let value = one_of(check, at, "value", (rows.value, rows.value_file), |text| {
+        let plain = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
         let hint = "printable ASCII, without spaces at its ends";
-        check.wrong(&value_at, "its value cannot stand in a header", hint);
-        return None;
-    }
-    Some(SecretHeader { name: name?, value })
-}
-
-/// Which answers are compressed; `None` where nothing is said.
-fn compression(
-    check: &mut Check<'_>,
-    at: &Path,
-    section: Section<CompressionText>,
-) -> Option<Compression> {
-    let text = check.section(at, section)?;
-    let codings_at = at.key("codings");
-    if text.codings.is_empty() {
-        check.wrong(&codings_at, "there is no coding", CODINGS_HINT);
-    }
-    let default = Coding::ALL.map(|coding| coding.as_str().to_owned());
-    check.default(&codings_at, default.to_vec());
-    let codings = check.texts(&codings_at, text.codings, |text| {
-        let known = Coding::ALL.into_iter().find(|one| one.as_str() == text);
-        let message = || format!("{text:?} is not a coding that the gateway has");
-        known.ok_or_else(|| Wrong::new(message(), CODINGS_HINT))
+        match !text.is_empty() && text.trim() == text && text.bytes().all(plain) {
+            true => Ok(Secret::from(text.to_owned())),
+            false => Err(Wrong::new("its value cannot stand in a header", hint)),
+        }
     });
-    let bounds = Bytes(1)..=COMPRESSED_BYTES_MIN_MAX;
-    let least_at = at.key("min_bytes");
-    let least = check.bounded(&least_at, &text.min_bytes, COMPRESSED_BYTES_MIN, bounds);
-    Some(Compression {
-        codings: codings.unwrap_or_else(|| Coding::ALL.to_vec()),
-        bytes_min: least.0,
+    Some(SecretHeader {
+        name: rows.name?,
+        value: value?,
     })
 }
 
-fn timeouts(check: &mut Check<'_>, at: &Path, section: Section<TimeoutsText>) -> Timeouts {
-    let text = check.section(at, section).unwrap_or_default();
-    let slow = Duration::ZERO..=HOUR;
-    Timeouts {
-        connect: check.bounded(&at.key("connect"), &text.connect, SECOND, MS..=MINUTE),
-        read: check.bounded(&at.key("read"), &text.read, seconds(10), MS..=HOUR),
-        total: check.bounded(&at.key("total"), &text.total, MINUTE, MS..=HOUR),
-        slow: check.bounded(&at.key("slow"), &text.slow, seconds(5), slow),
-        idle: check.bounded(&at.key("idle"), &text.idle, seconds(30), MS..=HOUR),
+fn header_name(text: &str) -> Result<HeaderName, Wrong> {
+    let hint = "write one of its own, such as X-Gateway-Secret, or Authorization";
+    let name = HeaderName::try_from(text).map_err(|_| Wrong::not("the name of a header", hint))?;
+    if own_header::is_read_or_set(name.as_str()) || own_header::tells_who_calls(name.as_str()) {
+        return Err(Wrong::new("the gateway sets or removes this header", hint));
     }
+    Ok(name)
+}
+
+fn compression(_: &mut Check<'_>, _: &Path, rows: CompressionRows) -> Option<Compression> {
+    Some(Compression {
+        codings: rows.codings,
+        bytes_min: rows.min_bytes,
+    })
+}
+
+fn coding(text: &str) -> Result<Coding, Wrong> {
+    let known = Coding::ALL.into_iter().find(|one| one.as_str() == text);
+    known.ok_or_else(|| Wrong::not("a coding that the gateway has", CODINGS_HINT))
 }
 
 #[cfg(test)]

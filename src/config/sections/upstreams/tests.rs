@@ -279,7 +279,7 @@ fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
         (
             "name: X-S, value: a, value_file: b",
             "header.value_file",
-            "told twice",
+            "given twice",
         ),
     ] {
         is_refused(&with(header), path, message);

@@ -1,0 +1,495 @@
+//! The rows of the file: what a key is (type, default, bounds, whether it must be given, whether a change needs a restart, whether
+//! it is a secret, its sentence of help) stands in one place.
+//!
+//! [`rows!`] declares a section as the struct of what its keys are read as. The right side of each row is a [`Kind`]: it reads what
+//! is written for the check and describes what may be written for the schema. What relates several keys, or makes another type of
+//! them, is a function that [`always`] or [`section`] is given. No kind stops at a problem: it notes it, and something stands in
+//! for the value, so that the rest is checked too; what is made of a file with problems is thrown away.
+
+use std::num::NonZeroU64;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+use serde_json::Value as Json;
+use serde_yaml::{Mapping, Value};
+
+use super::Secret;
+use super::check::{Check, Wrong, key_text, kind_of};
+use super::outline::Path;
+use super::scalar::{Bytes, Percent, Quantity, Scalar, Text};
+use super::schema;
+
+/// Reads what is written at a path as a `T`; `None`: nothing is.
+type Reader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
+
+/// How what stands at one place of the file is read as a `T`, and what may stand there.
+pub(super) struct Kind<T> {
+    read: Box<Reader<T>>,
+    form: Box<dyn Fn() -> Form>,
+}
+
+/// What may stand at one place of the file.
+pub(super) struct Form {
+    pub(super) what: What,
+    /// What it is where nothing is written.
+    pub(super) default: Option<Json>,
+    /// The least and the most.
+    pub(super) bounds: Option<(String, String)>,
+    /// Whether something must be written.
+    pub(super) is_required: bool,
+    /// Whether only a restart changes it and all beneath it.
+    pub(super) needs_restart: bool,
+}
+
+/// What kind of value that is.
+pub(super) enum What {
+    /// A scalar with the JSON Schema of its type; a secret one is never shown.
+    Scalar {
+        shape: Json,
+        #[cfg_attr(
+            not(test),
+            expect(dead_code, reason = "for a reference; tests hold it to what is shown")
+        )]
+        is_secret: bool,
+    },
+    List(Box<Form>),
+    /// A mapping of names of the operators' choice.
+    Named(Vec<Row>),
+    /// A mapping of known keys.
+    Section(Vec<Row>),
+    /// One or the other.
+    Either(Box<[Form; 2]>),
+}
+
+/// One key of a section.
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    pub(super) form: Form,
+}
+
+/// A section: a struct made by [`rows!`].
+pub(super) trait Rows: Sized + 'static {
+    const NAMES: &'static [&'static str];
+
+    fn read(check: &mut Check<'_>, at: &Path, written: Mapping) -> Self;
+
+    fn rows() -> Vec<Row>;
+}
+
+/// Declares sections: a row is `KEY: TYPE = KIND;`, or `FIELD as "KEY"` where Rust has another word for it.
+macro_rules! rows {
+    (@key $field:ident) => { stringify!($field) };
+    (@key $field:ident $key:literal) => { $key };
+    ($($(#[$doc:meta])* $vis:vis struct $name:ident {
+        $($(#[doc = $help:literal])+ $field:ident $(as $key:literal)?: $type:ty = $kind:expr;)*
+    })*) => {$(
+        $(#[$doc])*
+        $vis struct $name { $($(#[doc = $help])+ pub $field: $type,)* }
+
+        impl $crate::config::rows::Rows for $name {
+            const NAMES: &'static [&'static str] = &[$(rows!(@key $field $($key)?)),*];
+
+            fn read(
+                check: &mut $crate::config::check::Check<'_>,
+                at: &$crate::config::outline::Path,
+                mut written: serde_yaml::Mapping,
+            ) -> $name {
+                let rows = $name {$(
+                    $field: {
+                        let name = rows!(@key $field $($key)?);
+                        $kind.read(check, &at.key(name), written.remove(name))
+                    },
+                )*};
+                check.refuse_keys(at, &written, Self::NAMES);
+                rows
+            }
+
+            fn rows() -> Vec<$crate::config::rows::Row> {
+                vec![$({
+                    let kind: $crate::config::rows::Kind<$type> = $kind;
+                    $crate::config::rows::Row {
+                        name: rows!(@key $field $($key)?),
+                        help: concat!($($help),+).trim_ascii(),
+                        form: kind.form(),
+                    }
+                }),*]
+            }
+        }
+    )*};
+}
+pub(super) use rows;
+
+impl<T: 'static> Kind<T> {
+    pub(super) fn new(
+        read: impl Fn(&mut Check<'_>, &Path, Option<Value>) -> T + 'static,
+        form: impl Fn() -> Form + 'static,
+    ) -> Kind<T> {
+        let (read, form) = (Box::new(read), Box::new(form));
+        Kind { read, form }
+    }
+
+    pub(super) fn read(&self, check: &mut Check<'_>, at: &Path, written: Option<Value>) -> T {
+        (self.read)(check, at, written)
+    }
+
+    pub(super) fn form(&self) -> Form {
+        (self.form)()
+    }
+
+    /// The same form, read by way of what reads it here.
+    fn around<U: 'static>(
+        self,
+        read: impl Fn(&Reader<T>, &mut Check<'_>, &Path, Option<Value>) -> U + 'static,
+    ) -> Kind<U> {
+        let inner = self.read;
+        Kind {
+            read: Box::new(move |check, at, written| read(&*inner, check, at, written)),
+            form: self.form,
+        }
+    }
+
+    fn formed(self, change: impl Fn(&mut Form) + 'static) -> Kind<T> {
+        let inner = self.form;
+        let form = move || {
+            let mut form = inner();
+            change(&mut form);
+            form
+        };
+        Kind {
+            read: self.read,
+            form: Box::new(form),
+        }
+    }
+
+    pub(super) fn map<U: 'static>(self, make: fn(T) -> U) -> Kind<U> {
+        self.around(move |read, check, at, written| make(read(check, at, written)))
+    }
+
+    /// The same list with an item at least, if it is written.
+    pub(super) fn not_empty(self, message: &'static str, hint: &'static str) -> Kind<T> {
+        self.around(move |read, check, at, written| {
+            if let Some(Value::Sequence(items)) = &written
+                && items.is_empty()
+            {
+                check.wrong(at, message, hint);
+            }
+            read(check, at, written)
+        })
+    }
+}
+
+impl Form {
+    fn of(what: What) -> Form {
+        Form {
+            what,
+            default: None,
+            bounds: None,
+            is_required: false,
+            needs_restart: false,
+        }
+    }
+
+    /// One or the other.
+    pub(super) fn either(one: Form, other: Form) -> Form {
+        Form::of(What::Either(Box::new([one, other])))
+    }
+}
+
+/// A scalar that is read as a `T` and made into a `U`.
+fn made<T: Scalar + 'static, U: 'static>(
+    make: impl Fn(T) -> Result<U, Wrong> + 'static,
+) -> Kind<Option<U>> {
+    let form = || {
+        Form::of(What::Scalar {
+            shape: schema::scalar::<T>(),
+            is_secret: T::SECRET,
+        })
+    };
+    Kind::new(
+        move |check, at, written| check.leaf(at, &written?, &make),
+        form,
+    )
+}
+
+pub(super) fn leaf<T: Scalar + 'static>() -> Kind<Option<T>> {
+    made(Ok)
+}
+
+/// A text that `parse` takes.
+pub(super) fn text<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
+    made(move |text: Text| parse(&text.effect()))
+}
+
+/// A secret that `parse` takes.
+pub(super) fn secret<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
+    made(move |secret: Secret| parse(secret.reveal()))
+}
+
+/// A file that `parse` reads or looks at.
+pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
+    made(move |file: PathBuf| parse(&file.effect()))
+}
+
+/// A file with a secret in it.
+pub(super) fn secret_file() -> Kind<Option<Secret>> {
+    let form = || leaf::<PathBuf>().form();
+    Kind::new(|check, at, written| check.secret_file(at, &written?), form)
+}
+
+/// A quantity between bounds.
+pub(super) fn between<T: Quantity + 'static>(bounds: RangeInclusive<T>) -> Kind<Option<T>> {
+    let shown = (bounds.start().show(), bounds.end().show());
+    let check = move |value: T| match value.is_within(&bounds) {
+        true => Ok(value),
+        false => Err(Wrong::outside(&value, &bounds)),
+    };
+    made(check).formed(move |form| form.bounds = Some(shown.clone()))
+}
+
+impl<T: Scalar + 'static> Kind<Option<T>> {
+    /// The same with a default.
+    pub(super) fn or(self, default: T) -> Kind<T> {
+        let json = default.json();
+        let kind = self.formed(move |form| form.default = Some(json.clone()));
+        kind.around(move |read, check, at, written| {
+            read(check, at, written).unwrap_or_else(|| {
+                check.note(at, default.show(), default.effect());
+                default.clone()
+            })
+        })
+    }
+}
+
+impl<T: Default + 'static> Kind<Option<T>> {
+    /// The same with a default as it would be written.
+    pub(super) fn or_text(self, default: &'static str) -> Kind<T> {
+        let kind = self.formed(move |form| form.default = Some(default.into()));
+        kind.around(move |read, check, at, written| {
+            let value = read(check, at, written);
+            let value = value.or_else(|| read(check, at, Some(default.into())));
+            value.unwrap_or_default()
+        })
+    }
+}
+
+impl<T: 'static> Kind<Vec<T>> {
+    /// The same list with a default.
+    pub(super) fn or_list(self, default: &'static [&'static str]) -> Kind<Vec<T>> {
+        let kind = self.formed(move |form| form.default = Some(default.into()));
+        kind.around(move |read, check, at, written| {
+            let default = || default.iter().copied().map(Value::from).collect();
+            let written = written.unwrap_or_else(|| Value::Sequence(default()));
+            read(check, at, Some(written))
+        })
+    }
+
+    pub(super) fn at_most(self, most: usize) -> Kind<Vec<T>> {
+        self.around(move |read, check, at, written| {
+            let count = written
+                .as_ref()
+                .and_then(Value::as_sequence)
+                .map_or(0, Vec::len);
+            if count <= most {
+                return read(check, at, written);
+            }
+            check.wrong(
+                at,
+                format!("{count} are too many"),
+                format!("at most {most}"),
+            );
+            Vec::new()
+        })
+    }
+}
+
+/// A quantity with default and bounds.
+pub(super) fn within<T: Quantity + 'static>(default: T, bounds: RangeInclusive<T>) -> Kind<T> {
+    between(bounds).or(default)
+}
+
+/// A type of numbers; a number that does not fit becomes the nearest that does.
+pub(super) trait Number: 'static {
+    fn of(number: u64) -> Self;
+}
+
+macro_rules! numbers {
+    ($($type:ty)*) => {$(
+        impl Number for $type {
+            fn of(number: u64) -> $type {
+                <$type>::try_from(number).unwrap_or(<$type>::MAX)
+            }
+        }
+    )*};
+}
+
+numbers! { u8 u16 u32 u64 usize }
+
+impl Number for NonZeroU64 {
+    fn of(number: u64) -> NonZeroU64 {
+        NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN)
+    }
+}
+
+pub(super) fn number<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Kind<U> {
+    within(default, bounds).map(U::of)
+}
+
+/// A size in bytes.
+pub(super) fn size<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Kind<U> {
+    let bounds = Bytes(*bounds.start())..=Bytes(*bounds.end());
+    within(Bytes(default), bounds).map(|Bytes(bytes)| U::of(bytes))
+}
+
+/// From 0% to 100%.
+pub(super) fn percent<U: Number>(default: u64) -> Kind<U> {
+    within(Percent(default), Percent(0)..=Percent(100)).map(|Percent(part)| U::of(part))
+}
+
+pub(super) fn list<T: 'static>(item: fn() -> Kind<T>) -> Kind<Vec<T>> {
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let items = check.items(at, written).into_iter();
+        let item = item();
+        items
+            .map(|(at, written)| item.read(check, &at, Some(written)))
+            .collect()
+    };
+    Kind::new(read, move || Form::of(What::List(Box::new(item().form()))))
+}
+
+/// A list of texts that `parse` takes, none twice. It is noted as a whole.
+pub(super) fn texts<T: PartialEq + 'static>(parse: fn(&str) -> Result<T, Wrong>) -> Kind<Vec<T>> {
+    placed_texts(parse).map(|texts| texts.into_iter().map(|(_, text)| text).collect())
+}
+
+/// The same with the path of each text.
+pub(super) fn placed_texts<T: PartialEq + 'static>(
+    parse: fn(&str) -> Result<T, Wrong>,
+) -> Kind<Vec<(Path, T)>> {
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let is_written = written.is_some();
+        let items = check.items(at, written);
+        if is_written {
+            let texts: Vec<&str> = items.iter().filter_map(|(_, item)| item.as_str()).collect();
+            check.note(at, texts.join(", "), texts.join(", "));
+        }
+        let item = text(parse);
+        let mut values: Vec<(Path, T)> = Vec::new();
+        for (at, written) in items {
+            let value = check.silently(|check| item.read(check, &at, Some(written)));
+            let Some(value) = value else { continue };
+            if values.iter().any(|(_, known)| *known == value) {
+                check.wrong(&at, "it is in the list already", "remove one of them");
+            } else {
+                values.push((at, value));
+            }
+        }
+        values
+    };
+    let form = || Form::of(What::List(Box::new(leaf::<Text>().form())));
+    Kind::new(read, form)
+}
+
+/// A mapping of names to sections, at least one.
+pub(super) fn named<R: Rows, U: 'static>(
+    hint: &'static str,
+    make: fn(&mut Check<'_>, &Path, &str, R) -> Option<U>,
+) -> Kind<Option<Vec<U>>> {
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let message = match written? {
+            Value::Mapping(entries) if !entries.is_empty() => {
+                let entries = entries.into_iter().filter_map(|(key, value)| {
+                    let name = key_text(&key);
+                    let at = at.key(&name);
+                    let rows = plain().read(check, &at, Some(value));
+                    make(check, &at, &name, rows)
+                });
+                return Some(entries.collect());
+            }
+            Value::Mapping(_) | Value::Null => "at least one is needed".to_owned(),
+            other => format!(
+                "expected names with their values, found {}",
+                kind_of(&other)
+            ),
+        };
+        check.wrong(at, message, hint);
+        None
+    };
+    required(hint, Kind::new(read, || Form::of(What::Named(R::rows()))))
+}
+
+/// A section, which is left out for what it is about not to be.
+pub(super) fn section<R: Rows, U: 'static>(
+    make: fn(&mut Check<'_>, &Path, R) -> Option<U>,
+) -> Kind<Option<U>> {
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let written = check.mapping(at, written?, R::NAMES)?;
+        check.section(at, |check| {
+            let rows = R::read(check, at, written);
+            make(check, at, rows)
+        })
+    };
+    Kind::new(read, || Form::of(What::Section(R::rows())))
+}
+
+/// A section whose rows are what is wanted, if it is given.
+pub(super) fn optional<R: Rows>() -> Kind<Option<R>> {
+    section(|_, _, rows| Some(rows))
+}
+
+/// A section, which is left out for all its defaults.
+pub(super) fn always<R: Rows, U: 'static>(make: fn(&mut Check<'_>, &Path, R) -> U) -> Kind<U> {
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        let is_given = written.is_some();
+        let written = written.and_then(|written| check.mapping(at, written, R::NAMES));
+        // What is missing in something that is no section is no problem of its own.
+        let is_spurious = is_given && written.is_none();
+        let problems = check.problems().len();
+        let made = check.section(at, |check| {
+            let rows = R::read(check, at, written.unwrap_or_default());
+            make(check, at, rows)
+        });
+        if is_spurious {
+            check.forget_problems(problems);
+        }
+        made
+    };
+    Kind::new(read, || Form::of(What::Section(R::rows())))
+}
+
+/// A section whose rows are what is wanted.
+pub(super) fn plain<R: Rows>() -> Kind<R> {
+    always(|_, _, rows| rows)
+}
+
+/// What must be written.
+pub(super) fn required<T: 'static>(hint: &'static str, kind: Kind<T>) -> Kind<T> {
+    required_as("the key is missing", hint, kind)
+}
+
+/// The same with a message of its own.
+pub(super) fn required_as<T: 'static>(
+    message: &'static str,
+    hint: &'static str,
+    kind: Kind<T>,
+) -> Kind<T> {
+    let kind = kind.around(move |read, check, at, written| {
+        if written.is_none() {
+            check.wrong(at, message, hint);
+        }
+        read(check, at, written)
+    });
+    kind.formed(|form| form.is_required = true)
+}
+
+/// What must be written, and which an empty value stands in for.
+pub(super) fn needed<T: Default + 'static>(hint: &'static str, kind: Kind<Option<T>>) -> Kind<T> {
+    required(hint, kind).map(Option::unwrap_or_default)
+}
+
+/// What only a restart changes, with all beneath it.
+pub(super) fn restart<T: 'static>(kind: Kind<T>) -> Kind<T> {
+    let kind = kind
+        .around(|read, check, at, written| check.needing_restart(|check| read(check, at, written)));
+    kind.formed(|form| form.needs_restart = true)
+}

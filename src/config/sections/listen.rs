@@ -1,0 +1,357 @@
+//! Where clients and operators connect, and the proxies between them and the gateway.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use super::https::{Https, https};
+use super::{network, one_of};
+use crate::config::Secret;
+use crate::config::check::{Check, Wrong};
+use crate::config::outline::Path;
+use crate::config::rows::{
+    always, leaf, number, required, restart, rows, secret_file, section, texts,
+};
+use crate::policy::address::Network;
+use crate::policy::http1::is_host;
+use crate::policy::redirect::Rule;
+
+rows! {
+    pub(super) struct ListenRows {
+        /// Cleartext HTTP for clients. At least one of http and https is needed.
+        http: Option<Http> = section(|check, at, rows| Some(http(check, at, rows)));
+        /// HTTPS for clients, HTTP/2 and HTTP/1.1.
+        https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));
+        /// Cleartext HTTP for clients that come without TLS: each request is answered with a redirect (308) to HTTPS. Without
+        /// this section there is none.
+        redirect: Option<Redirect> = section(redirect);
+        /// Networks of the proxies in front of the gateway. Only of them X-Forwarded-For, -Proto and -Host and the PROXY protocol
+        /// are believed.
+        trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
+        /// Metrics and health for operators; outside loopback addresses only with a token.
+        admin: (SocketAddr, Option<Secret>) = always(admin);
+        /// A Unix socket, this gateway's own, on which `touchline serve --upgrade` is given the listeners, so that no connection is
+        /// lost; without it there is no such upgrade. A change needs a restart.
+        upgrade: Option<PathBuf> = restart(leaf());
+    }
+
+    /// The cleartext listener. Its address is outside loopback only with [`Cleartext::Allowed`].
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Http {
+        /// IP address and port; port 0 is whatever port is free. Another than a loopback address needs `cleartext: allowed`. A
+        /// change needs a restart.
+        address: SocketAddr = restart(leaf().or(loopback(8080)));
+        /// Whether API keys may cross a network in clear text: `allowed` where TLS ends in front of the gateway.
+        cleartext: Cleartext = leaf().or(Cleartext::Loopback);
+        /// Whether every connection begins with a header of the PROXY protocol, version 1 or 2, from one of listen.trusted_proxies;
+        /// others are closed.
+        proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
+    }
+
+    struct RedirectRows {
+        /// IP address and port, such as 0.0.0.0:80. A change needs a restart.
+        address: SocketAddr = restart(required("write address: 0.0.0.0:80", leaf().or(loopback(8081))));
+        /// The port of HTTPS as clients see it.
+        port: u16 = number(443, 1..=65_535);
+        /// The hosts that are redirected to; without them any that a request names.
+        hosts: Vec<String> = texts(host).or_list(&[]);
+        /// Whether every connection begins with a header of the PROXY protocol from one of listen.trusted_proxies.
+        proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
+    }
+
+    struct AdminRows {
+        /// IP address and port; another than a loopback address needs a token. A change needs a restart.
+        address: SocketAddr = restart(leaf().or(loopback(9090)));
+        /// What /metrics asks for, as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a ${VARIABLE}.
+        token: Option<Secret> = leaf();
+        /// A file with the token.
+        token_file: Option<Secret> = secret_file();
+    }
+}
+
+/// The listeners: at least one of `http` and `https`, all on different addresses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    /// Cleartext HTTP for clients.
+    pub http: Option<Http>,
+    /// HTTPS for clients.
+    pub https: Option<Https>,
+    /// Cleartext HTTP that leads to HTTPS; only beside it.
+    pub redirect: Option<Redirect>,
+    /// The networks of proxies that are believed about clients.
+    pub trusted_proxies: Vec<Network>,
+    /// Metrics and health for operators; outside loopback only with a token.
+    pub admin: SocketAddr,
+    /// What opens `/metrics`; never absent where `admin` is no loopback address.
+    pub admin_token: Option<Secret>,
+    /// The Unix socket on which a successor is given the listeners; `None`: it is not.
+    pub upgrade: Option<PathBuf>,
+}
+
+/// Whether connections begin with a header of the PROXY protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxyProtocol {
+    /// Each of them, from a trusted proxy; others are closed.
+    Spoken,
+    /// None of them.
+    Absent,
+}
+
+/// The listener that redirects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Redirect {
+    /// Its address, anywhere.
+    pub address: SocketAddr,
+    /// Where it leads to.
+    pub rule: Rule,
+    /// Whether proxies speak first.
+    pub proxy_protocol: ProxyProtocol,
+}
+
+/// Whether the cleartext listener may leave the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cleartext {
+    /// Loopback addresses only.
+    Loopback,
+    /// Any address: something in front of the gateway ends TLS.
+    Allowed,
+}
+
+pub(super) const fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
+}
+
+pub(super) fn listen(check: &mut Check<'_>, at: &Path, rows: ListenRows) -> Listen {
+    let (http_at, https_at) = (at.key("http"), at.key("https"));
+    let (mut http, mut https) = (rows.http, rows.https);
+    if !check.is_given(at) {
+        http = Some(always(self::http).read(check, &http_at, None));
+        https = Some(always(self::https).read(check, &https_at, None));
+    } else if !check.is_given(&http_at) && !check.is_given(&https_at) {
+        let message = "there is no listener for clients";
+        check.wrong(at, message, "write http: {} or https: {}");
+    }
+    if rows.redirect.is_some() && https.is_none() {
+        let message = "there is no https listener to redirect to";
+        check.wrong_key(
+            &at.key("redirect"),
+            message,
+            "write https: {}, or remove it",
+        );
+    }
+    let (admin, admin_token) = rows.admin;
+    let listeners = [
+        (
+            "http",
+            http.as_ref().map(|one| (one.address, one.proxy_protocol)),
+        ),
+        (
+            "https",
+            https.as_ref().map(|one| (one.address, one.proxy_protocol)),
+        ),
+        (
+            "redirect",
+            rows.redirect
+                .as_ref()
+                .map(|one| (one.address, one.proxy_protocol)),
+        ),
+        ("admin", Some((admin, ProxyProtocol::Absent))),
+    ];
+    for (index, (name, listener)) in listeners.iter().enumerate() {
+        let Some((address, spoken)) = listener else {
+            continue;
+        };
+        if *spoken == ProxyProtocol::Spoken && rows.trusted_proxies.is_empty() {
+            check.wrong(
+                &at.key(name).key("proxy_protocol"),
+                "no proxy is trusted, so every connection would be closed",
+                "write trusted_proxies: [NETWORK] in listen",
+            );
+        }
+        let mut before = listeners.iter().take(index);
+        let other = before.find(|(_, other)| other.is_some_and(|(other, _)| other == *address));
+        // Port 0 is whatever port is free: never the same twice.
+        if let (Some((other, _)), true) = (other, address.port() != 0) {
+            check.wrong(
+                &at.key(name).key("address"),
+                format!("the {other} listener has this address already"),
+                "give each listener a port of its own",
+            );
+        }
+    }
+    Listen {
+        http,
+        https,
+        redirect: rows.redirect,
+        trusted_proxies: rows.trusted_proxies,
+        admin,
+        admin_token,
+        upgrade: rows.upgrade,
+    }
+}
+
+fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
+    let address = http.address;
+    if http.cleartext == Cleartext::Loopback && !address.ip().is_loopback() {
+        check.wrong(
+            &at.key("address"),
+            format!("{address} would take API keys in clear text from the network"),
+            "listen on 127.0.0.1, use https, or write cleartext: allowed where TLS ends in front of the gateway",
+        );
+    }
+    http
+}
+
+fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<Redirect> {
+    Some(Redirect {
+        address: rows.address,
+        rule: Rule {
+            port: rows.port,
+            hosts: rows.hosts,
+        },
+        proxy_protocol: rows.proxy_protocol,
+    })
+}
+
+fn host(text: &str) -> Result<String, Wrong> {
+    let bare = !text.contains(':') || text.ends_with(']');
+    match is_host(text.as_bytes()) && bare {
+        true => Ok(text.to_ascii_lowercase()),
+        false => Err(Wrong::not(
+            "a host",
+            "write a name without a port, such as api.example.com",
+        )),
+    }
+}
+
+fn admin(check: &mut Check<'_>, at: &Path, rows: AdminRows) -> (SocketAddr, Option<Secret>) {
+    let is_given = ["token", "token_file"].map(|name| check.is_given(&at.key(name)));
+    let token = match is_given.contains(&true) {
+        true => one_of(check, at, "token", (rows.token, rows.token_file), token),
+        false => None,
+    };
+    let (address, at) = (rows.address, at.key("address"));
+    if !address.ip().is_loopback() && !is_given.contains(&true) {
+        check.wrong(
+            &at,
+            format!("{address} would open the admin listener to the network"),
+            "listen on 127.0.0.1, or write token: \"${VARIABLE}\" or token_file: FILE",
+        );
+    }
+    (address, token)
+}
+
+fn token(text: &str) -> Result<Secret, Wrong> {
+    let hint =
+        "16 to 256 printable characters without spaces, such as `openssl rand -hex 32` makes";
+    match (16..=256).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        true => Ok(Secret::from(text.to_owned())),
+        false => Err(Wrong::new("it is not a token", hint)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, Listen};
+
+    const NEEDED: &str = "
+tiers: {pro: {daily: 5}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+    /// What `listen: {…}` comes to, or every problem as `LINE:COLUMN path: message (hint)`.
+    fn listen(inside: &str) -> Result<Listen, String> {
+        let text = format!("listen: {{{inside}}}{NEEDED}");
+        match Config::parse("g.yaml", &text, &|_| None) {
+            Ok(config) => Ok(config.listen),
+            Err(errors) => {
+                let told = errors.problems.iter().map(|problem| {
+                    let (line, column) = (problem.line, problem.column);
+                    let hint = problem.hint.as_deref().unwrap_or_default();
+                    format!(
+                        "{line}:{column} {}: {} ({hint})",
+                        problem.path, problem.message
+                    )
+                });
+                Err(told.collect::<Vec<String>>().join(", "))
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_is_trusted_and_nothing_redirected_unless_said() {
+        let shipped = listen("http: {}, https: {}").unwrap();
+        assert_eq!(shipped.redirect, None);
+        assert_eq!(shipped.trusted_proxies, []);
+        assert_eq!(shipped.http.unwrap().proxy_protocol, ProxyProtocol::Absent);
+        assert_eq!(shipped.https.unwrap().proxy_protocol, ProxyProtocol::Absent);
+        let said = "http: {proxy_protocol: true}, https: {proxy_protocol: false}, \
+                    trusted_proxies: [10.0.0.0/8, \"2001:db8::1\"], \
+                    redirect: {address: 0.0.0.0:80, port: 8443, hosts: [API.example, \"[::1]\"]}";
+        let said = listen(said).unwrap();
+        assert_eq!(said.http.unwrap().proxy_protocol, ProxyProtocol::Spoken);
+        assert_eq!(said.trusted_proxies.len(), 2);
+        let redirect = Redirect {
+            address: "0.0.0.0:80".parse().unwrap(),
+            rule: Rule {
+                port: 8443,
+                hosts: vec!["api.example".into(), "[::1]".into()],
+            },
+            proxy_protocol: ProxyProtocol::Absent,
+        };
+        assert_eq!(said.redirect, Some(redirect));
+        let bare = listen("https: {}, redirect: {address: 0.0.0.0:80}").unwrap();
+        let rule = bare.redirect.unwrap().rule;
+        assert_eq!((rule.port, rule.hosts), (443, Vec::new()));
+    }
+
+    #[test]
+    fn mistakes_are_told_with_their_place_and_a_hint() {
+        let cases = [
+            (
+                "http: {}, trusted_proxies: [10.0.0.1/8]",
+                "1:38 listen.trusted_proxies[0]: \"10.0.0.1/8\" is not a network \
+                 (bits are set after the prefix: did you mean 10.0.0.0/8?)",
+            ),
+            (
+                "http: {proxy_protocol: true}",
+                "1:33 listen.http.proxy_protocol: no proxy is trusted, so every connection would be closed \
+                 (write trusted_proxies: [NETWORK] in listen)",
+            ),
+            (
+                "https: {proxy_protocol: \"true\"}",
+                "1:34 listen.https.proxy_protocol: expected true or false, found \"true\" (remove the quotes)",
+            ),
+            (
+                "http: {}, redirect: {address: 0.0.0.0:80}",
+                "1:20 listen.redirect: there is no https listener to redirect to (write https: {}, or remove it)",
+            ),
+            (
+                "https: {}, redirect: {}",
+                "1:21 listen.redirect.address: the key is missing (write address: 0.0.0.0:80)",
+            ),
+            (
+                "https: {}, redirect: {address: 127.0.0.1:8443}",
+                "1:41 listen.redirect.address: the https listener has this address already \
+                 (give each listener a port of its own)",
+            ),
+            (
+                "https: {}, redirect: {address: 0.0.0.0:80, port: 0}",
+                "1:59 listen.redirect.port: 0 is too small (from 1 to 65535)",
+            ),
+            (
+                "https: {}, redirect: {address: 0.0.0.0:80, hosts: [\"a.example:80\", a/b]}",
+                "1:61 listen.redirect.hosts[0]: \"a.example:80\" is not a host \
+                 (write a name without a port, such as api.example.com), \
+                 1:77 listen.redirect.hosts[1]: \"a/b\" is not a host \
+                 (write a name without a port, such as api.example.com)",
+            ),
+        ];
+        let told = cases.map(|(inside, _)| (inside, listen(inside).unwrap_err()));
+        assert_eq!(
+            told,
+            cases.map(|(inside, problem)| (inside, problem.to_owned()))
+        );
+    }
+}
