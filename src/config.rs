@@ -37,7 +37,7 @@ pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
 pub use sections::limits::Limits;
-pub use sections::listen::{Cleartext, Http, Listen, ProxyProtocol, Redirect};
+pub use sections::listen::{Admin, Cleartext, Http, Listen, ProxyProtocol, Redirect};
 pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls};
 pub use sections::store::{Durability, EmbeddedStore, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};

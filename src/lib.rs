@@ -44,7 +44,7 @@
 //! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
 //! | 3 | [`proxy`] | the edge on pingora: the request path, forwarding, answers |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, the dashboard |
-//! | 2 | [`config`] | `gateway.yaml`: text types → checked `Config`; problems with positions |
+//! | 2 | [`config`] | `gateway.yaml`: a row for each key → checked `Config`; problems with positions |
 //! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |
 //! | 1 | [`telemetry`] | metric families, the last hour of them, access log, diagnostic log |
 //! | 0 | [`policy`] | every decision of the contract as a pure function |

@@ -394,7 +394,7 @@ fn start(
                 access_log_dropped: gate.access_log.dropped_lines(),
                 config: config.load_full(),
                 effective: snapshot.config.effective.clone(),
-                token: snapshot.config.listen.admin_token.clone(),
+                token: snapshot.config.listen.admin.token.clone(),
                 terms: terms(&gate, &snapshot.config),
             }
         }

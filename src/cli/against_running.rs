@@ -54,12 +54,12 @@ pub(super) fn run(
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let address = address.unwrap_or(config.listen.admin);
+    let address = address.unwrap_or(config.listen.admin.address);
     if address.port() == 0 {
         let message = "the file does not say where the admin listener is: write --against-running=127.0.0.1:9090";
         return Err(UsageError(message.to_owned()).into());
     }
-    let running = ask(address, config.listen.admin_token.as_ref()).with_context(|| {
+    let running = ask(address, config.listen.admin.token.as_ref()).with_context(|| {
         format!("the gateway cannot be asked what it runs (its admin listener, {address})")
     })?;
     let differences = running.differences(&config.effective);

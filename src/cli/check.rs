@@ -81,7 +81,7 @@ fn listeners(config: &Config) -> Vec<String> {
         let certificates: Vec<String> = https.certificates.iter().map(Certificate::label).collect();
         format!("https {} ({})", https.address, certificates.join(", "))
     });
-    let admin = format!("admin {}", config.listen.admin);
+    let admin = format!("admin {}", config.listen.admin.address);
     http.into_iter().chain(https).chain([admin]).collect()
 }
 

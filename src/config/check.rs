@@ -10,7 +10,7 @@ use serde_yaml::{Mapping, Value};
 
 use super::outline::{Outline, Path};
 use super::problem::Problem;
-use super::scalar::{Quantity, Scalar, without_user};
+use super::scalar::{Quantity, Scalar};
 use super::secret::Secret;
 
 /// A password or URL is never longer.
@@ -145,13 +145,13 @@ impl<'a> Check<'a> {
         value
     }
 
-    /// Notes what stands at `at`, as it is shown and as it works.
+    /// Notes what stands at `at`, as it is shown and as it works. A user and password in a URL are not shown in any case.
     pub(super) fn note(&mut self, at: &Path, shown: String, effect: String) {
         if self.is_silent {
             return;
         }
         let reading = Reading {
-            shown,
+            shown: without_user(shown),
             needs_restart: self.in_foundation,
         };
         self.readings.insert(at.as_str().to_owned(), reading);
@@ -161,7 +161,7 @@ impl<'a> Check<'a> {
     /// Notes what a process is built on, if `at` is a part of that.
     pub(super) fn found(&mut self, at: &Path, effect: String) {
         if self.in_foundation {
-            let effect = Secret::from(effect);
+            let effect = Secret::hide(effect);
             self.foundation.insert(at.as_str().to_owned(), effect);
         }
     }
@@ -298,7 +298,7 @@ impl<'a> Check<'a> {
         let value = value.ok_or_else(|| wrong(Wrong::not(T::WHAT, T::HINT), &text))?;
         let effect = value.effect();
         let shown = match with_variable.filter(|_| !T::SECRET) {
-            Some(written) => without_user(written),
+            Some(written) => written.to_owned(),
             None => value.show(),
         };
         let made = make(value).map_err(|error| wrong(error, &effect))?;
@@ -333,9 +333,9 @@ impl<'a> Check<'a> {
 
     /// What a `…_file` key names, without the newline at its end.
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
-        let read = |file: PathBuf| match read_secret(&file) {
-            Ok(text) => Ok(Secret::from(text)),
-            Err(error) => Err(unreadable(&file, &error)),
+        let read = |file: PathBuf| {
+            let secret = read_secret(&file).map(Secret::hide);
+            secret.map_err(|error| unreadable(&file, &error))
         };
         let secret = self.leaf(at, written, read)?;
         // The same secret in another file changes nothing.
@@ -389,6 +389,15 @@ fn is_variable(name: &str) -> bool {
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// The text without the user and password of a URL in it.
+fn without_user(text: String) -> String {
+    let parts = text.split_once("://").and_then(|(scheme, rest)| {
+        let (_, place) = rest.rsplit_once('@')?;
+        Some(format!("{scheme}://…@{place}"))
+    });
+    parts.unwrap_or(text)
 }
 
 /// A file that can be opened.

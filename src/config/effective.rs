@@ -265,5 +265,9 @@ limits: {connections: \"${N}\"}
             assert!(told.contains("redis://…@host:1/0"), "{told}");
         }
         assert!(told("redis://host:1/0").contains("redis://host:1/0"));
+        let log = format!("{FILE}logging: {{access_log: 'x://a:hunter2@b/c'}}");
+        let config = Config::parse("g.yaml", &log, &|_| None).unwrap();
+        let facts = serde_json::to_string(&*config.effective).unwrap();
+        assert!(facts.contains("x://…@b/c"), "{facts}");
     }
 }

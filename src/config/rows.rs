@@ -166,6 +166,14 @@ impl<T: 'static> Kind<T> {
         self.around(move |read, check, at, written| make(read(check, at, written)))
     }
 
+    /// The same, made into something else by what may note problems.
+    pub(super) fn then<U: 'static>(self, make: fn(&mut Check<'_>, &Path, T) -> U) -> Kind<U> {
+        self.around(move |read, check, at, written| {
+            let value = read(check, at, written);
+            make(check, at, value)
+        })
+    }
+
     /// The same list with an item at least, if it is written.
     pub(super) fn not_empty(self, message: &'static str, hint: &'static str) -> Kind<T> {
         self.around(move |read, check, at, written| {
@@ -218,17 +226,22 @@ pub(super) fn leaf<T: Scalar + 'static>() -> Kind<Option<T>> {
 
 /// A text that `parse` takes.
 pub(super) fn text<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
-    made(move |text: Text| parse(&text.effect()))
+    made(move |text: Text| parse(&text.show()))
 }
 
-/// A secret that `parse` takes.
-pub(super) fn secret<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
-    made(move |secret: Secret| parse(secret.reveal()))
+/// A secret that `parse` takes; nothing of it is shown.
+pub(super) fn secret<U: 'static>(parse: fn(Secret) -> Result<U, Wrong>) -> Kind<Option<U>> {
+    made(parse)
+}
+
+/// A URL that `parse` takes; a user and password in it are not shown.
+pub(super) fn url<U: 'static>(parse: fn(Secret) -> Result<U, Wrong>) -> Kind<Option<U>> {
+    made(move |text: Text| parse(Secret::hide(text.show())))
 }
 
 /// A file that `parse` reads or looks at.
 pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
-    made(move |file: PathBuf| parse(&file.effect()))
+    made(move |file: PathBuf| parse(&file.show()))
 }
 
 /// A file with a secret in it.

@@ -36,10 +36,10 @@ pub(super) trait Scalar: Clone {
 
     fn parse(text: &str) -> Option<Self>;
 
-    /// As it is written, in one way for equal values, without what is secret in it.
+    /// As it is written, in one way for equal values; nothing of a secret.
     fn show(&self) -> String;
 
-    /// The same whole: equal for values of equal effect.
+    /// The same, a secret too.
     fn effect(&self) -> String {
         self.show()
     }
@@ -75,21 +75,8 @@ impl Scalar for Text {
     }
 
     fn show(&self) -> String {
-        without_user(&self.0)
-    }
-
-    fn effect(&self) -> String {
         self.0.clone()
     }
-}
-
-/// The text without the user and password of a URL in it.
-pub(super) fn without_user(text: &str) -> String {
-    let parts = text.split_once("://").and_then(|(scheme, rest)| {
-        let (_, place) = rest.rsplit_once('@')?;
-        Some(format!("{scheme}://…@{place}"))
-    });
-    parts.unwrap_or_else(|| text.to_owned())
 }
 
 impl Scalar for Secret {
@@ -98,7 +85,7 @@ impl Scalar for Secret {
     const SECRET: bool = true;
 
     fn parse(text: &str) -> Option<Secret> {
-        Some(Secret::from(text.to_owned()))
+        Some(Secret::hide(text.to_owned()))
     }
 
     fn show(&self) -> String {

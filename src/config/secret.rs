@@ -7,15 +7,14 @@ use std::fmt;
 pub struct Secret(String);
 
 impl Secret {
+    /// Hides a text. What a row has read as something else than a secret was shown before.
+    pub(super) fn hide(text: String) -> Secret {
+        Secret(text)
+    }
+
     /// The text itself, for the connection that needs it.
     pub fn reveal(&self) -> &str {
         &self.0
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Secret {
-        Secret(text)
     }
 }
 

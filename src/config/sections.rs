@@ -67,7 +67,7 @@ rows! {
             list(|| section(|_, at, rows| Some((at.clone(), rows)))).not_empty("at least one is needed", ENDPOINTS_HINT),
         );
         /// What is told of keys near their limits, and to whom.
-        events: Events = always(events::events);
+        events: Events = plain();
         /// The services behind the gateway, by name.
         upstreams: Option<Vec<Upstream>> = named(upstreams::HINT, upstreams::upstream);
         /// What is passed on to upstreams.
@@ -229,11 +229,11 @@ fn network(text: &str) -> Result<Network, Wrong> {
 }
 
 /// A whole URL of HTTP with a host; it may have a secret in it.
-fn http_url(text: &str, problem: &str, hint: &str) -> Result<Secret, Wrong> {
-    let url = reqwest::Url::parse(text).ok();
+fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> {
+    let url = reqwest::Url::parse(secret.reveal()).ok();
     let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
     match usable {
-        true => Ok(Secret::from(text.to_owned())),
+        true => Ok(secret),
         false => Err(Wrong::new(problem, hint)),
     }
 }
@@ -244,7 +244,7 @@ fn one_of<T>(
     at: &Path,
     name: &str,
     (written, file): (Option<Secret>, Option<Secret>),
-    parse: impl Fn(&str) -> Result<T, Wrong>,
+    parse: fn(Secret) -> Result<T, Wrong>,
 ) -> Option<T> {
     let file_name = format!("{name}_file");
     let (at, file_at) = (at.key(name), at.key(&file_name));
@@ -261,7 +261,7 @@ fn one_of<T>(
     }
     let written = written.map(|secret| (&at, secret));
     let (at, secret) = written.or(file.map(|secret| (&file_at, secret)))?;
-    check.accept(at, parse(secret.reveal()))
+    check.accept(at, parse(secret))
 }
 
 /// Of a certificate and its key there are both or neither.

@@ -186,7 +186,7 @@ impl Upstream {
         };
         let checks = &metrics.upstream_checks;
         checks.with_label_values(&[&*self.name, word]).inc();
-        if let Some(change) = server.checked(checked, health.thresholds) {
+        if let Some(change) = server.checked(checked, health.thresholds()) {
             self.tell(server, change);
         }
     }

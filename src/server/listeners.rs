@@ -111,7 +111,7 @@ impl Listener {
             .as_ref()
             .map(|one| Socket::bind("listen.redirect.address", one.address, handed))
             .transpose()?;
-        let admin = Socket::bind("listen.admin.address", listen.admin, handed)?;
+        let admin = Socket::bind("listen.admin.address", listen.admin.address, handed)?;
         Ok(Listener {
             http,
             https,

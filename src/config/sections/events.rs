@@ -10,10 +10,12 @@ use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
 use crate::policy::crossing::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {
-    pub(super) struct EventsRows {
+    /// What is reported of keys near their limits, and to whom.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Events {
         /// Shares of a key's limit, such as 80%: each is told once for a key and day, by log line, metric and webhook. [] tells
         /// nothing.
-        shares: Vec<Share> = texts(share).or_list(&["80%", "95%", "100%"]);
+        shares: Shares = texts(share).or_list(&["80%", "95%", "100%"]).then(shares);
         /// Who is told by HTTP POST; without it nobody.
         webhook: Option<Webhook> = section(webhook);
     }
@@ -34,15 +36,6 @@ rows! {
     }
 }
 
-/// What is reported of keys near their limits, and to whom.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Events {
-    /// The shares of a key's limit that are reported.
-    pub shares: Shares,
-    /// Where they are sent, beside log and metrics.
-    pub webhook: Option<Webhook>,
-}
-
 /// Where events are delivered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Webhook {
@@ -56,36 +49,19 @@ pub struct Webhook {
     pub give_up: Duration,
 }
 
-pub(super) fn events(check: &mut Check<'_>, at: &Path, rows: EventsRows) -> Events {
-    let shares = Shares::new(rows.shares).unwrap_or_else(|| {
-        let hint = format!("at most {SHARES_MAX}");
-        check.wrong(&at.key("shares"), "there are too many shares", hint);
-        Shares::default()
-    });
-    Events {
-        shares,
-        webhook: rows.webhook,
-    }
-}
-
 fn webhook(check: &mut Check<'_>, at: &Path, rows: WebhookRows) -> Option<Webhook> {
-    let url = one_of(check, at, "url", (rows.url, rows.url_file), |text| {
+    let url = one_of(check, at, "url", (rows.url, rows.url_file), |url| {
         http_url(
-            text,
+            url,
             "it is not the URL of a webhook",
             "write https://host/path",
         )
     });
-    let secret = one_of(
-        check,
-        at,
-        "secret",
-        (rows.secret, rows.secret_file),
-        |text| {
-            SigningSecret::parse(text)
-                .map_err(|error| Wrong::new("it is not a signing secret", error.to_string()))
-        },
-    );
+    let secret = (rows.secret, rows.secret_file);
+    let secret = one_of(check, at, "secret", secret, |secret| {
+        SigningSecret::parse(secret.reveal())
+            .map_err(|error| Wrong::new("it is not a signing secret", error.to_string()))
+    });
     Some(Webhook {
         url: url?,
         secret: secret?,
@@ -94,13 +70,17 @@ fn webhook(check: &mut Check<'_>, at: &Path, rows: WebhookRows) -> Option<Webhoo
     })
 }
 
+fn shares(check: &mut Check<'_>, at: &Path, shares: Vec<Share>) -> Shares {
+    Shares::new(shares).unwrap_or_else(|| {
+        let hint = format!("at most {SHARES_MAX}");
+        check.wrong(at, "there are too many shares", hint);
+        Shares::default()
+    })
+}
+
 fn share(text: &str) -> Result<Share, Wrong> {
+    let hint = "write a whole percentage from 1% to 100%, such as 80%";
     let percent = text.strip_suffix('%').and_then(|text| text.parse().ok());
     let share = percent.and_then(Share::of_percent);
-    share.ok_or_else(|| {
-        Wrong::not(
-            "a share",
-            "write a whole percentage from 1% to 100%, such as 80%",
-        )
-    })
+    share.ok_or_else(|| Wrong::not("a share", hint))
 }

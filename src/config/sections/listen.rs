@@ -16,7 +16,9 @@ use crate::policy::http1::is_host;
 use crate::policy::redirect::Rule;
 
 rows! {
-    pub(super) struct ListenRows {
+    /// The listeners: at least one of `http` and `https`, all on different addresses.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Listen {
         /// Cleartext HTTP for clients. At least one of http and https is needed.
         http: Option<Http> = section(|check, at, rows| Some(http(check, at, rows)));
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
@@ -28,7 +30,7 @@ rows! {
         /// are believed.
         trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
         /// Metrics and health for operators; outside loopback addresses only with a token.
-        admin: (SocketAddr, Option<Secret>) = always(admin);
+        admin: Admin = always(admin);
         /// A Unix socket, this gateway's own, on which `touchline serve --upgrade` is given the listeners, so that no connection is
         /// lost; without it there is no such upgrade. A change needs a restart.
         upgrade: Option<PathBuf> = restart(leaf());
@@ -68,23 +70,13 @@ rows! {
     }
 }
 
-/// The listeners: at least one of `http` and `https`, all on different addresses.
+/// The listener for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
-    /// Cleartext HTTP for clients.
-    pub http: Option<Http>,
-    /// HTTPS for clients.
-    pub https: Option<Https>,
-    /// Cleartext HTTP that leads to HTTPS; only beside it.
-    pub redirect: Option<Redirect>,
-    /// The networks of proxies that are believed about clients.
-    pub trusted_proxies: Vec<Network>,
-    /// Metrics and health for operators; outside loopback only with a token.
-    pub admin: SocketAddr,
-    /// What opens `/metrics`; never absent where `admin` is no loopback address.
-    pub admin_token: Option<Secret>,
-    /// The Unix socket on which a successor is given the listeners; `None`: it is not.
-    pub upgrade: Option<PathBuf>,
+pub struct Admin {
+    /// Its address; outside loopback only with a token.
+    pub address: SocketAddr,
+    /// What opens `/metrics`.
+    pub token: Option<Secret>,
 }
 
 /// Whether connections begin with a header of the PROXY protocol.
@@ -120,17 +112,16 @@ pub(super) const fn loopback(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-pub(super) fn listen(check: &mut Check<'_>, at: &Path, rows: ListenRows) -> Listen {
+pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Listen {
     let (http_at, https_at) = (at.key("http"), at.key("https"));
-    let (mut http, mut https) = (rows.http, rows.https);
     if !check.is_given(at) {
-        http = Some(always(self::http).read(check, &http_at, None));
-        https = Some(always(self::https).read(check, &https_at, None));
+        listen.http = Some(always(self::http).read(check, &http_at, None));
+        listen.https = Some(always(self::https).read(check, &https_at, None));
     } else if !check.is_given(&http_at) && !check.is_given(&https_at) {
         let message = "there is no listener for clients";
         check.wrong(at, message, "write http: {} or https: {}");
     }
-    if rows.redirect.is_some() && https.is_none() {
+    if listen.redirect.is_some() && listen.https.is_none() {
         let message = "there is no https listener to redirect to";
         check.wrong_key(
             &at.key("redirect"),
@@ -138,29 +129,30 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, rows: ListenRows) -> List
             "write https: {}, or remove it",
         );
     }
-    let (admin, admin_token) = rows.admin;
+    let http = listen
+        .http
+        .as_ref()
+        .map(|one| (one.address, one.proxy_protocol));
+    let https = listen
+        .https
+        .as_ref()
+        .map(|one| (one.address, one.proxy_protocol));
+    let redirect = listen
+        .redirect
+        .as_ref()
+        .map(|one| (one.address, one.proxy_protocol));
+    let admin = Some((listen.admin.address, ProxyProtocol::Absent));
     let listeners = [
-        (
-            "http",
-            http.as_ref().map(|one| (one.address, one.proxy_protocol)),
-        ),
-        (
-            "https",
-            https.as_ref().map(|one| (one.address, one.proxy_protocol)),
-        ),
-        (
-            "redirect",
-            rows.redirect
-                .as_ref()
-                .map(|one| (one.address, one.proxy_protocol)),
-        ),
-        ("admin", Some((admin, ProxyProtocol::Absent))),
+        ("http", http),
+        ("https", https),
+        ("redirect", redirect),
+        ("admin", admin),
     ];
     for (index, (name, listener)) in listeners.iter().enumerate() {
         let Some((address, spoken)) = listener else {
             continue;
         };
-        if *spoken == ProxyProtocol::Spoken && rows.trusted_proxies.is_empty() {
+        if *spoken == ProxyProtocol::Spoken && listen.trusted_proxies.is_empty() {
             check.wrong(
                 &at.key(name).key("proxy_protocol"),
                 "no proxy is trusted, so every connection would be closed",
@@ -178,15 +170,7 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, rows: ListenRows) -> List
             );
         }
     }
-    Listen {
-        http,
-        https,
-        redirect: rows.redirect,
-        trusted_proxies: rows.trusted_proxies,
-        admin,
-        admin_token,
-        upgrade: rows.upgrade,
-    }
+    listen
 }
 
 fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
@@ -223,28 +207,31 @@ fn host(text: &str) -> Result<String, Wrong> {
     }
 }
 
-fn admin(check: &mut Check<'_>, at: &Path, rows: AdminRows) -> (SocketAddr, Option<Secret>) {
-    let is_given = ["token", "token_file"].map(|name| check.is_given(&at.key(name)));
-    let token = match is_given.contains(&true) {
-        true => one_of(check, at, "token", (rows.token, rows.token_file), token),
-        false => None,
-    };
-    let (address, at) = (rows.address, at.key("address"));
-    if !address.ip().is_loopback() && !is_given.contains(&true) {
+fn admin(check: &mut Check<'_>, at: &Path, rows: AdminRows) -> Admin {
+    let has_token = ["token", "token_file"].map(|name| check.is_given(&at.key(name)));
+    let has_token = has_token.contains(&true);
+    let secrets = (rows.token, rows.token_file);
+    let token = has_token.then(|| one_of(check, at, "token", secrets, token));
+    let address = rows.address;
+    if !address.ip().is_loopback() && !has_token {
         check.wrong(
-            &at,
+            &at.key("address"),
             format!("{address} would open the admin listener to the network"),
             "listen on 127.0.0.1, or write token: \"${VARIABLE}\" or token_file: FILE",
         );
     }
-    (address, token)
+    Admin {
+        address,
+        token: token.flatten(),
+    }
 }
 
-fn token(text: &str) -> Result<Secret, Wrong> {
+fn token(token: Secret) -> Result<Secret, Wrong> {
     let hint =
         "16 to 256 printable characters without spaces, such as `openssl rand -hex 32` makes";
-    match (16..=256).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(Secret::from(text.to_owned())),
+    let bytes = token.reveal().as_bytes();
+    match (16..=256).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic) {
+        true => Ok(token),
         false => Err(Wrong::new("it is not a token", hint)),
     }
 }

@@ -10,7 +10,8 @@ use crate::config::Secret;
 use crate::config::check::{Check, Wrong, readable};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, within,
+    Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
+    within,
 };
 
 const URL: &str = "redis://127.0.0.1:6379/0";
@@ -21,7 +22,7 @@ rows! {
     pub(super) struct RedisRows {
         /// Where Redis is, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`,
         /// rediss:// for TLS.
-        url: Option<Secret> = text(url);
+        url: Option<Secret> = url(redis_url);
         /// A file with the URL, for one with a password in it.
         url_file: Option<Secret> = secret_file();
         /// The sentinels, each host:port; with `master`.
@@ -164,7 +165,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
             master: rows.master.unwrap_or_default(),
         },
         None if check.is_given(&at.key("cluster")) => RedisPlace::Cluster(rows.cluster),
-        None => RedisPlace::Url(Secret::from(URL.to_owned())),
+        None => RedisPlace::Url(Secret::hide(URL.to_owned())),
     };
     if let RedisPlace::Url(url) = &place
         && rows.tls.is_some()
@@ -204,7 +205,7 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
         check.wrong_key(&at.key(second), "it is told twice where Redis is", hint);
     }
     if let Some(file) = &rows.url_file {
-        check.accept(&at.key("url_file"), url(file.reveal()));
+        check.accept(&at.key("url_file"), redis_url(file.clone()));
     }
     if places.contains(&"cluster") && rows.database.is_some_and(|database| database > 0) {
         check.wrong(
@@ -243,7 +244,8 @@ fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls>
 }
 
 /// A URL that the client library takes. What is wrong is told without the URL: there may be a password in it.
-fn url(text: &str) -> Result<Secret, Wrong> {
+fn redis_url(url: Secret) -> Result<Secret, Wrong> {
+    let text = url.reveal();
     use redis::{ConnectionAddr, IntoConnectionInfo};
 
     let known = text.starts_with("redis://") || text.starts_with("rediss://");
@@ -258,7 +260,7 @@ fn url(text: &str) -> Result<Secret, Wrong> {
         )
     });
     if known && usable {
-        Ok(Secret::from(text.to_owned()))
+        Ok(url)
     } else {
         Err(Wrong::new(
             "it is not the URL of a Redis server",

@@ -30,7 +30,7 @@ rows! {
     }
 }
 
-fn collector(text: &str) -> Result<Secret, Wrong> {
+fn collector(url: Secret) -> Result<Secret, Wrong> {
     let hint = "write it whole, such as https://collector.example:4318/v1/traces";
-    http_url(text, "it is not the URL of a collector", hint)
+    http_url(url, "it is not the URL of a collector", hint)
 }

@@ -14,8 +14,8 @@ use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{
-    Form, Kind, always, leaf, list, needed, number, plain, required, rows, secret_file, section,
-    size, text, texts, within,
+    Form, Kind, always, leaf, list, needed, number, optional, plain, required, rows, secret_file,
+    section, size, text, texts, within,
 };
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
@@ -35,9 +35,9 @@ const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 rows! {
     pub(super) struct UpstreamRows {
         /// Its servers, each host:port, or address and weight. All addresses of a name are servers, those of IPv4 if it has any.
-        servers: Vec<(Path, Option<String>, NonZeroU32)> = required(
+        servers: Vec<Server> = required(
             SERVERS_HINT,
-            list(server_item).not_empty("at least one server is needed", SERVERS_HINT),
+            list(server_item).not_empty("at least one server is needed", SERVERS_HINT).then(servers),
         );
         /// Which server a request goes to: `round_robin`, one after another; `least_loaded`, the one with the fewest requests
         /// under way; `by_key`, the same one for the same API key. Weights count with each.
@@ -45,7 +45,7 @@ rows! {
         /// How often names are resolved anew; nothing waits for it, and a failure changes nothing.
         resolve: Duration = within(seconds(30), SECOND..=HOUR);
         /// Health checks of every server; without them only failing requests tell.
-        health: Option<HealthCheck> = section(health);
+        health: Option<HealthCheck> = optional();
         /// When failing requests take a server out.
         ejection: Ejection = always(ejection);
         /// TLS to every server, whose certificate is always verified; {} trusts what the operating system trusts.
@@ -79,7 +79,9 @@ rows! {
         weight: NonZeroU32 = within(ONE, ONE..=ONE.saturating_add(999));
     }
 
-    struct HealthRows {
+    /// How servers are asked whether they are well.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct HealthCheck {
         /// What is asked for with GET; any 2xx will do.
         path: String = needed("write path: /healthz", text(path));
         /// Between two checks of a server.
@@ -178,17 +180,14 @@ pub struct Server {
     pub addresses: Vec<SocketAddr>,
 }
 
-/// How servers are asked whether they are well.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// What is asked for; any 2xx will do.
-    pub path: String,
-    /// Between two checks of a server.
-    pub interval: Duration,
-    /// For one check.
-    pub timeout: Duration,
+impl HealthCheck {
     /// How many in a row change the mind.
-    pub thresholds: Thresholds,
+    pub fn thresholds(&self) -> Thresholds {
+        Thresholds {
+            unhealthy_after: self.unhealthy_after,
+            healthy_after: self.healthy_after,
+        }
+    }
 }
 
 /// A header with a secret for an upstream.
@@ -222,7 +221,7 @@ pub(super) fn upstream(
     }
     Some(Upstream {
         name: name.into(),
-        servers: servers(check, &at.key("servers"), rows.servers),
+        servers: rows.servers,
         choice: rows.choice,
         resolve: rows.resolve,
         health: rows.health,
@@ -324,18 +323,6 @@ fn path(text: &str) -> Result<String, Wrong> {
     }
 }
 
-fn health(_: &mut Check<'_>, _: &Path, rows: HealthRows) -> Option<HealthCheck> {
-    Some(HealthCheck {
-        path: rows.path,
-        interval: rows.interval,
-        timeout: rows.timeout,
-        thresholds: Thresholds {
-            unhealthy_after: rows.unhealthy_after,
-            healthy_after: rows.healthy_after,
-        },
-    })
-}
-
 fn ejection(check: &mut Check<'_>, at: &Path, rows: EjectionRows) -> Ejection {
     if rows.pause_max < rows.pause {
         let message = "it is shorter than the first pause";
@@ -358,11 +345,12 @@ pub(super) fn header(
     at: &Path,
     rows: SecretHeaderRows,
 ) -> Option<SecretHeader> {
-    let value = one_of(check, at, "value", (rows.value, rows.value_file), |text| {
+    let value = one_of(check, at, "value", (rows.value, rows.value_file), |value| {
+        let text = value.reveal();
         let plain = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
         let hint = "printable ASCII, without spaces at its ends";
         match !text.is_empty() && text.trim() == text && text.bytes().all(plain) {
-            true => Ok(Secret::from(text.to_owned())),
+            true => Ok(value),
             false => Err(Wrong::new("its value cannot stand in a header", hint)),
         }
     });

@@ -3,7 +3,6 @@
 use serde_yaml::Value;
 
 use super::*;
-use crate::config::outline::Path as At;
 use crate::config::rows::{Row, What};
 
 /// What is in every secret here, in files too.
