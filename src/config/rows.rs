@@ -299,19 +299,14 @@ impl<T: 'static> Kind<Vec<T>> {
 
     pub(super) fn at_most(self, most: usize) -> Kind<Vec<T>> {
         self.around(move |read, check, at, written| {
-            let count = written
-                .as_ref()
-                .and_then(Value::as_sequence)
-                .map_or(0, Vec::len);
-            if count <= most {
-                return read(check, at, written);
+            if let Some(Value::Sequence(items)) = &written
+                && items.len() > most
+            {
+                let message = format!("{} are too many", items.len());
+                check.wrong(at, message, format!("at most {most}"));
+                return Vec::new();
             }
-            check.wrong(
-                at,
-                format!("{count} are too many"),
-                format!("at most {most}"),
-            );
-            Vec::new()
+            read(check, at, written)
         })
     }
 }

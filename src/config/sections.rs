@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
+use serde_yaml::Value;
+
 use super::check::{Check, Wrong};
 use super::outline::Path;
 use super::rows::{
@@ -13,8 +16,7 @@ use super::{AccessLog, Config, Effective, Level, LogFormat, Places, Secret};
 use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
-use http::HeaderName;
-use serde_yaml::Value;
+use crate::policy::key_record::TierName;
 
 pub(super) mod events;
 pub(super) mod https;
@@ -28,7 +30,6 @@ pub(super) mod traffic;
 pub(super) mod upstream_tls;
 pub(super) mod upstreams;
 
-use crate::policy::key_record::TierName;
 use events::Events;
 use limits::Limits;
 use listen::Listen;
@@ -212,10 +213,9 @@ fn key_prefix(text: &str) -> Result<KeyPrefix, Wrong> {
 fn realm(text: &str) -> Result<String, Wrong> {
     let hint = "1 to 128 printable ASCII characters without quote and backslash";
     let fits = |byte| (b' '..=b'~').contains(&byte) && byte != b'"' && byte != b'\\';
-    match (1..=128).contains(&text.len()) && text.bytes().all(fits) {
-        true => Ok(text.to_owned()),
-        false => Err(Wrong::not("a realm", hint)),
-    }
+    let fits = (1..=128).contains(&text.len()) && text.bytes().all(fits);
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| Wrong::not("a realm", hint))
 }
 
 fn header_name(text: &str) -> Result<HeaderName, Wrong> {
@@ -232,10 +232,9 @@ fn network(text: &str) -> Result<Network, Wrong> {
 fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> {
     let url = reqwest::Url::parse(secret.reveal()).ok();
     let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    match usable {
-        true => Ok(secret),
-        false => Err(Wrong::new(problem, hint)),
-    }
+    usable
+        .then_some(secret)
+        .ok_or_else(|| Wrong::new(problem, hint))
 }
 
 /// The one of a secret and its `…_file` that is given, as `parse` reads it. What is wrong is reported without the secret.

@@ -123,30 +123,17 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
     }
     if listen.redirect.is_some() && listen.https.is_none() {
         let message = "there is no https listener to redirect to";
-        check.wrong_key(
-            &at.key("redirect"),
-            message,
-            "write https: {}, or remove it",
-        );
+        let hint = "write https: {}, or remove it";
+        check.wrong_key(&at.key("redirect"), message, hint);
     }
-    let http = listen
-        .http
-        .as_ref()
-        .map(|one| (one.address, one.proxy_protocol));
-    let https = listen
-        .https
-        .as_ref()
-        .map(|one| (one.address, one.proxy_protocol));
-    let redirect = listen
-        .redirect
-        .as_ref()
-        .map(|one| (one.address, one.proxy_protocol));
-    let admin = Some((listen.admin.address, ProxyProtocol::Absent));
+    let of_http = |one: &Http| (one.address, one.proxy_protocol);
+    let of_https = |one: &Https| (one.address, one.proxy_protocol);
+    let of_redirect = |one: &Redirect| (one.address, one.proxy_protocol);
     let listeners = [
-        ("http", http),
-        ("https", https),
-        ("redirect", redirect),
-        ("admin", admin),
+        ("http", listen.http.as_ref().map(of_http)),
+        ("https", listen.https.as_ref().map(of_https)),
+        ("redirect", listen.redirect.as_ref().map(of_redirect)),
+        ("admin", Some((listen.admin.address, ProxyProtocol::Absent))),
     ];
     for (index, (name, listener)) in listeners.iter().enumerate() {
         let Some((address, spoken)) = listener else {
@@ -198,13 +185,9 @@ fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<Redirect>
 
 fn host(text: &str) -> Result<String, Wrong> {
     let bare = !text.contains(':') || text.ends_with(']');
-    match is_host(text.as_bytes()) && bare {
-        true => Ok(text.to_ascii_lowercase()),
-        false => Err(Wrong::not(
-            "a host",
-            "write a name without a port, such as api.example.com",
-        )),
-    }
+    let host = (is_host(text.as_bytes()) && bare).then(|| text.to_ascii_lowercase());
+    let hint = "write a name without a port, such as api.example.com";
+    host.ok_or_else(|| Wrong::not("a host", hint))
 }
 
 fn admin(check: &mut Check<'_>, at: &Path, rows: AdminRows) -> Admin {
@@ -230,10 +213,9 @@ fn token(token: Secret) -> Result<Secret, Wrong> {
     let hint =
         "16 to 256 printable characters without spaces, such as `openssl rand -hex 32` makes";
     let bytes = token.reveal().as_bytes();
-    match (16..=256).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic) {
-        true => Ok(token),
-        false => Err(Wrong::new("it is not a token", hint)),
-    }
+    let fits = (16..=256).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
+    fits.then_some(token)
+        .ok_or_else(|| Wrong::new("it is not a token", hint))
 }
 
 #[cfg(test)]

@@ -208,11 +208,8 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
         check.accept(&at.key("url_file"), redis_url(file.clone()));
     }
     if places.contains(&"cluster") && rows.database.is_some_and(|database| database > 0) {
-        check.wrong(
-            &at.key("database"),
-            "a cluster has only database 0",
-            "remove it",
-        );
+        let message = "a cluster has only database 0";
+        check.wrong(&at.key("database"), message, "remove it");
     }
     let master_at = at.key("master");
     if !places.contains(&"sentinels") {
@@ -223,11 +220,8 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
             }
         }
     } else if !check.is_given(&master_at) {
-        check.wrong(
-            &master_at,
-            "the key is missing",
-            "write master: and its name",
-        );
+        let hint = "write master: and its name";
+        check.wrong(&master_at, "the key is missing", hint);
     }
     if rows.journal == rows.replica {
         let hint = "give journal and replica a file each";
@@ -259,14 +253,9 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
                 }
         )
     });
-    if known && usable {
-        Ok(url)
-    } else {
-        Err(Wrong::new(
-            "it is not the URL of a Redis server",
-            "write redis://[user:password@]host[:port][/database], or rediss:// for TLS",
-        ))
-    }
+    let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS";
+    let wrong = || Wrong::new("it is not the URL of a Redis server", hint);
+    (known && usable).then_some(url).ok_or_else(wrong)
 }
 
 /// A `host:port`; an IPv6 address stands in brackets.
@@ -284,13 +273,8 @@ fn server(text: &str) -> Result<String, Wrong> {
             && port.bytes().all(|byte| byte.is_ascii_digit())
             && port.parse::<u16>().is_ok_and(|port| port > 0)
     });
-    match fits {
-        true => Ok(text.to_owned()),
-        false => Err(Wrong::not(
-            "a server",
-            "write host:port, such as redis-1.example:6379",
-        )),
-    }
+    let wrong = || Wrong::not("a server", "write host:port, such as redis-1.example:6379");
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
 fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
@@ -303,11 +287,8 @@ fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
 fn key_prefix(text: &str) -> Result<String, Wrong> {
     // Braces would move all keys of the store into one slot of a cluster.
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
-    match (1..=64).contains(&text.len()) && text.bytes().all(fits) {
-        true => Ok(text.to_owned()),
-        false => Err(Wrong::not(
-            "a prefix of names in Redis",
-            "1 to 64 characters of a-z, A-Z, 0-9 and -_.:",
-        )),
-    }
+    let fits = (1..=64).contains(&text.len()) && text.bytes().all(fits);
+    let hint = "1 to 64 characters of a-z, A-Z, 0-9 and -_.:";
+    let wrong = || Wrong::not("a prefix of names in Redis", hint);
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
 }

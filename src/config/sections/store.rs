@@ -54,11 +54,8 @@ pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreC
     let (embedded_at, redis_at) = (at.key("embedded"), at.key("redis"));
     match (check.is_given(&embedded_at), check.is_given(&redis_at)) {
         (true, true) => {
-            check.wrong_key(
-                &redis_at,
-                "there are two stores",
-                "keep one of embedded and redis",
-            );
+            let hint = "keep one of embedded and redis";
+            check.wrong_key(&redis_at, "there are two stores", hint);
         }
         (false, false) if check.is_given(at) => {
             check.wrong(at, "there is no store", "write embedded: {} or redis: {}");

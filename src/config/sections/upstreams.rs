@@ -213,11 +213,8 @@ pub(super) fn upstream(
     }
     if rows.protocol == Protocol::Negotiated && !check.is_given(&at.key("tls")) {
         let message = "without TLS there is nothing to agree on a version by";
-        check.wrong(
-            &at.key("protocol"),
-            message,
-            "write http1 or http2, or give it tls",
-        );
+        let hint = "write http1 or http2, or give it tls";
+        check.wrong(&at.key("protocol"), message, hint);
     }
     Some(Upstream {
         name: name.into(),
@@ -293,14 +290,11 @@ fn servers(
 }
 
 fn server(text: &str) -> Result<String, Wrong> {
-    match text.rsplit_once(':') {
-        Some((host, port))
-            if !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0) =>
-        {
-            Ok(text.to_owned())
-        }
-        Some(_) | None => Err(Wrong::not("a server", SERVER_HINT)),
-    }
+    let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
+        !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
+    });
+    let wrong = || Wrong::not("a server", SERVER_HINT);
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
 /// The addresses of a `host:port` that are used.
@@ -317,20 +311,16 @@ fn addresses_of(check: &Check<'_>, server: &str) -> Result<Vec<SocketAddr>, Stri
 
 fn path(text: &str) -> Result<String, Wrong> {
     let visible = text.bytes().all(|byte| byte.is_ascii_graphic());
-    match text.starts_with('/') && visible && !text.contains('#') {
-        true => Ok(text.to_owned()),
-        false => Err(Wrong::not("a path", "write one such as /healthz")),
-    }
+    let fits = text.starts_with('/') && visible && !text.contains('#');
+    let wrong = || Wrong::not("a path", "write one such as /healthz");
+    fits.then(|| text.to_owned()).ok_or_else(wrong)
 }
 
 fn ejection(check: &mut Check<'_>, at: &Path, rows: EjectionRows) -> Ejection {
     if rows.pause_max < rows.pause {
         let message = "it is shorter than the first pause";
-        check.wrong(
-            &at.key("pause_max"),
-            message,
-            "make it at least as long as pause",
-        );
+        let hint = "make it at least as long as pause";
+        check.wrong(&at.key("pause_max"), message, hint);
     }
     Ejection {
         failures: NonZeroU32::new(rows.failures),
@@ -349,10 +339,9 @@ pub(super) fn header(
         let text = value.reveal();
         let plain = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
         let hint = "printable ASCII, without spaces at its ends";
-        match !text.is_empty() && text.trim() == text && text.bytes().all(plain) {
-            true => Ok(value),
-            false => Err(Wrong::new("its value cannot stand in a header", hint)),
-        }
+        let fits = !text.is_empty() && text.trim() == text && text.bytes().all(plain);
+        let wrong = || Wrong::new("its value cannot stand in a header", hint);
+        fits.then_some(value).ok_or_else(wrong)
     });
     Some(SecretHeader {
         name: rows.name?,
