@@ -150,6 +150,33 @@ async fn the_last_and_first_second_around_a_day_of_25_hours_count_for_their_own_
 }
 
 #[tokio::test]
+async fn a_charge_that_waits_for_the_lock_until_the_day_is_over_is_not_counted_on_it() {
+    let fixture = EmbeddedFixture::new();
+    let hands = Hands::default();
+    hands.set("2026-11-21T23:59:59.999Z");
+    let store = fixture.gateway_at(ZONE, hands.clock()).await;
+    let key = issue(&store).await;
+    let day = Calendar::of_zone(ZONE)
+        .and_then(|calendar| calendar.day_at(store.now()))
+        .unwrap();
+    let other = Connection::open(fixture.path()).unwrap();
+    other.busy_timeout(PATIENCE).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let midnight = async {
+        hands.set("2026-11-22T00:00:00Z");
+        other.execute_batch("ROLLBACK").unwrap();
+    };
+    // The charge is on its way, and its day is right, when midnight comes.
+    let charged = store.charge(charge(&key, day, 2, 1));
+    let (decision, ()) = tokio::join!(biased; charged, midnight);
+    let Ok(Decision::OtherDay { now }) = decision else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(now.as_second(), day.end);
+    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
+}
+
+#[tokio::test]
 async fn a_version_rises_even_when_the_clock_goes_back() {
     let fixture = EmbeddedFixture::new();
     let hands = Hands::default();

@@ -432,3 +432,36 @@ fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What SQLite calls `synchronous=FULL`: each commit is on disk.
+    const FULL: i64 = 2;
+
+    #[tokio::test]
+    async fn every_connection_of_the_journal_forces_each_commit_to_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home {
+            name: "cache:6379/0".into(),
+            nodes: BTreeSet::new(),
+        };
+        let start = || Journal::start(directory.path().join("journal.db"), home.clone(), "node");
+        let synchronous = async |journal: &Journal| {
+            let ask = |connection: &Connection| {
+                connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0))
+            };
+            journal.work(ask).await.unwrap()
+        };
+        let made = start().await.unwrap();
+        assert_eq!(synchronous(&made).await, FULL, "of a new file");
+        let found = start().await.unwrap();
+        assert_eq!(synchronous(&found).await, FULL, "of one that was there");
+        let fails = |_: &Connection| Err::<(), _>(rusqlite::Error::InvalidQuery);
+        found.work(fails).await.unwrap_err();
+        assert_eq!(synchronous(&found).await, FULL, "after an error");
+    }
+}
