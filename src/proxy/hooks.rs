@@ -365,8 +365,9 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        let snapshot = exchange.snapshot.clone();
         if response.status.is_informational() {
-            forward::clean_response(response, |_| ());
+            forward::clean_response(response, &snapshot.answer_denied, |_| ());
             return Ok(());
         }
         if self.gate.is_draining() {
@@ -379,7 +380,7 @@ impl ProxyHttp for Edge {
             response.set_version(http::Version::HTTP_11);
         }
         let request = session.req_header();
-        forward::clean_response(response, |fields| {
+        forward::clean_response(response, &snapshot.answer_denied, |fields| {
             respond::insert_common(fields, exchange);
             forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
