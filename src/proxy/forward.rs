@@ -20,7 +20,7 @@ use pingora::{ErrorType, OrErr};
 
 use crate::policy::header_pattern::{self, HeaderNames, HeaderPattern};
 use crate::policy::trace_context::TraceContext;
-use crate::policy::{caching, own_header, rate_limit};
+use crate::policy::{caching, http1, own_header, rate_limit};
 
 /// The header that carries the API key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -107,6 +107,10 @@ pub fn rebuild_request(
         let stale = !goes_on && *name == TRACESTATE;
         !(ours || passed || stale || denied.contains(name))
     });
+    let length = fields.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+    if let Some(length) = length.and_then(http1::length) {
+        fields.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
     fields.insert(TRACEPARENT, value(&traceparent)?);
     fields.insert(X_REQUEST_ID, identity.request_id.clone());
     fields.insert(X_CONSUMER_ID, value(identity.key_id)?);
@@ -252,9 +256,13 @@ pub fn clean_response(
         let denied = denied.contains(&header_pattern::folded(name));
         !(ours || early || denied || nominated.contains(name))
     });
-    if let Some(length) = fields.get(CONTENT_LENGTH).cloned() {
-        // One that was repeated comes back as one; pingora has refused different ones.
-        fields.insert(CONTENT_LENGTH, length);
+    if fields.contains_key(CONTENT_LENGTH) {
+        // Written anew as one number. pingora has refused what frames a body by others; what frames none may name anything.
+        let sent = fields.get_all(CONTENT_LENGTH).iter();
+        match http1::agreed_length(sent.map(HeaderValue::as_bytes)) {
+            Some(length) => fields.insert(CONTENT_LENGTH, HeaderValue::from(length)),
+            None => fields.remove(CONTENT_LENGTH),
+        };
     }
     add(&mut fields);
     parts.headers = fields;

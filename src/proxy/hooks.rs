@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -29,6 +29,7 @@ use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
 use super::trace::Recording;
 use super::well_formed;
+use crate::policy::http1;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::Rejection;
 
@@ -535,5 +536,6 @@ fn is_retired(session: &Session) -> bool {
 
 /// The length of the body that a message announces, if it does and can be read.
 fn content_length(fields: &HeaderMap) -> Option<u64> {
-    fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    let values = fields.get_all(CONTENT_LENGTH).iter();
+    http1::agreed_length(values.map(HeaderValue::as_bytes))
 }

@@ -219,11 +219,9 @@ fn check_body(
     let mut lengths = header.headers.get_all(CONTENT_LENGTH).iter();
     let length = match (lengths.next(), lengths.next()) {
         (None, _) => 0,
-        (Some(length), None) => std::str::from_utf8(length.as_bytes())
-            .ok()
-            .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
-            .and_then(|text| text.parse::<u64>().ok())
-            .ok_or_else(|| malformed(Malformed::Framing))?,
+        (Some(length), None) => {
+            http1::length(length.as_bytes()).ok_or_else(|| malformed(Malformed::Framing))?
+        }
         (Some(_), Some(_)) => return Err(malformed(Malformed::Framing)),
     };
     if (length > 0 || chunked) && !takes_body(&header.method) {
