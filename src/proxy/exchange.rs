@@ -285,6 +285,7 @@ impl Forwarding {
         self.attempts += 1;
         self.header_after = None;
         self.encoder = None;
+        self.request_body_bytes = 0;
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server().clone());
         }

@@ -36,9 +36,10 @@ use crate::policy::rejection::Rejection;
 mod answering;
 mod compressing;
 mod failure;
+mod request_body;
 
 use failure::{
-    BODY_TOO_LARGE, Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
     is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
@@ -80,7 +81,8 @@ impl ProxyHttp for Edge {
         session: &mut Session,
         exchange: &mut Exchange,
     ) -> pingora::Result<bool> {
-        let limits = &exchange.snapshot.config.limits;
+        let snapshot = exchange.snapshot.clone();
+        let limits = &snapshot.config.limits;
         // What HTTP/1.0 had for it was never standardised.
         let old = session.req_header().version == http::Version::HTTP_10;
         let keepalive = if old || self.gate.is_draining() || is_retired(session) {
@@ -104,18 +106,19 @@ impl ProxyHttp for Edge {
         if is_encrypted(session) {
             exchange.hsts = respond::hsts(&exchange.snapshot.config);
         }
+        let bodiless =
+            request_body::expect_none(session, &snapshot.head_limits, limits.request_read).await;
         let raw = session
             .as_http1()
             .map(|session| session.get_headers_raw_bytes());
-        let snapshot = exchange.snapshot.clone();
-        let admitted = admission::admit(
-            &self.gate,
-            &snapshot,
-            session.req_header(),
-            raw.as_deref(),
-            &mut exchange.steps,
-        )
-        .await;
+        let header = session.req_header();
+        let admitted = match bodiless {
+            Ok(()) => {
+                let (raw, steps) = (raw.as_deref(), &mut exchange.steps);
+                admission::admit(&self.gate, &snapshot, header, raw, steps).await
+            }
+            Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
+        };
         match admitted {
             Err(refusal) => {
                 self.refuse(session, exchange, refusal).await?;
@@ -308,17 +311,14 @@ impl ProxyHttp for Edge {
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _end_of_stream: bool,
+        end_of_stream: bool,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         let limit = exchange.snapshot.head_limits.body_bytes_max;
-        if let (Some(body), Some(forwarding)) = (body.as_ref(), exchange.forwarding()) {
-            forwarding.request_body_bytes += body.len();
-            if forwarding.request_body_bytes > limit {
-                return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
-            }
+        match exchange.forwarding() {
+            Some(forwarding) => request_body::pass(forwarding, body, end_of_stream, limit),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     async fn upstream_response_filter(

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
 
 mod authentication;
+mod body_ends;
 mod certificates;
 mod connections;
 mod deadlines;
