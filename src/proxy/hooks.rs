@@ -18,8 +18,8 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::Connection;
 use super::connection::pace::{self, Part};
+use super::connection::{self, Connection};
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::framing;
@@ -95,7 +95,7 @@ impl ProxyHttp for Edge {
         session.set_read_timeout(Some(limits.request_read));
         // Over HTTP/1 the connection's guard looks at what the client reads; over HTTP/2 it cannot, because a client that does not
         // read says so in frames.
-        let is_http2 = session.is_http2();
+        let is_http2 = connection::is_http2(session);
         session.set_write_timeout(is_http2.then_some(limits.response_write));
         let sent = &session.req_header().headers;
         exchange.identify(sent.get(X_REQUEST_ID));

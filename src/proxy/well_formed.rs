@@ -1,8 +1,8 @@
 //! Contract step 1: is the request well-formed and within the limits.
 //!
 //! Works on the header as pingora parsed it and, over HTTP/1, on the bytes it was parsed from, because pingora cuts a
-//! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). What pingora
-//! refuses before any hook runs never gets here.
+//! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). Over HTTP/1 what the
+//! guard refuses never gets here, over HTTP/2 what the library resets the stream of.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
@@ -148,16 +148,20 @@ fn raw_target(head: &[u8]) -> Option<&[u8]> {
     line.split(|byte| *byte == b' ').nth(1)
 }
 
-/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` stands for it.
+/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` may stand for it, and both are the same
+/// (RFC 9113 section 8.3.1).
 fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
     let mut hosts = header.headers.get_all(HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (Some(host), None) if is_host(host.as_bytes()) => Ok(()),
+    let host = match (hosts.next(), hosts.next()) {
+        (host, None) => host.map(HeaderValue::as_bytes),
+        (_, Some(_)) => return Err(malformed(Malformed::Host)),
+    };
+    let authority = header.uri.authority();
+    let authority = authority.map(|authority| authority.as_str().as_bytes());
+    match (host.or(authority), authority) {
+        (Some(host), None) if is_host(host) => Ok(()),
+        (Some(host), Some(authority)) if is_host(host) && host == authority => Ok(()),
         (None, None) if header.version == Version::HTTP_10 => Ok(()),
-        (None, None) if header.version == Version::HTTP_2 => match header.uri.authority() {
-            Some(authority) if is_host(authority.as_str().as_bytes()) => Ok(()),
-            _ => Err(malformed(Malformed::Host)),
-        },
         _ => Err(malformed(Malformed::Host)),
     }
 }
