@@ -4,8 +4,8 @@
 //! the process answers; `/readyz` that a request sent now can be served, be it
 //! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
 //! `/dashboard` is a page that shows [`dashboard::Dashboard`]. Nothing can be changed here. With a token configured, only whoever has
-//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) the
-//! dashboard's figures, which name customers, are for those who ask for this machine by an address or as `localhost`.
+//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) every
+//! path is for requests whose `Host` is an address or `localhost`, so that no page of another site can read any of it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ const REASON_BYTES_MAX: usize = 2_000;
 const BEARER: &[u8] = b"Bearer ";
 const PATHS: &[u8] =
     br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
-const ELSEWHERE: &[u8] = br#"{"status":"misdirected","hint":"ask for localhost or an address, or set listen.admin.token"}"#;
+const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.admin.token the Host header must be localhost or an address: use one, or set a token"}"#;
 /// What `/readyz` calls the gateway: served by the store, served without it, not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
@@ -329,24 +329,24 @@ impl Admin {
 
     fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Vec<u8>> {
         let token = (self.view)().token;
-        let local = dashboard::is_local(headers.get(HOST));
-        let said = if token.is_none() && path == "/dashboard.json" && !local {
-            Said::json(StatusCode::MISDIRECTED_REQUEST, ELSEWHERE)
+        let misdirected = token.is_none() && !dashboard::is_local(headers.get(HOST));
+        let taken = method == Method::GET || method == Method::HEAD;
+        let said = if misdirected {
+            Said::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
         } else {
             let opened = match &token {
                 Some(token) if !opens(headers.get(AUTHORIZATION), token) => Err(Closed),
                 Some(_) | None => Ok(()),
             };
-            self.said(path, opened)
-        };
-        let taken = method == Method::GET || method == Method::HEAD;
-        let said = if taken {
-            said
-        } else {
-            Said {
-                status: StatusCode::METHOD_NOT_ALLOWED,
-                body: Vec::new(),
-                ..said
+            let said = self.said(path, opened);
+            if taken {
+                said
+            } else {
+                Said {
+                    status: StatusCode::METHOD_NOT_ALLOWED,
+                    body: Vec::new(),
+                    ..said
+                }
             }
         };
         let mut answer = Response::builder()
@@ -366,7 +366,7 @@ impl Admin {
         if said.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
         }
-        if !taken {
+        if said.status == StatusCode::METHOD_NOT_ALLOWED {
             answer = answer.header(ALLOW, "GET, HEAD");
         }
         let body = if method == Method::HEAD {

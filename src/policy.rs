@@ -22,6 +22,7 @@
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`explanation`] | what all steps would make of a request, and why |
 //! | [`octets`] | sets of octets, as grammars name them |
+//! | [`header_pattern`] | which headers operators keep from being passed on |
 //! | [`own_header`] | which request headers are the gateway's own |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
@@ -53,6 +54,7 @@ pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;
 pub mod forwarded;
+pub mod header_pattern;
 pub mod http1;
 pub mod http2;
 pub mod http2_memory;

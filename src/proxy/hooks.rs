@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -18,8 +18,8 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::Connection;
 use super::connection::pace::{self, Part};
+use super::connection::{self, Connection};
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::framing;
@@ -29,6 +29,7 @@ use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
 use super::trace::Recording;
 use super::well_formed;
+use crate::policy::http1;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::Rejection;
 
@@ -94,7 +95,7 @@ impl ProxyHttp for Edge {
         session.set_read_timeout(Some(limits.request_read));
         // Over HTTP/1 the connection's guard looks at what the client reads; over HTTP/2 it cannot, because a client that does not
         // read says so in frames.
-        let is_http2 = session.is_http2();
+        let is_http2 = connection::is_http2(session);
         session.set_write_timeout(is_http2.then_some(limits.response_write));
         let sent = &session.req_header().headers;
         exchange.identify(sent.get(X_REQUEST_ID));
@@ -365,8 +366,9 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        let snapshot = exchange.snapshot.clone();
         if response.status.is_informational() {
-            forward::clean_response(response, |_| ());
+            forward::clean_response(response, &snapshot.answer_denied, |_| ());
             return Ok(());
         }
         if self.gate.is_draining() {
@@ -379,7 +381,7 @@ impl ProxyHttp for Edge {
             response.set_version(http::Version::HTTP_11);
         }
         let request = session.req_header();
-        forward::clean_response(response, |fields| {
+        forward::clean_response(response, &snapshot.answer_denied, |fields| {
             respond::insert_common(fields, exchange);
             forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
@@ -534,5 +536,6 @@ fn is_retired(session: &Session) -> bool {
 
 /// The length of the body that a message announces, if it does and can be read.
 fn content_length(fields: &HeaderMap) -> Option<u64> {
-    fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    let values = fields.get_all(CONTENT_LENGTH).iter();
+    http1::agreed_length(values.map(HeaderValue::as_bytes))
 }

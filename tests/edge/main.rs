@@ -11,6 +11,7 @@ mod frames;
 mod heads;
 mod http2_conformance;
 mod http2_floods;
+mod http2_heads;
 mod http2_memory;
 mod normalisers;
 mod pipelines;

@@ -31,6 +31,9 @@ impl Edge {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
         if ambiguous {
             session.set_keepalive(None);
+            if let Some(connection) = Connection::of(session) {
+                connection.note_malformed();
+            }
         } else if !session.is_body_done()
             && !well_formed::expects_continue(session.req_header())
             && content_length(&session.req_header().headers)

@@ -12,6 +12,7 @@ use pingora::proxy::Session;
 
 use super::failure::BODY_TOO_LARGE;
 use crate::policy::rejection::Malformed;
+use crate::proxy::connection;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::well_formed::{self, HeadLimits};
 
@@ -22,7 +23,7 @@ pub(super) async fn expect_none(
     limits: &HeadLimits,
     patience: Duration,
 ) -> Result<(), Malformed> {
-    if !session.is_http2() || session.is_body_done() {
+    if !connection::is_http2(session) || session.is_body_done() {
         return Ok(());
     }
     let head = session.req_header();

@@ -1,0 +1,140 @@
+//! Heads over HTTP/2 that are refused: with the contract's answer and a line in the log where the gateway refuses them, with a
+//! count where the library below it resets their streams.
+
+use harness::client::next_request_id;
+use harness::{Protocol, Scene};
+
+use super::frames::{Stream, Wire};
+use super::{MARKETS, TOUCHLINE};
+
+const PROTOCOLS: [Protocol; 2] = [Protocol::Http2Clear, Protocol::Http2Tls];
+/// Heads that are refused on one connection before it ends.
+const REFUSED_MAX: usize = 32;
+
+/// Opens a stream without a host, with more fields.
+async fn ask<S: Stream>(
+    wire: &mut Wire<S>,
+    stream: u32,
+    method: &str,
+    pseudo: &[(&str, &str)],
+    more: &[(&str, &str)],
+    ends: bool,
+) {
+    let line = [
+        (":method", method),
+        (":scheme", "https"),
+        (":path", MARKETS),
+    ];
+    let fields = [&line[..], pseudo, more].concat();
+    assert!(wire.headers(stream, &fields, ends).await);
+}
+
+#[tokio::test]
+async fn a_head_over_http2_without_one_usable_host_has_the_contracts_400_and_a_line_in_the_log() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let unusable: [(&[(&str, &str)], &[(&str, &str)]); 9] = [
+        (&[], &[]),
+        (&[(":authority", "localhost")], &[("host", "other")]),
+        (&[(":authority", "localhost")], &[("host", "LOCALHOST")]),
+        (&[(":authority", "localhost")], &[("host", "")]),
+        (&[(":authority", "u@localhost")], &[]),
+        (&[(":authority", "u@localhost")], &[("host", "localhost")]),
+        (&[(":authority", "localhost")], &[("host", "u@localhost")]),
+        (&[], &[("host", "a b")]),
+        (&[], &[("host", "localhost"), ("host", "localhost")]),
+    ];
+    let mut refused = 0;
+    for protocol in PROTOCOLS {
+        let mut wire = Wire::over(protocol, &scene).await;
+        let mut stream = 1;
+        for (pseudo, hosts) in unusable {
+            for method in ["GET", "HEAD", "POST"] {
+                let id = next_request_id();
+                let more = [hosts, &[("x-api-key", &*key.key), ("x-request-id", &*id)]].concat();
+                ask(&mut wire, stream, method, pseudo, &more, method != "POST").await;
+                let what = format!("{method} {pseudo:?} {hosts:?}");
+                let body = wire.body(stream).await;
+                if method == "HEAD" {
+                    assert!(body.is_empty(), "{what}");
+                } else {
+                    let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                    assert_eq!(problem["code"], "BAD_REQUEST", "{what}");
+                    assert_eq!(problem["status"], 400, "{what}");
+                    assert_eq!(problem["request_id"], id, "{what}");
+                }
+                let line = scene.gateways[0].logged_where(|line| line["request_id"] == id.as_str());
+                let line = line.await;
+                assert_eq!(line["outcome"], "BAD_REQUEST", "{what}: {line}");
+                assert_eq!(line["status"], 400, "{what}: {line}");
+                assert_eq!(line["method"], method, "{what}: {line}");
+                assert_eq!(line["protocol"], "HTTP/2", "{what}: {line}");
+                stream += 2;
+                refused += 1;
+            }
+        }
+        // The streams beside them are served.
+        wire = Wire::over(protocol, &scene).await;
+        wire.get(1, "//", &key.key).await;
+        assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
+        refused += 1;
+        wire.get(3, MARKETS, &key.key).await;
+        assert!(!wire.body(3).await.is_empty());
+    }
+    let series =
+        "touchline_requests_total{endpoint=\"none\",outcome=\"BAD_REQUEST\",tier=\"none\"}";
+    assert_eq!(scene.metric(series).await, f64::from(refused));
+    assert_eq!(scene.upstream.count(), PROTOCOLS.len());
+    scene.expect_used(&key, PROTOCOLS.len() as u64).await;
+}
+
+#[tokio::test]
+async fn over_http2_the_host_comes_from_either_field() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in PROTOCOLS {
+        let mut wire = Wire::over(protocol, &scene).await;
+        let mut stream = 1;
+        let authority = (":authority", "api.example:8443");
+        for (pseudo, host) in [
+            (&[authority][..], None),
+            (&[authority], Some("api.example:8443")),
+            (&[], Some("api.example:8443")),
+        ] {
+            let id = next_request_id();
+            let mut more = vec![("x-api-key", &*key.key), ("x-request-id", &*id)];
+            more.extend(host.map(|host| ("host", host)));
+            ask(&mut wire, stream, "GET", pseudo, &more, true).await;
+            assert!(!wire.body(stream).await.is_empty());
+            let request = scene.upstream.recorded_as(&id).pop().unwrap();
+            assert_eq!(request.values("x-forwarded-host"), ["api.example:8443"]);
+            assert_eq!(request.values("host").len(), 1);
+            stream += 2;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_connection_ends_after_32_heads_over_http2_that_are_refused() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in PROTOCOLS {
+        let mut wire = Wire::over(protocol, &scene).await;
+        let mut stream = 1;
+        for _ in 0..REFUSED_MAX {
+            let key = ("x-api-key", &*key.key);
+            ask(&mut wire, stream, "GET", &[], &[key], true).await;
+            assert_eq!(wire.problem(stream).await["code"], "BAD_REQUEST");
+            stream += 2;
+        }
+        let mut code = None;
+        while let Some(frame) = wire.next().await {
+            code = code.or(frame.goaway_code());
+        }
+        assert_eq!(code, Some(0));
+    }
+    assert_eq!(scene.upstream.count(), 0);
+}
