@@ -1,6 +1,9 @@
 //! What to make of a failed forwarding: whose fault it was, whether another attempt may help, what the client is told and
 //! whether the units go back.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::Version;
@@ -54,9 +57,7 @@ impl Edge {
             let rejection = Rejection::BadRequest(malformed);
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         } else if clients || too_large {
-            let slow = forwarding.header_after.is_none()
-                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
-            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
+            (Ending::ClientClosed, hung_up(forwarding))
         } else if header_passed {
             let now = Instant::now();
             forwarding.client_waits.note(client_blocked(session), now);
@@ -82,9 +83,39 @@ impl Edge {
         forwarding.ending = Some(ending);
         forwarding.leave();
         if let Some(reason) = reason {
-            forwarding.refund(&self.gate, reason).await;
+            forwarding.refund(reason).await;
         }
     }
+}
+
+/// Why a request is refunded whose client hung up, if it is.
+fn hung_up(forwarding: &Forwarding) -> Option<RefundReason> {
+    let slow = || {
+        let waited = forwarding.since.elapsed();
+        forwarding.header_after.is_none() && waited > forwarding.upstream.timeouts.slow
+    };
+    match forwarding.was_sent() {
+        false => Some(RefundReason::Unsent),
+        true => slow().then_some(RefundReason::Slow),
+    }
+}
+
+/// What ended the request, if its client ended it before anything of it was sent: upstreams are not asked for nobody. Over HTTP/1 that
+/// is seen only where no body is to come, or the look would take of it.
+pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
+    if !session.is_http2() && !session.is_body_done() {
+        return None;
+    }
+    match look_at(session.as_downstream_mut().read_body_or_idle(true)).await {
+        Poll::Ready(Err(gone)) => Some(gone.into_down()),
+        Poll::Ready(Ok(_)) | Poll::Pending => None,
+    }
+}
+
+/// Polls once.
+async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
 /// The upstream took too long.
