@@ -112,6 +112,8 @@ pub struct Forwarding {
     pub encoder: Option<Box<Encoder>>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
+    /// Whether that is all of the request's body.
+    pub request_whole: bool,
     /// When the client let the gateway wait.
     pub client_waits: ClientWaits,
     /// How it ended, unless served whole.
@@ -280,6 +282,7 @@ impl Forwarding {
             announced_bytes: None,
             encoder: None,
             request_body_bytes: 0,
+            request_whole: false,
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
             charged: Charged::new(gate.clone(), receipt),

@@ -316,10 +316,13 @@ impl ProxyHttp for Edge {
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _end_of_stream: bool,
+        end_of_stream: bool,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         let limit = exchange.snapshot.head_limits.body_bytes_max;
+        if let Some(forwarding) = exchange.forwarding() {
+            forwarding.request_whole |= end_of_stream;
+        }
         if let (Some(body), Some(forwarding)) = (body.as_ref(), exchange.forwarding()) {
             forwarding.request_body_bytes += body.len();
             if forwarding.request_body_bytes > limit {

@@ -11,7 +11,9 @@ use socket2::{Domain, Socket, Type};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::frames::{END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, Wire, block};
+use super::frames::{
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, WINDOW_UPDATE, Wire, block,
+};
 use super::{MARKETS, TOUCHLINE, charged_were_sent, limit_hits};
 
 const CANCEL: u32 = 8;
@@ -62,6 +64,25 @@ impl Stage {
 
     fn get(&self, stream: u32) -> (String, Frame) {
         self.head(stream, "GET", &[], END_STREAM)
+    }
+
+    fn post(&self, stream: u32, length: &str) -> (String, Frame) {
+        self.head(stream, "POST", &[("content-length", length)], 0)
+    }
+
+    /// Waits until the upstream has the head of a request.
+    async fn begun(&self, id: &str) {
+        eventually("the head has come", async || {
+            let begun = self.scene.upstream.begun();
+            begun.iter().any(|one| one == id).then_some(())
+        })
+        .await;
+    }
+
+    /// The line of a request in the access log.
+    async fn line(&self, id: &str) -> Value {
+        let gateway = &self.scene.gateways[0];
+        gateway.logged_where(|line| line["request_id"] == id).await
     }
 
     /// Waits until so many requests have ended, and holds the units that stay charged against what the upstream has got.
@@ -143,6 +164,88 @@ async fn requests_whose_connection_is_dropped_are_charged_only_if_they_were_sent
         let lines = stage.scene.gateways[0].access_lines().len();
         assert!(lines >= 10, "{lines}");
         charged_were_sent(&stage.scene, &stage.key.id).await;
+    }
+}
+
+/// What bodies are sent for a length: those that are wrong.
+const WRONG_BODIES: [(&str, &[(&[u8], u8)]); 5] = [
+    ("5", &[(b"abc", END_STREAM)]),
+    ("5", &[(b"abcdefg", END_STREAM)]),
+    ("5", &[(b"abc", 0), (b"defg", 0)]),
+    ("5", &[(b"abcde", 0), (b"f", END_STREAM)]),
+    ("5", &[(b"", END_STREAM)]),
+];
+
+#[tokio::test]
+async fn an_http2_body_that_breaks_its_content_length_is_refunded_and_told_of() {
+    for (store, upstream) in SURROUNDINGS {
+        let stage = Stage::new(store, upstream).await;
+        let mut wire = Wire::open(&stage.scene).await;
+        let (mut stream, mut ids) = (1, Vec::new());
+        // At once, before the request is looked at; and when its head has been sent on.
+        for waits in [false, true] {
+            for (length, parts) in WRONG_BODIES {
+                let (id, head) = stage.post(stream, length);
+                let mut bytes = head.bytes();
+                if waits {
+                    wire.socket.write_all(&bytes).await.unwrap();
+                    stage.begun(&id).await;
+                    bytes.clear();
+                }
+                for (part, flags) in parts {
+                    bytes.extend(Frame::new(DATA, *flags, stream, *part).bytes());
+                }
+                wire.socket.write_all(&bytes).await.unwrap();
+                ids.push(id);
+                stream += 2;
+            }
+        }
+        let (id, head) = stage.post(stream, "0");
+        let part = Frame::new(DATA, END_STREAM, stream, *b"x");
+        let bytes = [head.bytes(), part.bytes()].concat();
+        wire.socket.write_all(&bytes).await.unwrap();
+        ids.push(id);
+        for id in &ids {
+            let line = stage.line(id).await;
+            assert_eq!(line["refunded"], true, "{line}");
+            assert_eq!(line["status"], 0, "{line}");
+        }
+        stage.judge(ids.len()).await;
+        stage.scene.expect_used(&stage.key, 0).await;
+        let malformed = limit_hits(&stage.scene, "h2_malformed").await;
+        assert_eq!(malformed, ids.len() as f64, "{upstream}");
+        let recorded = stage.scene.upstream.recorded();
+        assert!(recorded.is_empty(), "{recorded:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_whole_request_whose_client_then_breaks_the_protocol_stays_charged() {
+    for (store, upstream) in SURROUNDINGS {
+        let stage = Stage::new(store, upstream).await;
+        stage.scene.upstream.always(Behaviour::Stall);
+        let mut wire = Wire::open(&stage.scene).await;
+        let (id, get) = stage.get(1);
+        wire.send(&get).await;
+        stage.begun(&id).await;
+        let overflow = 0x7fff_ffffu32.to_be_bytes();
+        wire.send(&Frame::new(WINDOW_UPDATE, 0, 1, overflow)).await;
+        let line = stage.line(&id).await;
+        assert_eq!(line["outcome"], "client_closed", "{line}");
+        assert_eq!(line["refunded"], false, "{line}");
+        // The same where trailers come that do not end the stream.
+        let (id, post) = stage.post(3, "5");
+        wire.send(&post).await;
+        wire.send(&Frame::new(DATA, 0, 3, *b"abcde")).await;
+        stage.begun(&id).await;
+        let trailers = Frame::new(HEADERS, END_HEADERS, 3, block(&[("a", "b")]));
+        wire.send(&trailers).await;
+        // That is part of the request: it is broken, and refunded.
+        let line = stage.line(&id).await;
+        assert_eq!(line["refunded"], true, "{line}");
+        assert_eq!(limit_hits(&stage.scene, "h2_malformed").await, 1.0);
+        stage.judge(2).await;
+        stage.scene.expect_used(&stage.key, 1).await;
     }
 }
 

@@ -27,6 +27,8 @@ pub(super) const NOT_HTTP2: ErrorType = ErrorType::new("UpstreamIsNotHttp2");
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
 pub(super) const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// Parts of a body that are looked through for the end of its stream: a window of 16 KiB holds no more of any honest size.
+const PARTS_MAX: usize = 1_024;
 /// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
 const BROKEN_BODY: [ErrorType; 3] = [
     ErrorType::new("InvalidChunk"),
@@ -49,7 +51,15 @@ impl Edge {
             let hits = &self.gate.metrics.limit_hits;
             hits.with_label_values(&["response_rate"]).inc();
         }
-        let malformed = malformed_body(session, error);
+        let broken = breaks_protocol(session, error, forwarding).await;
+        if broken {
+            let hits = &self.gate.metrics.limit_hits;
+            hits.with_label_values(&["h2_malformed"]).inc();
+        }
+        let malformed = match broken {
+            true => Some(Malformed::Framing),
+            false => malformed_body(session, error),
+        };
         let (ending, reason) = if too_large && !header_passed {
             let rejection = Rejection::PayloadTooLarge;
             (Ending::Rejected(rejection), Some(RefundReason::Body))
@@ -116,6 +126,36 @@ pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
 async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+}
+
+/// Whether the HTTP/2 library has reset the client's stream because the request breaks the protocol: its body is not as long as it
+/// said, or has trailers that do not end it. What a client sends after a whole request is no part of that.
+async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forwarding) -> bool {
+    let served = forwarding.was_sent() && forwarding.request_whole;
+    if *error.esource() != ErrorSource::Downstream || !session.is_http2() || served {
+        return false;
+    }
+    if *error.etype() != ErrorType::H2Error {
+        return is_librarys_reset(error);
+    }
+    // What was waited for was the stream's end, which does not tell who ended it. The body does, behind what was received of it.
+    for _ in 0..PARTS_MAX {
+        match look_at(session.read_request_body()).await {
+            Poll::Ready(Ok(Some(_))) => {}
+            Poll::Ready(Err(error)) => return is_librarys_reset(&error),
+            Poll::Ready(Ok(None)) | Poll::Pending => break,
+        }
+    }
+    false
+}
+
+/// Whether the library ended the stream with a PROTOCOL_ERROR.
+fn is_librarys_reset(error: &Error) -> bool {
+    let cause: Option<&h2::Error> = error.root_cause().downcast_ref();
+    cause.is_some_and(|cause| {
+        let reason = cause.reason() == Some(h2::Reason::PROTOCOL_ERROR);
+        cause.is_reset() && cause.is_library() && reason
+    })
 }
 
 /// The upstream took too long.
