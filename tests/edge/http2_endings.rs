@@ -16,6 +16,7 @@ use super::frames::{
 };
 use super::{MARKETS, TOUCHLINE, charged_were_sent, limit_hits};
 
+const REFUSED_STREAM: u32 = 7;
 const CANCEL: u32 = 8;
 /// Streams opened at once: with a reset each, fewer than the library lets wait to be looked at.
 const AT_ONCE: u32 = 10;
@@ -246,6 +247,31 @@ async fn a_whole_request_whose_client_then_breaks_the_protocol_stays_charged() {
         assert_eq!(limit_hits(&stage.scene, "h2_malformed").await, 1.0);
         stage.judge(2).await;
         stage.scene.expect_used(&stage.key, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn an_upload_that_its_client_resets_is_not_sent_again_whatever_the_code() {
+    for (store, upstream) in SURROUNDINGS {
+        let stage = Stage::new(store, upstream).await;
+        let mut wire = Wire::open(&stage.scene).await;
+        for (number, code) in [0, 1, REFUSED_STREAM, CANCEL].into_iter().enumerate() {
+            let stream = 2 * u32::try_from(number).unwrap() + 1;
+            let (id, head) = stage.post(stream, "5");
+            wire.send(&head).await;
+            stage.begun(&id).await;
+            wire.send(&reset(stream, code)).await;
+            let line = stage.line(&id).await;
+            assert_eq!(line["outcome"], "client_closed", "{code}: {line}");
+            assert_eq!(line["refunded"], false, "{code}: {line}");
+            let begun = stage.scene.upstream.begun();
+            assert_eq!(begun.len(), number + 1, "{code}: {begun:?}");
+        }
+        stage.judge(4).await;
+        stage.scene.expect_used(&stage.key, 4).await;
+        let retries =
+            "touchline_upstream_retries_total{reason=\"refused\",upstream=\"prediction-data\"}";
+        assert_eq!(stage.scene.metric(retries).await, 0.0);
     }
 }
 

@@ -189,8 +189,11 @@ pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
         && !waits_for_body
 }
 
-/// What an attempt over HTTP/2 failed with.
+/// What an attempt over HTTP/2 failed with. The client's stream may fail in the same words, which say nothing of the server.
 fn http2_error(error: &Error) -> Option<&h2::Error> {
+    if *error.esource() == ErrorSource::Downstream {
+        return None;
+    }
     error.root_cause().downcast_ref()
 }
 
