@@ -223,7 +223,7 @@ pub struct Limits {
     pub h2_streams: u32,
     /// About what the requests of one HTTP/2 connection may cost in memory, in bytes.
     pub h2_memory: u64,
-    /// Streams a second that an HTTP/2 client may reset.
+    /// Streams a second that an HTTP/2 client may reset, or a quarter as many that it may have the gateway reset.
     pub h2_resets: u32,
     /// HTTP/2 frames a second of each kind that costs the client nothing.
     pub h2_control_frames: u32,

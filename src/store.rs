@@ -81,7 +81,7 @@ pub enum Decision {
     },
 }
 
-/// Proof that units were charged: consumed by [`Store::refund`] or dropped when the request was served. Not `Clone`, so
+/// Proof that units were charged: consumed by [`Store::refund`] or [`Store::give_back`], or dropped when the request was served. Not `Clone`, so
 /// that nothing is refunded twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
@@ -271,6 +271,9 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// are known; the refund itself is never lost while this process lives, and is stored within a second of the store
     /// being reachable. Does not wait longer than the store's timeout.
     async fn refund(&self, receipt: Receipt) -> Option<u64>;
+
+    /// The same for a request that is dropped and can wait for nothing.
+    fn give_back(&self, receipt: Receipt);
 
     /// Units used by a key on a day, for an answer that costs nothing: what was learnt in the last second, else read
     /// once for all who ask at the same time.

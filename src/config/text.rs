@@ -617,7 +617,8 @@ sections! {
         h2_streams: Leaf<u64>,
         /// About what the requests of one HTTP/2 connection may cost in memory; streams beyond it wait.
         h2_memory: Leaf<Bytes>,
-        /// HTTP/2 resets a second; five seconds' worth may come at once.
+        /// HTTP/2 resets a second; five seconds' worth may come at once. A stream that the gateway must reset because of what the
+        /// client sent counts as four.
         h2_resets: Leaf<u64>,
         /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and
         /// data pay for; five seconds' worth may come at once.

@@ -39,7 +39,7 @@ mod failure;
 mod request_body;
 
 use failure::{
-    Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, gone_before, header_passed,
     is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
@@ -148,7 +148,8 @@ impl ProxyHttp for Edge {
                     .quota_units
                     .with_label_values(&[tier, "charged"])
                     .inc_by(charged);
-                let forwarding = Forwarding::begin(permit, client_blocked(session));
+                let blocked = client_blocked(session);
+                let forwarding = Forwarding::begin(&self.gate, permit, blocked);
                 exchange.stage = Stage::Forwarding(Box::new(forwarding));
                 if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
                     // Should the client be gone, reading its body will tell.
@@ -269,7 +270,7 @@ impl ProxyHttp for Edge {
 
     async fn upstream_request_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         request: &mut RequestHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
@@ -284,6 +285,12 @@ impl ProxyHttp for Edge {
         };
         if !forwarding.upstream.takes(request.version) {
             return Err(not_http2());
+        }
+        if pace::is_given_up() {
+            return Err(given_up());
+        }
+        if let Some(gone) = gone_before(session).await {
+            return Err(gone);
         }
         let recorded = exchange.steps.recording.as_mut().map(|recording| {
             let span = recording.attempt(forwarding.server());
@@ -304,6 +311,8 @@ impl ProxyHttp for Edge {
         if let Some((name, value)) = &forwarding.upstream.header {
             request.insert_header(name.clone(), value.clone())?;
         }
+        // What is left before it is written fails as a 500, which is refunded.
+        forwarding.note_sent();
         Ok(())
     }
 

@@ -29,6 +29,12 @@ use crate::proxy::{Edge, Gate};
 /// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
 /// client that does not read should cost.
 const H2_SEND_BUFFER_BYTES: usize = 32 * 1024;
+/// Streams of a connection that the library may have to reset because of what the client sent. The guard counts them as it counts
+/// resets of the client's, and ends a connection earlier unless it is configured to allow more.
+const H2_ERROR_RESETS_MAX: usize = 48;
+/// Clients assume that so many streams may be open until they have read the settings, or so many that it does not matter (RFC 9113
+/// section 6.5.2). The library counts with those resets the streams that it refuses because they are too many.
+const H2_STREAMS_ASSUMED: usize = 100;
 /// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
 /// only a little over gets the gateway's answer instead of the library's bare 431.
 const H2_HEADER_LIST_FACTOR: usize = 2;
@@ -73,8 +79,10 @@ impl Application {
 
 fn h2_options(limits: &Limits) -> H2Options {
     let list_bytes = limits.header_bytes.saturating_mul(H2_HEADER_LIST_FACTOR);
+    let refused = H2_STREAMS_ASSUMED.saturating_sub(limits.h2_streams as usize);
     let mut options = default_h2_options();
     options
+        .max_local_error_reset_streams(Some(H2_ERROR_RESETS_MAX + refused))
         .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
         .max_concurrent_streams(limits.h2_streams)
         .initial_window_size(STREAM_WINDOW_BYTES)

@@ -312,6 +312,10 @@ impl Store for EmbeddedStore {
         tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
     }
 
+    fn give_back(&self, receipt: Receipt) {
+        self.desk.inbox.put_refund(receipt, None);
+    }
+
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);

@@ -341,6 +341,13 @@ impl Parts {
             }
         }
     }
+
+    /// Gives units back. Answers the units used afterwards as Redis counts them, if that is known.
+    fn give_back(&self, receipt: &Receipt) -> Option<u64> {
+        self.ledger.refunded(receipt);
+        self.accounts
+            .refund(receipt.key, receipt.day, receipt.units)
+    }
 }
 
 impl RedisStore {
@@ -436,13 +443,16 @@ impl Store for RedisStore {
     }
 
     async fn refund(&self, receipt: Receipt) -> Option<u64> {
-        self.parts.ledger.refunded(&receipt);
         let (key, day) = (receipt.key, receipt.day);
-        let used = self.parts.accounts.refund(key, day, receipt.units);
+        let used = self.parts.give_back(&receipt);
         match &self.parts.outage {
             Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
             Some(_) | None => used,
         }
+    }
+
+    fn give_back(&self, receipt: Receipt) {
+        self.parts.give_back(&receipt);
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {

@@ -4,8 +4,8 @@
 use harness::client::next_request_id;
 use harness::{Protocol, Scene};
 
-use super::frames::{Stream, Wire};
-use super::{MARKETS, TOUCHLINE};
+use super::frames::{RST_STREAM, Stream, Wire};
+use super::{MARKETS, TOUCHLINE, limit_hits};
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Http2Clear, Protocol::Http2Tls];
 /// Heads that are refused on one connection before it ends.
@@ -137,4 +137,59 @@ async fn a_connection_ends_after_32_heads_over_http2_that_are_refused() {
         assert_eq!(code, Some(0));
     }
     assert_eq!(scene.upstream.count(), 0);
+}
+
+#[tokio::test]
+async fn a_head_over_http2_that_the_library_cannot_read_is_counted() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let (method, scheme, authority) = (
+        (":method", "GET"),
+        (":scheme", "https"),
+        (":authority", "localhost"),
+    );
+    let path = (":path", MARKETS);
+    let unreadable: [&[(&str, &str)]; 11] = [
+        &[method, scheme, authority, (":path", "/a b")],
+        &[method, scheme, authority, (":path", "")],
+        &[method, scheme, authority, (":path", "http://localhost/a")],
+        &[method, scheme, authority],
+        &[method, scheme, (":authority", ""), path],
+        &[method, scheme, (":authority", "a b"), path],
+        &[scheme, authority, path],
+        &[method, authority, path],
+        &[method, scheme, authority, path, ("connection", "close")],
+        &[method, scheme, authority, path, ("Upper", "1")],
+        &[method, scheme, authority, path, ("content-length", "+5")],
+    ];
+    let mut counted = 0.0;
+    for protocol in PROTOCOLS {
+        let mut wire = Wire::over(protocol, &scene).await;
+        let mut stream = 1;
+        for fields in unreadable {
+            let fields = [fields, &[("x-api-key", &*key.key)]].concat();
+            assert!(wire.headers(stream, &fields, true).await);
+            let reset = loop {
+                let frame = wire.next().await.expect("a reset");
+                if frame.stream == stream {
+                    break frame;
+                }
+            };
+            assert_eq!(
+                (reset.kind, &*reset.payload),
+                (RST_STREAM, &[0, 0, 0, 1][..])
+            );
+            counted += 1.0;
+            let hits = limit_hits(&scene, "h2_malformed").await;
+            assert_eq!(hits, counted, "{fields:?}");
+            stream += 2;
+        }
+        // What the gateway refuses itself is no such stream.
+        wire.get(stream, "//", &key.key).await;
+        assert_eq!(wire.problem(stream).await["code"], "BAD_REQUEST");
+        wire.get(stream + 2, MARKETS, &key.key).await;
+        assert!(!wire.body(stream + 2).await.is_empty());
+        assert_eq!(limit_hits(&scene, "h2_malformed").await, counted);
+    }
+    scene.expect_used(&key, PROTOCOLS.len() as u64).await;
 }

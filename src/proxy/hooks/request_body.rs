@@ -52,6 +52,7 @@ pub(super) fn pass(
     ends: bool,
     body_bytes_max: usize,
 ) -> pingora::Result<()> {
+    forwarding.request_whole |= ends;
     forwarding.request_body_bytes += part.as_ref().map_or(0, Bytes::len);
     if forwarding.request_body_bytes > body_bytes_max {
         return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
