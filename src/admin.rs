@@ -257,6 +257,10 @@ impl Admin {
             .keys
             .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
         self.metrics.keys_age.set(readiness.keys_age_seconds);
+        let silent = self.store.health().silent_gateways;
+        self.metrics
+            .gateways_silent
+            .set(i64::try_from(silent).unwrap_or(i64::MAX));
         self.metrics
             .access_log_dropped
             .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));

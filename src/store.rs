@@ -21,7 +21,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
-use crate::policy::audit::{self, Wanted};
+use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
@@ -111,6 +111,29 @@ impl fmt::Display for NodeName {
     }
 }
 
+/// A gateway that has not confirmed a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unconfirmed {
+    /// Its name.
+    pub name: NodeName,
+    /// Since when it has not been heard of, although it did not sign off; `None` of one that lives and has not applied the change.
+    pub silent_since: Option<Timestamp>,
+}
+
+/// What became of the order to strike a gateway off the register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgotten {
+    /// It is off.
+    Struck {
+        /// When it was last heard of.
+        heard: Timestamp,
+    },
+    /// It was heard of just now, so it stays.
+    Lives,
+    /// There is none of this name that did not sign off.
+    Unknown,
+}
+
 /// What a store was opened for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
@@ -131,6 +154,8 @@ pub struct Health {
     pub without_store: WithoutStore,
     /// Units served without the store that it has not been told of.
     pub pending_units: u64,
+    /// Other gateways that did not sign off and are not heard of any more, as this one last read; see [`Store::await_applied`].
+    pub silent_gateways: u64,
 }
 
 /// How far the replica of the key table can be relied on.
@@ -346,12 +371,25 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// All records in the order of their creation, asked for.
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
 
-    /// The gateways that live and have not said that they applied the change, after waiting up to `patience` for them.
+    /// The gateways that have not said that they applied the change: those that live, after waiting up to `patience` for them, and
+    /// those that did not sign off and are not heard of any more, which may be serving by what they knew. The embedded store has
+    /// none of the latter: its gateways read it for every charge, and one that cannot serves nobody.
     async fn await_applied(
         &self,
         mark: &ChangeMark,
         patience: Duration,
-    ) -> Result<Vec<NodeName>, StoreError>;
+    ) -> Result<Vec<Unconfirmed>, StoreError>;
+
+    /// The place of the last change of the key table, asked for.
+    async fn last_change(&self) -> Result<ChangeMark, StoreError>;
+
+    /// Strikes a gateway off that did not sign off and is not heard of any more, with an entry in the audit trail in the same atomic
+    /// step. If it lives all the same, it signs in again when it reaches the store.
+    async fn forget_gateway(
+        &self,
+        node: &NodeName,
+        author: &Author,
+    ) -> Result<Forgotten, StoreError>;
 
     /// How many replicas of the server have confirmed the last change that this handle made, after waiting up to
     /// `patience` for one. Waits for nobody where there are none.

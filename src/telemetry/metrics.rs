@@ -88,6 +88,8 @@ pub struct Metrics {
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
     pub keys_age: Gauge,
+    /// `touchline_gateways_silent`: gateways that did not sign off and are not heard of any more, as this one last read.
+    pub gateways_silent: IntGauge,
     /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or one above it
     /// in its chain, ends; the label is its file.
     certificate_end: IntGaugeVec,
@@ -313,6 +315,10 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,
+            gateways_silent: gauge(
+                "touchline_gateways_silent",
+                "Gateways that did not sign off and are not heard of any more",
+            )?,
             certificate_end,
             handshakes_failed,
             access_log_dropped: gauge(
