@@ -169,6 +169,13 @@ pub struct Freshness {
     pub usable: bool,
 }
 
+impl Freshness {
+    /// How long ago it was known to be current; `None`: never.
+    pub fn known_age(&self) -> Option<Duration> {
+        (self.age < Duration::MAX).then_some(self.age)
+    }
+}
+
 /// What a gateway does while its store is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -179,6 +186,8 @@ pub enum WithoutStore {
     Denies,
     /// Refuses, because it cannot write down what it would serve.
     JournalFailed,
+    /// Refuses, because it knows no key: the key table is not loaded, or too old to be relied on.
+    NoKeys,
 }
 
 /// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.

@@ -470,10 +470,15 @@ impl Store for RedisStore {
 
     fn health(&self) -> Health {
         let outage = self.parts.outage.as_ref();
+        let keys = self.freshness();
+        let service = outage.map_or(WithoutStore::Denies, |outage| outage.service());
         Health {
             up: self.parts.guard.is_closed() && self.parts.link.is_whole(),
-            keys: self.freshness(),
-            without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
+            keys,
+            without_store: match service {
+                WithoutStore::Serves if !keys.usable => WithoutStore::NoKeys,
+                service => service,
+            },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
             silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
         }
