@@ -23,7 +23,9 @@ use super::seat::Seat;
 use crate::store::{NodeName, StoreError};
 
 /// How often a gateway reads the register.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How soon it tries again to sign in: commands wait for it. Without a connection a try costs nothing.
+const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
 
 /// A gateway on the register.
 pub struct Presence {
@@ -69,13 +71,15 @@ impl Presence {
         let (mut signed_in, mut looked) = (false, None::<Instant>);
         loop {
             let heartbeat = feed.heartbeat((self.condition)());
-            // What fails here is tried again with the next heartbeat.
-            if self.beat(&heartbeat, signed_in).await.is_ok() {
-                signed_in = true;
-                if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
-                    looked = Some(Instant::now());
-                    let _ = self.look_around().await;
-                }
+            if self.beat(&heartbeat, signed_in).await.is_err() {
+                tokio::time::sleep(SIGN_IN_AGAIN).await;
+                continue;
+            }
+            signed_in = true;
+            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+                looked = Some(Instant::now());
+                // What fails is tried again the next time.
+                let _ = self.look_around().await;
             }
             let _ = timeout(BEAT_EVERY, feed.advanced()).await;
         }

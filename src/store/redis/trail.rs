@@ -61,7 +61,8 @@ pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, Store
     packed.iter().map(|packed| unpacked(packed)).collect()
 }
 
-fn unpacked(packed: &str) -> Result<Entry, StoreError> {
+/// An entry as it is stored.
+pub fn unpacked(packed: &str) -> Result<Entry, StoreError> {
     serde_json::from_str(packed)
         .map_err(|error| StoreError::Failed(format!("an entry of the audit trail: {error}")))
 }
