@@ -65,13 +65,13 @@ use self::writer::Desk;
 use super::carried::{Carried, Carrying, Taken, Taking};
 use super::status::{Replicas, StoreStatus};
 use super::{
-    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
-    Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
-    StoreError, WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
+    Health, Imported, Keeping, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    StoreError, Unconfirmed, WithoutStore,
 };
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
-use crate::policy::audit::{self, Wanted};
+use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
@@ -337,6 +337,7 @@ impl Store for EmbeddedStore {
             keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,
+            silent_gateways: 0,
         }
     }
 
@@ -465,7 +466,7 @@ impl Store for EmbeddedStore {
         &self,
         mark: &ChangeMark,
         patience: Duration,
-    ) -> Result<Vec<NodeName>, StoreError> {
+    ) -> Result<Vec<Unconfirmed>, StoreError> {
         let place = i64::try_from(mark.0).unwrap_or(i64::MAX);
         let deadline = tokio::time::Instant::now() + patience;
         loop {
@@ -473,10 +474,24 @@ impl Store for EmbeddedStore {
                 .on_reader(move |connection| feed::lagging(connection, place))
                 .await?;
             if lagging.is_empty() || tokio::time::Instant::now() >= deadline {
-                return Ok(lagging);
+                let unconfirmed = lagging.into_iter().map(|name| Unconfirmed {
+                    name,
+                    silent_since: None,
+                });
+                return Ok(unconfirmed.collect());
             }
             tokio::time::sleep(PROGRESS_POLL).await;
         }
+    }
+
+    async fn last_change(&self) -> Result<ChangeMark, StoreError> {
+        self.on_reader(|connection| connection.query_row(MARK, [], |row| row.get(0)))
+            .await
+            .map(mark)
+    }
+
+    async fn forget_gateway(&self, _: &NodeName, _: &Author) -> Result<Forgotten, StoreError> {
+        Ok(Forgotten::Unknown)
     }
 
     async fn await_replicas(&self, _: Duration) -> Result<Replicas, StoreError> {

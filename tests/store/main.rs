@@ -25,6 +25,7 @@ mod redis_sentinel;
 mod redis_server;
 mod redis_store;
 mod redis_tls;
+mod register;
 mod status;
 mod together;
 mod topologies;

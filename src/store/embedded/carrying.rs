@@ -83,7 +83,15 @@ pub(super) fn carry_out(
     let work = || -> rusqlite::Result<Result<(), Unheard>> {
         let instant = connection.unchecked_transaction()?;
         let own = own_name(&instant)?;
-        if tell_keys(&instant, told)?.is_err() || tell_days(&instant, &own, told)?.is_err() {
+        if tell_keys(&instant, told)?.is_err() {
+            return Ok(Err(Unheard));
+        }
+        for entry in keys::trail_of_none(&instant)? {
+            if say(told, Carried::Audit(Box::new(entry))).is_err() {
+                return Ok(Err(Unheard));
+            }
+        }
+        if tell_days(&instant, &own, told)?.is_err() {
             return Ok(Err(Unheard));
         }
         tell_events(&instant, told)
@@ -243,6 +251,10 @@ pub(super) fn take_in(
             Carried::KeyDay(told) => take_day(&transaction, path, &own, told, &mut taken)?,
             Carried::Event(event) => {
                 take_event(&transaction, event, &mut taken)?;
+                Ok(())
+            }
+            Carried::Audit(entry) => {
+                keys::take_in_entry(&transaction, entry, &mut taken)?;
                 Ok(())
             }
         };

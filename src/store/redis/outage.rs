@@ -23,11 +23,11 @@ use tokio::time::timeout;
 
 use super::charging::{Accounts, Bound, Changed, Offer, Rule, Wanted};
 use super::guard::{Guard, Turn};
-use super::heartbeat;
 use super::home::Home;
 use super::journal::{CountRow, Journal, SheetRow, Written};
 use super::ledger::Ledger;
 use super::names::Names;
+use super::register;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -457,8 +457,8 @@ impl Outage {
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {
-        let live = heartbeat::live(self.guard.link(), &self.names).await?;
-        Ok(live.len() as u64)
+        let entries = register::read(self.guard.link(), &self.names).await?;
+        Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
     }
 
     /// Tells Redis what earlier and other processes left in the journal.
