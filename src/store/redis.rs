@@ -544,10 +544,10 @@ impl Store for RedisStore {
             // Where the name stays, the next process reads what needs no reading.
             let _ = outage.journal().leave().await;
         }
-        if let Some(feed) = &parts.feed {
-            if let Err(error) = feed.save().await {
-                tracing::error!(%error, "closed without saving the replica of the key table");
-            }
+        if let Some(feed) = &parts.feed
+            && let Err(error) = feed.save().await
+        {
+            tracing::error!(%error, "closed without saving the replica of the key table");
         }
         if let Some(presence) = &parts.presence
             && let Err(error) = presence.sign_off().await
