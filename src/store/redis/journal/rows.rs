@@ -95,11 +95,12 @@ const DAYS_OF_OTHERS: [&str; 2] = [
     "SELECT DISTINCT date, key FROM sheets WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
         ORDER BY date, key LIMIT ?4",
 ];
-const SUMS_OF_PROCESS: &str = "SELECT
-    (SELECT coalesce(sum(ack), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer GLOB ?3),
-    (SELECT coalesce(sum(rack), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer GLOB ?3),
-    (SELECT coalesce(sum(charged), 0) FROM sheets WHERE date = ?1 AND key = ?2 AND producer GLOB ?3),
-    (SELECT coalesce(sum(refunded), 0) FROM sheets WHERE date = ?1 AND key = ?2 AND producer GLOB ?3)";
+const SUMS_OF_PROCESS: &str = "
+    SELECT counted.ack, counted.rack, told.charged, told.refunded FROM
+    (SELECT coalesce(sum(ack), 0) AS ack, coalesce(sum(rack), 0) AS rack FROM counts
+        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS counted,
+    (SELECT coalesce(sum(charged), 0) AS charged, coalesce(sum(refunded), 0) AS refunded FROM sheets
+        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS told";
 // Of the days that are over, those of keys of which Redis is not known to hold something.
 const UNSETTLED: &str = "SELECT date, key FROM counts WHERE settled = 0 AND next < ?1
     UNION SELECT date, key FROM sheets WHERE settled = 0 AND next < ?1";
