@@ -28,6 +28,7 @@ use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
 pub mod carried;
+pub mod chain;
 pub mod embedded;
 pub mod key_table;
 pub mod ledger;
@@ -430,6 +431,11 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<Proof>, StoreError>;
+
+    /// The chain of closed days, where the store keeps one.
+    fn chained(&self) -> Option<&dyn chain::Chained> {
+        None
+    }
 }
 
 impl Receipt {

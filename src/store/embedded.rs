@@ -16,6 +16,7 @@
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
+//! | `closing` | the chain of closed days |
 //! | `usage` | reading and proving the ledger |
 //! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
@@ -32,6 +33,7 @@
 //! caller's record, unlike in a store that can lose its memory.
 
 mod carrying;
+mod closing;
 mod copied;
 mod events;
 mod feed;
@@ -63,6 +65,7 @@ use self::inbox::{Verdict, Waiting};
 use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::carried::{Carried, Carrying, Taken, Taking};
+use super::chain::{Chained, Piece};
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -264,14 +267,38 @@ impl Carrying for EmbeddedStore {
         // As for an import: the lock is nobody's meanwhile.
         tokio::time::sleep(IMPORT_PAUSE).await;
         self.on_writer(move |connection, desk| {
-            carrying::take_in(connection, &desk.path, &carried, taking)
+            let now = desk.clock.now().as_second();
+            carrying::take_in(connection, (&desk.path, now), &carried, taking)
         })
         .await?
     }
 }
 
 #[async_trait]
+impl Chained for EmbeddedStore {
+    async fn read_chain(
+        &self,
+        days: Option<(Date, Date)>,
+        pieces: mpsc::Sender<Piece>,
+    ) -> Result<(), StoreError> {
+        let (path, durability) = (self.desk.path.clone(), self.durability);
+        let work = move || {
+            let connection = schema::connect(&path, durability)?;
+            let read = || closing::read(&*connection.unchecked_transaction()?, days, &pieces);
+            read().map_err(|error| schema::failure(&path, &error))
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
+    }
+}
+
+#[async_trait]
 impl Store for EmbeddedStore {
+    fn chained(&self) -> Option<&dyn Chained> {
+        Some(self)
+    }
+
     fn keys(&self) -> &KeyTable {
         self.desk.keys.table()
     }

@@ -14,6 +14,7 @@ mod carried;
 mod charge_script;
 mod embedded;
 mod inheritance;
+mod journal;
 mod key_replica;
 mod key_replica_gateway;
 mod ledger_in_redis;
