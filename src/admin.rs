@@ -50,7 +50,7 @@ const BEARER: &[u8] = b"Bearer ";
 const PATHS: &[u8] =
     br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
 const ELSEWHERE: &[u8] = br#"{"status":"misdirected","hint":"ask for localhost or an address, or set listen.admin.token"}"#;
-/// What `/readyz` calls the gateway: served by the store, served without it, not served.
+/// What `/readyz` calls the gateway: served with all promises, served without one of them (`reasons`), not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
@@ -198,6 +198,8 @@ pub struct Readiness {
     keys_age_seconds: f64,
     keys_usable: bool,
     keys: usize,
+    /// What keeps it from being `ready`, as far as the store says it; sentences for operators.
+    reasons: Vec<String>,
     config: ConfigView,
 }
 
@@ -225,8 +227,9 @@ impl Admin {
         } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
+        let reasons: Vec<String> = health.clock_leap.iter().map(ToString::to_string).collect();
         Readiness {
-            status: match (ready, health.up) {
+            status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,
                 (true, false) => DEGRADED,
                 (false, _) => UNREADY,
@@ -239,6 +242,7 @@ impl Admin {
             keys_age_seconds: health.keys.age.as_secs_f64(),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
+            reasons,
             config: ConfigView::clone(&config),
         }
     }
@@ -257,6 +261,9 @@ impl Admin {
             .keys
             .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
         self.metrics.keys_age.set(readiness.keys_age_seconds);
+        let leap = self.store.health().clock_leap;
+        let leapt = leap.map_or(0.0, |leap| leap.by.as_secs_f64());
+        self.metrics.clock_leap.set(leapt);
         self.metrics
             .access_log_dropped
             .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));

@@ -23,11 +23,13 @@ use serde::Serialize;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::clock_trust::Leap;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
 pub mod carried;
+mod clock_watch;
 pub mod embedded;
 pub mod key_table;
 pub mod ledger;
@@ -131,6 +133,8 @@ pub struct Health {
     pub without_store: WithoutStore,
     /// Units served without the store that it has not been told of.
     pub pending_units: u64,
+    /// The last leap of the clock that days are counted by, until that can be relied on again.
+    pub clock_leap: Option<Leap>,
 }
 
 /// How far the replica of the key table can be relied on.

@@ -465,6 +465,7 @@ impl Store for RedisStore {
             keys: self.freshness(),
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
+            clock_leap: None,
         }
     }
 

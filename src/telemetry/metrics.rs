@@ -84,6 +84,8 @@ pub struct Metrics {
     pub journal_pending: IntGauge,
     /// `touchline_journal_failed`: 1 while the journal cannot be written.
     pub journal_failed: IntGauge,
+    /// `touchline_clock_leap_seconds`: by how much the clock leapt last; 0 while it can be relied on.
+    pub clock_leap: Gauge,
     /// `touchline_keys`: keys in the replica of the key table.
     pub keys: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current.
@@ -140,6 +142,11 @@ impl Metrics {
             "Seconds since the key table was known to be current",
         )?;
         registry.register(Box::new(keys_age.clone()))?;
+        let clock_leap = Gauge::new(
+            "touchline_clock_leap_seconds",
+            "By how much the clock leapt last; 0 while it can be relied on",
+        )?;
+        registry.register(Box::new(clock_leap.clone()))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
@@ -313,6 +320,7 @@ impl Metrics {
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
             keys_age,
+            clock_leap,
             certificate_end,
             handshakes_failed,
             access_log_dropped: gauge(

@@ -17,6 +17,7 @@ mod inheritance;
 mod key_replica;
 mod key_replica_gateway;
 mod ledger_in_redis;
+mod log_lines;
 mod outage;
 mod outage_topologies;
 mod redis_cluster;
