@@ -19,6 +19,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `carrying` | carrying all of it away, and taking in what was carried here |
+//! | `retention` | dropping days of the ledger that were kept long enough |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
@@ -83,6 +84,7 @@ mod preparing;
 mod producer;
 mod records;
 mod replica;
+mod retention;
 mod script;
 pub mod settings;
 mod shards;
@@ -189,7 +191,7 @@ pub async fn open(
         .as_ref()
         .map(|outage| outage.journal.clone());
     let local_clock = clock.clone();
-    let clock = Arc::new(StoreClock::new(clock));
+    let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
     let request_timeout = match role {
         Role::Gateway(_) => settings.timeout,
@@ -465,7 +467,7 @@ impl Store for RedisStore {
             keys: self.freshness(),
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
-            clock_leap: None,
+            clock_leap: self.parts.clock.leap(),
         }
     }
 

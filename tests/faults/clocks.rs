@@ -134,3 +134,8 @@ async fn a_clock_that_leaps_for_a_moment_drops_no_day(store: Store) {
 async fn a_clock_that_leaps_for_a_moment_drops_no_day_of_the_embedded_store() {
     a_clock_that_leaps_for_a_moment_drops_no_day(Store::Embedded).await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_leaps_for_a_moment_drops_no_day_of_redis() {
+    a_clock_that_leaps_for_a_moment_drops_no_day(Store::Redis).await;
+}

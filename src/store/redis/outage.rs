@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -436,7 +437,8 @@ impl Outage {
         // Whoever inherits the journal takes a key's sheets for as new as its counts: these come after them.
         all_written = all_written && self.note_counts(&counts).await.is_ok();
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        all_written &= self.journal.keep(nodes, now).await.is_ok();
+        let settled = self.clock.settled_at().map(Timestamp::as_second);
+        all_written &= self.journal.keep(nodes, now, settled).await.is_ok();
         if !all_written {
             for changed in counts {
                 self.accounts.changed_still(changed);
