@@ -50,7 +50,7 @@ const BEARER: &[u8] = b"Bearer ";
 const PATHS: &[u8] =
     br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
 const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.admin.token the Host header must be localhost or an address: use one, or set a token"}"#;
-/// What `/readyz` calls the gateway: served by the store, served without it, not served.
+/// What `/readyz` calls the gateway: served with all promises, served without one of them (`reasons`), not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
@@ -199,6 +199,8 @@ pub struct Readiness {
     keys_age_seconds: Option<f64>,
     keys_usable: bool,
     keys: usize,
+    /// What keeps it from being `ready`, as far as the store says it; sentences for operators.
+    reasons: Vec<String>,
     config: ConfigView,
 }
 
@@ -226,8 +228,9 @@ impl Admin {
         } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
+        let reasons: Vec<String> = health.clock_leap.iter().map(ToString::to_string).collect();
         Readiness {
-            status: match (ready, health.up) {
+            status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,
                 (true, false) => DEGRADED,
                 (false, _) => UNREADY,
@@ -240,6 +243,7 @@ impl Admin {
             keys_age_seconds: health.keys.known_age().map(|age| age.as_secs_f64()),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
+            reasons,
             config: ConfigView::clone(&config),
         }
     }
@@ -261,6 +265,8 @@ impl Admin {
         self.metrics
             .gateways_silent
             .set(i64::try_from(health.silent_gateways).unwrap_or(i64::MAX));
+        let leapt = health.clock_leap.map_or(0.0, |leap| leap.by.as_secs_f64());
+        self.metrics.clock_leap.set(leapt);
         self.metrics
             .access_log_dropped
             .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));

@@ -27,6 +27,7 @@
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`clock_trust`] | whether the wall clock can be relied on for what cannot be undone |
 //! | [`choice`] | which server of an upstream a request goes to |
 //! | [`server_health`] | whether a server of an upstream is asked |
 //! | [`caching`] | who may keep an answer |
@@ -48,6 +49,7 @@ pub mod audit;
 pub mod caching;
 pub mod calendar;
 pub mod choice;
+pub mod clock_trust;
 pub mod compression;
 pub mod crossing;
 pub mod endpoint;

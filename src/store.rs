@@ -23,12 +23,14 @@ use serde::Serialize;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::clock_trust::Leap;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
 pub mod carried;
 pub mod chain;
+mod clock_watch;
 pub mod embedded;
 pub mod key_table;
 pub mod ledger;
@@ -157,6 +159,8 @@ pub struct Health {
     pub pending_units: u64,
     /// Other gateways that did not sign off and are not heard of any more, as this one last read; see [`Store::await_applied`].
     pub silent_gateways: u64,
+    /// The last leap of the clock that days are counted by, until that can be relied on again.
+    pub clock_leap: Option<Leap>,
 }
 
 /// How far the replica of the key table can be relied on.

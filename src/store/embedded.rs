@@ -365,6 +365,7 @@ impl Store for EmbeddedStore {
             without_store: WithoutStore::Denies,
             pending_units: 0,
             silent_gateways: 0,
+            clock_leap: self.desk.clock_watch.leap(),
         }
     }
 
@@ -381,7 +382,8 @@ impl Store for EmbeddedStore {
     ) -> Result<Claim, StoreError> {
         let (crossing, node) = (crossing.clone(), node.clone());
         self.on_writer(move |connection, desk| {
-            events::claim(connection, &crossing, &node, delivery, desk.clock.now())
+            let settled = desk.clock_watch.settled_at();
+            events::claim(connection, &crossing, &node, delivery, settled)
         })
         .await
     }

@@ -19,6 +19,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `carrying` | carrying all of it away, and taking in what was carried here |
+//! | `retention` | dropping days of the ledger that were kept long enough |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
@@ -86,6 +87,7 @@ mod producer;
 mod records;
 mod register;
 mod replica;
+mod retention;
 mod script;
 mod seat;
 pub mod settings;
@@ -196,7 +198,7 @@ pub async fn open(
         .as_ref()
         .map(|outage| outage.journal.clone());
     let local_clock = clock.clone();
-    let clock = Arc::new(StoreClock::new(clock));
+    let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
     let request_timeout = match role {
         Role::Gateway(_) => settings.timeout,
@@ -491,6 +493,7 @@ impl Store for RedisStore {
             },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
             silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
+            clock_leap: self.parts.clock.leap(),
         }
     }
 

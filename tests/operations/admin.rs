@@ -49,6 +49,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
             "keys_age_seconds": null,
             "keys_usable": true,
             "keys": 1,
+            "reasons": [],
             "config": null,
         });
         assert_eq!(body, expected);

@@ -18,6 +18,7 @@ mod journal;
 mod key_replica;
 mod key_replica_gateway;
 mod ledger_in_redis;
+mod log_lines;
 mod outage;
 mod outage_topologies;
 mod redis_cluster;

@@ -18,6 +18,7 @@ use super::keys::MARK;
 use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::NodeName;
+use crate::store::clock_watch::LOOK_EVERY;
 
 /// How often the last change is asked for: some microseconds of CPU each.
 const POLL: Duration = Duration::from_millis(20);
@@ -114,7 +115,12 @@ pub(super) fn follow(
     };
     let mut said = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
+    let mut looked = Instant::now();
     while !stop.sleep(POLL) {
+        if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            desk.clock_watch.look(desk.clock.now_and_since_boot());
+        }
         match desk.keys.catch_up(connection, &mut mark) {
             Ok(_) => polled.mark(),
             Err(error) => {
@@ -150,7 +156,9 @@ fn send_heartbeat(
     let sent = under_way.clone();
     let errand = move |connection: &Connection| {
         if !stop.is_told() {
-            if let Err(error) = drop_old(connection, writer.keeping, writer.clock.now()) {
+            if let Some(now) = writer.clock_watch.settled_at()
+                && let Err(error) = drop_old(connection, writer.keeping, now)
+            {
                 tracing::warn!(%error, "old days of the ledger could not be dropped");
             }
             let now = writer.clock.now();

@@ -16,6 +16,7 @@ use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
+use crate::store::clock_watch::ClockWatch;
 use crate::store::{NodeName, Role, StoreError};
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -59,6 +60,7 @@ pub(super) fn open(
     let store = EmbeddedStore {
         desk: Arc::new(Desk {
             path,
+            clock_watch: ClockWatch::new(keeping.agreement, clock.now_and_since_boot()),
             clock,
             inbox: Arc::new(Inbox::default()),
             keys,

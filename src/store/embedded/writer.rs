@@ -21,6 +21,7 @@ use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
 use crate::policy::calendar::Day;
+use crate::store::clock_watch::ClockWatch;
 use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
@@ -39,6 +40,8 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
 pub(super) struct Desk {
     pub(super) path: PathBuf,
     pub(super) clock: Clock,
+    /// Whether that clock can be relied on.
+    pub(super) clock_watch: ClockWatch,
     pub(super) inbox: Arc<Inbox>,
     pub(super) keys: Follower,
     pub(super) learnt: Learnt,

@@ -247,13 +247,18 @@ impl Journal {
             .await
     }
 
-    /// Writes that this process lives and how many gateways do; drops what is no longer needed at `now` (Unix seconds).
-    pub async fn keep(&self, nodes: u64, now: i64) -> Done {
+    /// Writes that this process lives at `now` (Unix seconds) and how many gateways do; drops what is no longer needed at
+    /// `settled`, the same of a clock that can be relied on.
+    pub async fn keep(&self, nodes: u64, now: i64, settled: Option<i64>) -> Done {
         let process = self.process.clone();
         self.work(move |connection| {
             rows::remember_nodes(connection, nodes)?;
             processes::see(connection, &process, now)?;
-            rows::drop_old(connection, now)
+            let Some(settled) = settled else {
+                return Ok(());
+            };
+            processes::drop_old(connection, settled)?;
+            rows::drop_old(connection, settled)
         })
         .await
     }

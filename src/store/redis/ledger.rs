@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 use tokio::time::Instant;
 
 use super::journal::SheetRow;
@@ -206,8 +206,7 @@ impl Ledger {
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
         let arguments = Arguments::new()
             .text(format!("{}|{}", row.producer, row.endpoint))
-            .text(value)
-            .number(self.names.expires_at(row.key, row.day.end));
+            .text(value);
         let name = self.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
         MERGE_TOTALS
@@ -216,30 +215,6 @@ impl Ledger {
         let mut list = redis::cmd("SADD");
         list.arg(self.names.days()).arg(row.day.date.to_string());
         self.link.ask(&list).await?;
-        Ok(())
-    }
-
-    /// Takes the dates off the list of days whose counts and ledgers are gone.
-    ///
-    /// # Errors
-    /// Those of Redis; the list is as it was then.
-    pub async fn forget_days(&self, now_second: i64) -> Result<(), StoreError> {
-        let listed = self
-            .link
-            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
-            .await?;
-        let listed = Vec::<String>::from_redis_value(listed)
-            .map_err(|error| StoreError::Failed(format!("the list of days: {error}")))?;
-        let gone = |date: &&String| {
-            let date = date.parse::<Date>();
-            date.is_ok_and(|date| self.names.is_gone(date, now_second))
-        };
-        let gone: Vec<&String> = listed.iter().filter(gone).collect();
-        if !gone.is_empty() {
-            let mut forget = redis::cmd("SREM");
-            forget.arg(self.names.days()).arg(gone);
-            self.link.ask(&forget).await?;
-        }
         Ok(())
     }
 
@@ -268,10 +243,6 @@ impl Ledger {
             for (_, field, totals) in &page.fields {
                 write.arg(field).arg(totals);
             }
-            pipeline
-                .cmd("EXPIREAT")
-                .arg(&name)
-                .arg(self.names.expires_at(key, page.day.end));
         }
         self.link.ask(&pipeline).await.map(|_| ())
     }

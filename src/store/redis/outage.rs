@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
@@ -443,7 +444,8 @@ impl Outage {
             }
         }
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        all_written & self.journal.keep(nodes, now).await.is_ok()
+        let settled = self.clock.settled_at().map(Timestamp::as_second);
+        all_written & self.journal.keep(nodes, now, settled).await.is_ok()
     }
 
     /// Has the journal write a key's day, of which the count is told while its account is locked. The sheets are read after it:

@@ -264,7 +264,6 @@ impl Accounts {
             limit: 0,
             version: COUNT_MAX,
             entry: entry.as_deref(),
-            key: row.key,
             day: row.day,
         };
         let arguments = self.say(Arguments::with_capacity(ARGUMENTS), &said);

@@ -47,6 +47,11 @@ pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result
              ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)",
         )?
         .execute(params![process, now])?;
+    Ok(())
+}
+
+/// Drops the names that are not needed any more at `now` (Unix seconds).
+pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached("DELETE FROM processes WHERE seen < ?1")?
         .execute([now - KEPT_SECONDS])?;
