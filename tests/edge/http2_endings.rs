@@ -168,8 +168,11 @@ async fn requests_whose_connection_is_dropped_are_charged_only_if_they_were_sent
     }
 }
 
-/// What bodies are sent for a length: those that are wrong.
-const WRONG_BODIES: [(&str, &[(&[u8], u8)]); 5] = [
+/// A part of a body, and the flags of its frame.
+type BodyPart = (&'static [u8], u8);
+
+/// Lengths, and bodies that are not so long.
+const WRONG_BODIES: [(&str, &[BodyPart]); 5] = [
     ("5", &[(b"abc", END_STREAM)]),
     ("5", &[(b"abcdefg", END_STREAM)]),
     ("5", &[(b"abc", 0), (b"defg", 0)]),
@@ -178,7 +181,7 @@ const WRONG_BODIES: [(&str, &[(&[u8], u8)]); 5] = [
 ];
 
 #[tokio::test]
-async fn an_http2_body_that_breaks_its_content_length_is_refunded_and_told_of() {
+async fn an_http2_body_that_breaks_its_content_length_is_refunded_and_logged() {
     for (store, upstream) in SURROUNDINGS {
         let stage = Stage::new(store, upstream).await;
         let mut wire = Wire::open(&stage.scene).await;
