@@ -259,6 +259,26 @@ async fn uploads_that_are_refused_unread_are_no_flood() {
 }
 
 #[tokio::test]
+async fn answers_that_are_cut_are_no_flood() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    scene.upstream.always(Behaviour::CloseMidBody { after: 3 });
+    let mut wire = Wire::open(&scene).await;
+    for first in (1..80).step_by(20) {
+        for stream in (first..first + 20).step_by(2) {
+            wire.get(stream, MARKETS, &key.key).await;
+        }
+        let mut resets = 0;
+        while resets < 10 {
+            let frame = wire.next().await.expect("no end");
+            assert_ne!(frame.kind, GOAWAY, "{frame:?}");
+            resets += u32::from(frame.kind == RST_STREAM);
+        }
+    }
+    assert_eq!(limit_hits(&scene, "h2_resets").await, 0.0);
+}
+
+#[tokio::test]
 async fn a_client_that_does_not_know_the_settings_yet_may_open_more_streams_than_they_allow() {
     let scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.extra_yaml = "limits: { h2_streams: 10 }".into())
