@@ -195,7 +195,8 @@ pub struct Readiness {
     without_store: WithoutStore,
     pending_units: u64,
     keys_loaded: bool,
-    keys_age_seconds: f64,
+    /// `None`: never known to be current.
+    keys_age_seconds: Option<f64>,
     keys_usable: bool,
     keys: usize,
     config: ConfigView,
@@ -236,7 +237,7 @@ impl Admin {
             without_store: health.without_store,
             pending_units: health.pending_units,
             keys_loaded: health.keys.loaded,
-            keys_age_seconds: health.keys.age.as_secs_f64(),
+            keys_age_seconds: health.keys.known_age().map(|age| age.as_secs_f64()),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
             config: ConfigView::clone(&config),
@@ -253,10 +254,13 @@ impl Admin {
         self.metrics
             .journal_pending
             .set(i64::try_from(readiness.pending_units).unwrap_or(i64::MAX));
+        let health = self.store.health();
+        let age = health.keys.known_age();
         self.metrics
-            .keys
-            .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
-        self.metrics.keys_age.set(readiness.keys_age_seconds);
+            .key_table(health.keys.loaded, readiness.keys, age);
+        self.metrics
+            .gateways_silent
+            .set(i64::try_from(health.silent_gateways).unwrap_or(i64::MAX));
         self.metrics
             .access_log_dropped
             .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));

@@ -354,7 +354,7 @@ sections! {
         timeout: Leaf<Duration>,
         /// This gateway's copy of the key table (digests, no keys), for days without Redis.
         replica: Leaf<PathBuf>,
-        /// How long known keys are served by that copy.
+        /// How long known keys are served by that copy; a revoked one too, by a gateway that cannot reach Redis.
         max_staleness: Leaf<Duration>,
         /// While Redis is away: `bounded`, each gateway serves its share of what was left of each key's quota; `deny`, nothing
         /// is served; `open`, everything is.

@@ -10,6 +10,7 @@ mod carry;
 mod certificates;
 mod changes_under_load;
 mod check;
+mod closed_days;
 mod dashboard;
 mod descriptors;
 mod drain;

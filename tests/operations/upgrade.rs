@@ -207,7 +207,7 @@ async fn call_on(client: Arc<harness::Client>, key: IssuedKey, stop: Arc<AtomicB
     calls
 }
 
-/// Callers of every protocol, who go on until told to stop.
+/// Callers of every protocol, which go on until they are stopped.
 struct Callers {
     stop: Arc<AtomicBool>,
     running: JoinSet<u64>,
@@ -223,7 +223,7 @@ impl Callers {
         Callers { stop, running }
     }
 
-    /// How often they called, if no call failed.
+    /// The calls made, none of which failed.
     async fn stop(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         self.running.join_all().await.into_iter().sum()
@@ -248,7 +248,7 @@ async fn under_load(store: Store) -> (Scene, IssuedKey, Callers) {
     (scene, key, callers)
 }
 
-async fn says(process: &Process, part: &str) {
+async fn logs(process: &Process, part: &str) {
     eventually(part, async || process.output().contains(part).then_some(())).await;
 }
 
@@ -274,7 +274,7 @@ async fn a_successor_killed_when_it_was_ready_fails_no_request_and_the_next_one_
         scene.gateways[0].put_file(&elsewhere);
         scene.redis.as_mut().unwrap().kill9();
         let mut successor = scene.gateways[0].begin_upgrade(&format!("successor-{round}"));
-        says(&successor, "the gateway that runs goes on meanwhile").await;
+        logs(&successor, "the gateway that runs goes on meanwhile").await;
         // As long as this one does not run, the successor cannot hear from it.
         scene.gateways[0].process().stop();
         // New connections wait for it, and are none of the successor's.
@@ -284,7 +284,7 @@ async fn a_successor_killed_when_it_was_ready_fails_no_request_and_the_next_one_
             held.spawn(async move { client.call(call).await });
         }
         scene.redis.as_mut().unwrap().restart().await;
-        says(&successor, "ready to take over").await;
+        logs(&successor, "ready to take over").await;
         assert_eq!(inode(), of_the_gateway, "the socket is the gateway's still");
         successor.kill9();
         scene.gateways[0].process().resume();
@@ -340,7 +340,7 @@ async fn a_second_successor_is_refused_while_the_first_one_waits_for_its_keys() 
     let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     scene.gateways[0].put_file(&elsewhere);
     let mut first = scene.gateways[0].begin_upgrade("first");
-    says(&first, "the gateway that runs goes on meanwhile").await;
+    logs(&first, "the gateway that runs goes on meanwhile").await;
     let said = scene.gateways[0].fail_to_upgrade(&good).await;
     assert!(
         said.contains("does not hand its listeners over now"),

@@ -66,6 +66,7 @@ impl Fixture for EmbeddedFixture {
     }
 }
 
+mod closing;
 mod model;
 mod reckoning;
 
@@ -278,7 +279,7 @@ async fn a_database_from_before_the_audit_trail_is_brought_up_to_date() {
     let older = Connection::open(&path).unwrap();
     older
         .execute_batch(
-            "DROP TABLE audit; PRAGMA user_version = 1;
+            "DROP TABLE audit; DROP TABLE chain; PRAGMA user_version = 1;
              UPDATE keys SET record = json_remove(record, '$.last_change')",
         )
         .unwrap();

@@ -257,10 +257,10 @@ async fn finish(
             out.flush()?;
         }
     }
-    match &outcome.made {
-        Some((_, mark)) => session.applied(mark).await,
-        None => Ok(()),
-    }
+    // What changed nothing is confirmed all the same: whoever repeats a command wants to know whether it holds.
+    session
+        .applied(outcome.made.as_ref().map(|(_, mark)| mark))
+        .await
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! The follower asks for the last change every [`POLL`] on a connection of its own. For a gateway it sends a heartbeat
 //! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
-//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough. The checkpointer folds the write-ahead log into the database,
+//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the database,
 //! which syncs both, without holding up the writer.
 
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
+use super::closing::is_due;
 use super::keys::MARK;
 use super::retention::drop_old;
 use super::writer::Desk;
@@ -128,6 +129,10 @@ pub(super) fn follow(
             && !under_way.swap(true, Ordering::AcqRel)
         {
             said = (applied, Instant::now());
+            match is_due(connection, desk.keeping, desk.clock.now()) {
+                Ok(is_due) => desk.closing.lock().expect(is_due),
+                Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
+            }
             send_heartbeat(desk, name.clone(), applied, stop.clone(), under_way.clone());
         }
     }
@@ -147,6 +152,11 @@ fn send_heartbeat(
         if !stop.is_told() {
             if let Err(error) = drop_old(connection, writer.keeping, writer.clock.now()) {
                 tracing::warn!(%error, "old days of the ledger could not be dropped");
+            }
+            let now = writer.clock.now();
+            let turn = writer.closing.lock().turn(connection, writer.keeping, now);
+            if let Err(error) = turn {
+                tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
             }
             let said = say(connection, &name, applied);
             writer.up.store(said.is_ok(), Ordering::Relaxed);

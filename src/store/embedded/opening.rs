@@ -64,6 +64,7 @@ pub(super) fn open(
             keys,
             learnt: Learnt::default(),
             keeping,
+            closing: Mutex::default(),
             up: AtomicBool::new(true),
             dirty: AtomicBool::new(true),
         }),

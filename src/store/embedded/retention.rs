@@ -6,6 +6,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
+use super::closing;
 use crate::store::Keeping;
 
 /// Rows that one turn deletes: a day of 100,000 keys with five endpoints each is gone in some eight minutes.
@@ -33,6 +34,7 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
+    closing::let_go(connection, &date, now.as_second())?;
     for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
         let gone = connection.execute(statement, (&date, ROWS_MAX))?;
         if gone > 0 {

@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::closing::Closer;
 use super::group::{Group, Ruling, Statements, other_calendar};
 use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
 use super::keys::Follower;
@@ -41,6 +43,8 @@ pub(super) struct Desk {
     pub(super) keys: Follower,
     pub(super) learnt: Learnt,
     pub(super) keeping: Keeping,
+    /// The day that is being closed.
+    pub(super) closing: Mutex<Closer>,
     /// Whether the last transaction was committed.
     pub(super) up: AtomicBool,
     /// Whether anything was committed since the last time that the log was forced to disk.

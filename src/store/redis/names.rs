@@ -11,8 +11,9 @@
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
 //! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
-//! | `<prefix>:n:<node>` | string | what a live gateway says of itself, see `heartbeat`; expires after 5 s |
-//! | `<prefix>:nodes`, `<prefix>:days` | set | gateways that may live; dates that have counts |
+//! | `<prefix>:{gateways}:register` | hash | seat -> when a gateway was last heard of, its name, what it said, see `register` |
+//! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
+//! | `<prefix>:days` | set | dates that have counts |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
 //! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; kept a week after the last one |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
@@ -156,14 +157,14 @@ impl Names {
         format!("{}:feed", self.prefix)
     }
 
-    /// A gateway's sign of life.
-    pub fn node(&self, node: &str) -> String {
-        format!("{}:n:{node}", self.prefix)
+    /// The gateways that did not sign off.
+    pub fn register(&self) -> String {
+        format!("{}:{{gateways}}:register", self.prefix)
     }
 
-    /// The gateways that may live.
-    pub fn nodes(&self) -> String {
-        format!("{}:nodes", self.prefix)
+    /// The audit trail of the register.
+    pub fn gateway_trail(&self) -> String {
+        format!("{}:{{gateways}}:trail", self.prefix)
     }
 
     /// The dates that have counts.

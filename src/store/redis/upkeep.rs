@@ -46,9 +46,8 @@ where
     let flushed = parts.clone();
     tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
     if parts.feed.is_some() {
-        let feed_tasks: [FeedTask; 4] = [
+        let feed_tasks: [FeedTask; 3] = [
             |feed| Box::pin(feed.follow()),
-            |feed| Box::pin(feed.beat()),
             |feed| Box::pin(feed.repair()),
             |feed| Box::pin(feed.save_for_ever()),
         ];
@@ -61,6 +60,15 @@ where
             };
             tasks.push(tokio::spawn(run).abort_handle());
         }
+    }
+    if parts.presence.is_some() {
+        let present = parts.clone();
+        let run = async move {
+            if let (Some(presence), Some(feed)) = (&present.presence, &present.feed) {
+                presence.keep(feed).await;
+            }
+        };
+        tasks.push(tokio::spawn(run).abort_handle());
     }
     if parts.inheritance.is_some() {
         let heir = parts.clone();
