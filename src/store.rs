@@ -82,8 +82,8 @@ pub enum Decision {
     },
 }
 
-/// Proof that units were charged: consumed by [`Store::refund`] or [`Store::give_back`], or dropped when the request was served. Not `Clone`, so
-/// that nothing is refunded twice.
+/// Proof that units were charged: consumed by [`Store::refund`] or [`Store::give_back`], or dropped when the request was
+/// served. Not `Clone`, so that nothing is refunded twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
     /// The key that was charged.
@@ -307,7 +307,7 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// being reachable. Does not wait longer than the store's timeout.
     async fn refund(&self, receipt: Receipt) -> Option<u64>;
 
-    /// The same for a request that is dropped and can wait for nothing.
+    /// Refunds a receipt as [`Store::refund`] does, for a request that is dropped. Never waits.
     fn give_back(&self, receipt: Receipt);
 
     /// Units used by a key on a day, for an answer that costs nothing: what was learnt in the last second, else read

@@ -28,7 +28,7 @@ const BURST_SECONDS: u32 = 5;
 const UPDATES_PER_DATA: f64 = 4.0;
 const UPDATES_PER_STREAM: f64 = 2.0;
 const PRIORITIES_PER_STREAM: f64 = 10.0;
-/// What a reset that the client provoked takes of the budget for resets. Clients cancel requests; none makes errors by the dozen.
+/// Resets of the client's own that one it provoked counts as: clients cancel requests often, and break the protocol hardly ever.
 const RESETS_PER_ERROR: f64 = 4.0;
 /// The error codes (RFC 9113 section 7) of streams that are reset because of what the client sent: PROTOCOL_ERROR,
 /// FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR. Streams that the gateway gives up itself bear NO_ERROR (an upload that is not

@@ -29,11 +29,11 @@ use crate::proxy::{Edge, Gate};
 /// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
 /// client that does not read should cost.
 const H2_SEND_BUFFER_BYTES: usize = 32 * 1024;
-/// Streams of a connection that the library may have to reset because of what the client sent. The guard counts them as it counts
-/// resets of the client's, and ends a connection earlier unless it is configured to allow more.
+/// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard counts
+/// them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
 const H2_ERROR_RESETS_MAX: usize = 48;
-/// Clients assume that so many streams may be open until they have read the settings, or so many that it does not matter (RFC 9113
-/// section 6.5.2). The library counts with those resets the streams that it refuses because they are too many.
+/// Streams that a client may open at once before it has read the settings: RFC 9113 section 6.5.2 recommends to allow 100. The
+/// library counts the streams above the allowed number, which it refuses, together with those resets.
 const H2_STREAMS_ASSUMED: usize = 100;
 /// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
 /// only a little over gets the gateway's answer instead of the library's bare 431.

@@ -1,7 +1,7 @@
 //! The units of a permitted request.
 //!
-//! Invariants: they are given back at most once; and they stay charged only if something of the request was sent to an upstream, even
-//! where its future is dropped (a panic, a connection that is given up).
+//! Invariants: they are refunded at most once; and they stay charged only if something of the request was sent to an upstream, even
+//! where the request's future is dropped (after a panic, or with a connection past its deadlines).
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ impl Charged {
         self.receipt.is_none()
     }
 
-    /// Refunds them, once: the units used afterwards as far as they are known; `None` where there was nothing left to refund.
+    /// Refunds the units, once. Returns the units used afterwards as far as they are known, or `None` if nothing was left to refund.
     pub(super) async fn refund(&mut self, reason: RefundReason) -> Option<Option<u64>> {
         let receipt = self.receipt.take()?;
         self.count(&receipt, reason);

@@ -27,7 +27,7 @@ pub(super) const NOT_HTTP2: ErrorType = ErrorType::new("UpstreamIsNotHttp2");
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
 pub(super) const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
-/// Parts of a body that are looked through for the end of its stream: a window of 16 KiB holds no more of any honest size.
+/// Parts of a body that are read to find the error behind them. A stream's window holds 16 KiB.
 const PARTS_MAX: usize = 1_024;
 /// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
 const BROKEN_BODY: [ErrorType; 3] = [
@@ -94,7 +94,7 @@ impl Edge {
     }
 }
 
-/// Why a request is refunded whose client hung up, if it is.
+/// The reason to refund a request whose client hung up, if there is one.
 fn hung_up(forwarding: &Forwarding) -> Option<RefundReason> {
     let slow = || {
         let waited = forwarding.since.elapsed();
@@ -106,8 +106,8 @@ fn hung_up(forwarding: &Forwarding) -> Option<RefundReason> {
     }
 }
 
-/// What ended the request, if its client ended it before anything of it was sent: upstreams are not asked for nobody. Over HTTP/1 that
-/// is seen only where no body is to come, or the look would take of it.
+/// The error that ended the request, if its client ended it before the request is written to an upstream. Over HTTP/1 only requests
+/// without a body to come are checked, because the check would read from the body.
 pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
     if !is_http2(session) && !session.is_body_done() {
         return None;
@@ -124,8 +124,8 @@ async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
-/// Whether the HTTP/2 library has reset the client's stream because the request breaks the protocol: its body is not as long as it
-/// said, or has trailers that do not end it. What a client sends after a whole request is no part of that.
+/// Whether the HTTP/2 library has reset the client's stream because the request breaks the protocol: its body does not have the
+/// length of its `content-length`, or its trailers do not end the stream. Frames after a whole request are not part of it.
 async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forwarding) -> bool {
     let served = forwarding.was_sent() && forwarding.request_whole;
     if *error.esource() != ErrorSource::Downstream || !is_http2(session) || served {
@@ -134,7 +134,7 @@ async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forw
     if *error.etype() != ErrorType::H2Error {
         return is_librarys_reset(error);
     }
-    // What was waited for was the stream's end, which does not tell who ended it. The body does, behind what was received of it.
+    // The stream's end was waited for, and that error does not name the side that ended it. The body's does, after its last part.
     for _ in 0..PARTS_MAX {
         match look_at(session.read_request_body()).await {
             Poll::Ready(Ok(Some(_))) => {}
@@ -189,7 +189,7 @@ pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
         && !waits_for_body
 }
 
-/// What an attempt over HTTP/2 failed with. The client's stream may fail in the same words, which say nothing of the server.
+/// The HTTP/2 error of the server's stream that failed an attempt. An error of the client's stream has the same type and is left out.
 fn http2_error(error: &Error) -> Option<&h2::Error> {
     if *error.esource() == ErrorSource::Downstream {
         return None;

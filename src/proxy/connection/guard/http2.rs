@@ -19,14 +19,14 @@ pub(super) struct Http2 {
     sent: Frames,
     budgets: Budgets,
     breath: Breath,
-    /// What there was too much of, from the moment on when it was seen.
+    /// The kind of frames of which there were too many, once there were.
     flood: Option<Flood>,
     /// Streams that were reset because what came on them is malformed, and that are not counted yet.
     malformed: u64,
 }
 
 impl Http2 {
-    /// Of a connection that has just begun.
+    /// A connection that has just begun.
     pub(super) fn new(rates: ControlRates) -> Http2 {
         Http2 {
             received: Frames::of_client(),
@@ -38,7 +38,7 @@ impl Http2 {
         }
     }
 
-    /// Counts what the client has sent. What there is too much of, if there is.
+    /// Counts the client's frames. Returns the kind of which there are too many, if any.
     fn note_received(&mut self, bytes: &[u8]) -> Option<Flood> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         self.received.find(bytes, |frame| {
@@ -50,7 +50,8 @@ impl Http2 {
         flood
     }
 
-    /// Counts what was written to the client. What there is too much of, once nothing is cut by saying so.
+    /// Counts the frames written to the client. Returns the kind of which there are too many, if any, when the last frame is whole:
+    /// a GOAWAY can follow it.
     pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<Flood> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         let malformed = &mut self.malformed;
@@ -130,7 +131,7 @@ impl Guard {
         Poll::Ready(Err(self.calm_down(flood, context)))
     }
 
-    /// Ends the connection, and says why where that is possible.
+    /// Ends the connection, with a GOAWAY where that cuts no frame in two.
     pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
         self.note_limit(flood.as_str());
         if let Reading::Http2(http2) = &self.reading
