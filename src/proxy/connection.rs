@@ -56,8 +56,8 @@ pub struct Connection {
     malformed: AtomicU32,
 }
 
-/// Heads over HTTP/2 that are refused on one connection before it takes no further request. Over HTTP/1 the first one ends it.
-/// pingora's own loop allows as many.
+/// Heads over HTTP/2 without a usable target or host on one connection before it takes no further request. Over HTTP/1 the first
+/// one ends it. pingora's own loop allows as many.
 const MALFORMED_MAX: u32 = 32;
 
 /// What was wrong with a request's body.
@@ -111,7 +111,7 @@ impl Connection {
         self.retired.load(Ordering::Acquire)
     }
 
-    /// Notes a head that is no well-formed request.
+    /// Notes a head without a usable target or host.
     pub fn note_malformed(&self) {
         let before = self.malformed.fetch_add(1, Ordering::Relaxed);
         if before + 1 >= MALFORMED_MAX {

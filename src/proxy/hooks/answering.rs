@@ -6,7 +6,7 @@ use pingora::proxy::Session;
 
 use super::{Edge, content_length};
 use crate::policy::forwarded::Client;
-use crate::policy::rejection::Rejection;
+use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
 use crate::proxy::admission::Refusal;
 use crate::proxy::connection::Connection;
@@ -29,11 +29,15 @@ impl Edge {
         refusal: Refusal,
     ) -> pingora::Result<()> {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
+        let head = matches!(
+            refusal.rejection,
+            Rejection::BadRequest(Malformed::Target(_) | Malformed::Host)
+        );
+        if let (true, Some(connection)) = (head, Connection::of(session)) {
+            connection.note_malformed();
+        }
         if ambiguous {
             session.set_keepalive(None);
-            if let Some(connection) = Connection::of(session) {
-                connection.note_malformed();
-            }
         } else if !session.is_body_done()
             && !well_formed::expects_continue(session.req_header())
             && content_length(&session.req_header().headers)
