@@ -388,9 +388,9 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// All records in the order of their creation, asked for.
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
 
-    /// The gateways that have not said that they applied the change: those that live, after waiting up to `patience` for them, and
-    /// those that did not sign off and are not heard of any more, which may be serving by what they knew. The embedded store has
-    /// none of the latter: its gateways read it for every charge, and one that cannot serves nobody.
+    /// The gateways that have not confirmed the change after up to `patience`: those that live, and those that did not sign off and
+    /// are not heard of any more, which may be serving the keys that they knew. The embedded store has none of the latter: its
+    /// gateways read it for every charge, and one that cannot read it serves no request.
     async fn await_applied(
         &self,
         mark: &ChangeMark,

@@ -28,7 +28,7 @@
 //! | `replica` | the same as it is saved on this machine |
 //! | `home` | which store a file on this machine is of |
 //! | `register` | which gateways live and how far each has followed; which did not sign off |
-//! | `heartbeat`, `presence`, `seat` | what a gateway says there; its own entry; whose entry it takes over |
+//! | `heartbeat`, `presence`, `seat` | the contents of an entry; a gateway's own entry; which entry it takes over |
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!

@@ -66,7 +66,7 @@ impl Presence {
         self.silent.lock().len() as u64
     }
 
-    /// Says again and again that this gateway lives and what it applied, and reads the register, for ever.
+    /// Sends heartbeats and reads the register, for ever.
     pub async fn keep(&self, feed: &Feed) {
         let (mut signed_in, mut looked) = (false, None::<Instant>);
         loop {
@@ -139,7 +139,7 @@ impl Presence {
             let ended = vacant.iter().any(|seat| seat.id() == entry.seat);
             if ended && register::remove(&self.link, &self.names, &entry).await? {
                 let killed = &entry.name;
-                tracing::info!(%killed, "a gateway of this machine ended without signing off: this one answers for it");
+                tracing::info!(%killed, "a gateway of this machine ended without signing off: its entry in the register is removed");
             } else {
                 kept.push(entry);
             }
