@@ -499,21 +499,18 @@ impl Outage {
             }
             told += rows.counts.len();
             for counts in rows.counts.chunks(RESTORE_BATCH) {
-                let mut running = JoinSet::new();
-                for row in counts.iter().cloned() {
-                    let accounts = self.accounts.clone();
-                    running
-                        .spawn(async move { accounts.merge(&row).await.map_err(StoreError::from) });
-                }
-                all_done(running).await?;
+                let merging = counts.iter().map(|row| {
+                    let (accounts, row) = (self.accounts.clone(), row.clone());
+                    async move { accounts.merge(&row).await.map_err(StoreError::from) }
+                });
+                all_done(merging.collect()).await?;
             }
             for sheets in rows.sheets.chunks(RESTORE_BATCH) {
-                let mut running = JoinSet::new();
-                for row in sheets.iter().cloned() {
-                    let ledger = self.ledger.clone();
-                    running.spawn(async move { ledger.merge(&row).await });
-                }
-                all_done(running).await?;
+                let merging = sheets.iter().map(|row| {
+                    let (ledger, row) = (self.ledger.clone(), row.clone());
+                    async move { ledger.merge(&row).await }
+                });
+                all_done(merging.collect()).await?;
             }
             self.journal.settled(rows).await?;
         }
