@@ -95,6 +95,11 @@ impl EndpointSpec {
 
     /// Whether a path (without query) is this endpoint.
     pub fn matches(&self, path: &str) -> bool {
+        if let Some((prefix, _)) = self.path.split_once("{rest...}") {
+            return path
+                .strip_prefix(prefix)
+                .is_some_and(|rest| !rest.is_empty());
+        }
         let pattern: Vec<&str> = self.path.split('/').collect();
         let segments: Vec<&str> = path.split('/').collect();
         pattern.len() == segments.len()
