@@ -158,7 +158,7 @@ async fn an_accepted_target_reaches_the_upstream_byte_for_byte() {
 #[tokio::test]
 async fn a_prefix_endpoint_takes_every_path_below_it_byte_for_byte_and_charges_each() {
     const PREFIX: &str = "/api/v1/data/files/{rest...}";
-    let mut scene = Scene::builder(TOUCHLINE)
+    let scene = Scene::builder(TOUCHLINE)
         .spec(|spec| spec.endpoints.push(EndpointSpec::get(PREFIX, &["pro"])))
         .start()
         .await;
