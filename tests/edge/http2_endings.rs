@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::frames::{
-    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, RST_STREAM, WINDOW_UPDATE, Wire, block,
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, RST_STREAM, WINDOW_UPDATE, Wire, block,
 };
 use super::{MARKETS, TOUCHLINE, charged_were_sent, limit_hits};
 
@@ -285,17 +285,28 @@ async fn a_request_that_is_reset_while_it_waits_for_its_turn_is_not_sent() {
     stage.scene.upstream.always(held);
     let mut wire = Wire::open(&stage.scene).await;
     // A new connection's share of the memory lets six be worked on.
-    let streams: Vec<u32> = (1..40).step_by(2).collect();
-    for stream in &streams {
-        wire.send(&stage.get(*stream).1).await;
+    let mut streams = Vec::new();
+    for stream in (1..40).step_by(2) {
+        let (id, get) = stage.get(stream);
+        wire.send(&get).await;
+        streams.push((id, stream));
     }
     eventually("requests wait for their turn", async || {
         let waiting = limit_hits(&stage.scene, "h2_memory").await;
         (waiting >= 14.0 && stage.scene.upstream.begun().len() == 6).then_some(())
     })
     .await;
-    // Those that wait first: the end of the others would be their turn.
-    for stream in streams.iter().rev() {
+    // Those that wait first: the end of another would be the turn of one.
+    let begun = stage.scene.upstream.begun();
+    let (under_way, waiting): (Vec<_>, Vec<_>) =
+        streams.iter().partition(|(id, _)| begun.contains(id));
+    for (_, stream) in waiting {
+        wire.send(&reset(*stream, CANCEL)).await;
+    }
+    // What comes before a PING has been read when its answer comes.
+    wire.send(&Frame::new(PING, 0, 0, [7; 8])).await;
+    while wire.next().await.expect("an answer").kind != PING {}
+    for (_, stream) in under_way {
         wire.send(&reset(*stream, CANCEL)).await;
     }
     stage.judge(streams.len()).await;
