@@ -31,6 +31,7 @@ pub mod backup;
 pub mod carried;
 mod clock_watch;
 pub mod embedded;
+mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
@@ -135,6 +136,8 @@ pub struct Health {
     pub pending_units: u64,
     /// The last leap of the clock that days are counted by, until that can be relied on again.
     pub clock_leap: Option<Leap>,
+    /// Why a file that the store needs cannot be used, with what to do; for operators.
+    pub file_trouble: Option<String>,
 }
 
 /// How far the replica of the key table can be relied on.

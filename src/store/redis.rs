@@ -468,6 +468,7 @@ impl Store for RedisStore {
             without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
             clock_leap: self.parts.clock.leap(),
+            file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
     }
 

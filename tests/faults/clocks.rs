@@ -52,7 +52,7 @@ async fn turns(scene: &Scene) {
         None => {
             let file = scene.directory().join("touchline.db");
             let file = rusqlite::Connection::open(file).unwrap();
-            let sql = "SELECT seen FROM gateways";
+            let sql = "SELECT max(seen) FROM gateways";
             let seen = || file.query_row(sql, [], |row| row.get::<_, i64>(0)).unwrap();
             for _ in 0..8 {
                 let before = seen();
