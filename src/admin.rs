@@ -2,7 +2,7 @@
 //!
 //! It knows nothing of requests; what it shows comes from the store and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
+//! without the store or another promise (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
 //! `/dashboard` is a page that shows [`dashboard::Dashboard`]. Nothing can be changed here. With a token configured, only whoever has
 //! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) every
 //! path is for requests whose `Host` is an address or `localhost`, so that no page of another site can read any of it.
@@ -228,7 +228,8 @@ impl Admin {
         } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
-        let reasons: Vec<String> = health.clock_leap.iter().map(ToString::to_string).collect();
+        let leap = health.clock_leap.map(|leap| leap.to_string());
+        let reasons: Vec<String> = leap.into_iter().chain(health.file_trouble).collect();
         Readiness {
             status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,

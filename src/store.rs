@@ -32,6 +32,7 @@ pub mod carried;
 pub mod chain;
 mod clock_watch;
 pub mod embedded;
+mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
@@ -161,6 +162,8 @@ pub struct Health {
     pub silent_gateways: u64,
     /// The last leap of the clock that days are counted by, until that can be relied on again.
     pub clock_leap: Option<Leap>,
+    /// Why a file that the store needs cannot be used, with what to do; for operators.
+    pub file_trouble: Option<String>,
 }
 
 /// How far the replica of the key table can be relied on.

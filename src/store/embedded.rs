@@ -66,6 +66,7 @@ use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::carried::{Carried, Carrying, Taken, Taking};
 use super::chain::{Chained, Piece};
+use super::held_file::HeldConnection;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -130,7 +131,7 @@ pub struct EmbeddedStore {
     durability: Durability,
     timeout: Duration,
     /// For readings that no request waits in line for: ledger, records, progress of gateways.
-    reader: Arc<Mutex<Connection>>,
+    reader: Arc<Mutex<HeldConnection>>,
     polled: Arc<Polled>,
     stop: Arc<Stop>,
     /// Whether the writer takes this gateway off the list when it leaves.
@@ -316,6 +317,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
+        self.desk.require_file()?;
         let now = self.desk.clock.now();
         if !charge.day.contains(now) {
             return Ok(Decision::OtherDay { now });
@@ -344,6 +346,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        self.desk.require_file()?;
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);
         }
@@ -359,13 +362,15 @@ impl Store for EmbeddedStore {
     }
 
     fn health(&self) -> Health {
+        let trouble = self.desk.file_trouble();
         Health {
-            up: self.desk.up.load(Ordering::Relaxed),
+            up: trouble.is_none() && self.desk.up.load(Ordering::Relaxed),
             keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,
             silent_gateways: 0,
             clock_leap: self.desk.clock_watch.leap(),
+            file_trouble: trouble.map(|trouble| trouble.text.clone()),
         }
     }
 

@@ -494,6 +494,7 @@ impl Store for RedisStore {
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
             silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
             clock_leap: self.parts.clock.leap(),
+            file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
     }
 

@@ -15,6 +15,7 @@ mod dashboard;
 mod descriptors;
 mod drain;
 mod explain;
+mod files;
 mod import;
 mod keys;
 mod ledger;

@@ -19,6 +19,7 @@ use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::NodeName;
 use crate::store::clock_watch::LOOK_EVERY;
+use crate::store::held_file::Trouble;
 
 /// How often the last change is asked for: some microseconds of CPU each.
 const POLL: Duration = Duration::from_millis(20);
@@ -120,6 +121,10 @@ pub(super) fn follow(
         if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
             desk.clock_watch.look(desk.clock.now_and_since_boot());
+            look_at_file(connection, desk);
+        }
+        if desk.file_trouble().is_some() {
+            continue;
         }
         match desk.keys.catch_up(connection, &mut mark) {
             Ok(_) => polled.mark(),
@@ -144,6 +149,32 @@ pub(super) fn follow(
     }
 }
 
+/// Looks whether the file is still the one that is open, and logs what changed; why it is not.
+fn look_at_file(connection: &Connection, desk: &Desk) -> Option<Arc<Trouble>> {
+    let file = desk.file.as_ref()?;
+    // Two threads look, and each change has one line.
+    let mut logged = desk.file_logged.lock();
+    let now = file.look();
+    match &now {
+        Some(trouble) if logged.as_ref() != Some(trouble) => {
+            // Whoever copies the open file finds everything in it.
+            if !trouble.is_damage
+                && let Err(error) = checkpoint(connection)
+            {
+                tracing::warn!(%error, "the database could not be forced to disk");
+            }
+            tracing::error!("{}", trouble.text);
+        }
+        None if logged.is_some() => tracing::info!(
+            path = %desk.path.display(),
+            "the file is again the one that this gateway has open: charges go on"
+        ),
+        Some(_) | None => {}
+    }
+    logged.clone_from(&now);
+    now
+}
+
 /// One heartbeat through the writer, unless the store is stopped before it is its turn.
 fn send_heartbeat(
     desk: &Arc<Desk>,
@@ -155,7 +186,7 @@ fn send_heartbeat(
     let writer = desk.clone();
     let sent = under_way.clone();
     let errand = move |connection: &Connection| {
-        if !stop.is_told() {
+        if !stop.is_told() && writer.file_trouble().is_none() {
             if let Some(now) = writer.clock_watch.settled_at()
                 && let Err(error) = drop_old(connection, writer.keeping, now)
             {
@@ -245,6 +276,11 @@ pub(super) fn checkpoint_regularly(
     stop: &Stop,
 ) {
     while !stop.sleep(interval) {
+        // A checkpoint would write pages into a file that was truncated, which would look whole again.
+        let trouble = look_at_file(connection, desk);
+        if trouble.is_some_and(|trouble| trouble.is_damage) {
+            continue;
+        }
         if desk.dirty.swap(false, Ordering::AcqRel)
             && let Err(error) = checkpoint(connection)
         {

@@ -22,6 +22,7 @@ use super::schema::failure;
 use crate::clock::Clock;
 use crate::policy::calendar::Day;
 use crate::store::clock_watch::ClockWatch;
+use crate::store::held_file::{HeldFile, Trouble};
 use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
@@ -48,10 +49,26 @@ pub(super) struct Desk {
     pub(super) keeping: Keeping,
     /// The day that is being closed.
     pub(super) closing: Mutex<Closer>,
+    /// The file of a gateway, which has it open for long.
+    pub(super) file: Option<Arc<HeldFile>>,
+    /// What was logged of it last.
+    pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
     /// Whether the last transaction was committed.
     pub(super) up: AtomicBool,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
+}
+
+impl Desk {
+    /// Why the file cannot be used, as it was last found.
+    pub(super) fn file_trouble(&self) -> Option<Arc<Trouble>> {
+        self.file.as_ref()?.trouble()
+    }
+
+    /// Fails where it cannot.
+    pub(super) fn require_file(&self) -> Result<(), StoreError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.require())
+    }
 }
 
 /// The body of the writer thread: ends when the inbox is closed and everything in it written. Should it end otherwise,

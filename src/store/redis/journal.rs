@@ -24,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::home::Home;
 use super::turns::Turns;
 use crate::store::StoreError;
+use crate::store::held_file::{HeldConnection, HeldFile, Purpose};
 
 mod file;
 mod processes;
@@ -130,12 +131,17 @@ impl Journal {
             Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
             Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
         };
-        let desk = Desk {
+        let mut desk = Desk {
             path,
             home,
-            connection,
+            connection: None,
+            file: None,
             trouble: trouble.clone(),
         };
+        if let Some(connection) = connection {
+            // What keeps it from being held is found again with the first write, and told then.
+            let _ = desk.hold(connection);
+        }
         std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || desk.run(taken))
@@ -263,6 +269,11 @@ impl Journal {
         .await
     }
 
+    /// Has the file looked at, as each transaction does.
+    pub async fn look(&self) -> Done {
+        self.work(|_| Ok(())).await
+    }
+
     /// The gateways that lived when this node last knew.
     pub async fn nodes(&self) -> Result<Option<u64>, StoreError> {
         self.work(rows::nodes).await
@@ -314,7 +325,9 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 struct Desk {
     path: PathBuf,
     home: Home,
-    connection: Option<Connection>,
+    connection: Option<HeldConnection>,
+    /// The file that was opened first.
+    file: Option<Arc<HeldFile>>,
     trouble: Arc<Trouble>,
 }
 
@@ -350,20 +363,76 @@ impl Desk {
         }
     }
 
-    /// One transaction; what each unit came to, in order.
+    /// One transaction; what each unit came to, in order. Nothing is written, hence no unit served, unless the path leads to
+    /// the file that is open.
     fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
-        if self.connection.is_none() {
-            self.connection = Some(file::open(&self.path, &self.home)?);
-        }
+        self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
         };
         let result = write_group(connection, group);
         if result.is_err() {
+            // It may have failed because of what became of the file.
+            self.check_file()?;
             // A new connection finds out whether the file is of use again.
-            self.connection = None;
+            self.close();
         }
         result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
+    }
+
+    /// Looks at the file, and opens it where it is not open. Another file is never taken for it: what this process counted
+    /// would be missing there.
+    fn look(&mut self) -> Result<(), StoreError> {
+        self.check_file()?;
+        if self.connection.is_none() {
+            let connection = file::open(&self.path, &self.home)?;
+            self.hold(connection)?;
+        }
+        Ok(())
+    }
+
+    /// Fails where the path does not lead to the file that is open, or that is damaged.
+    fn check_file(&self) -> Result<(), StoreError> {
+        let trouble = self.file.as_ref().and_then(|file| file.look());
+        trouble.map_or(Ok(()), |trouble| {
+            if !trouble.is_damage && self.trouble.load().is_none() {
+                self.fold_log();
+            }
+            Err(StoreError::Failed(trouble.text.clone()))
+        })
+    }
+
+    fn hold(&mut self, connection: Connection) -> Result<(), StoreError> {
+        let held = match &self.file {
+            Some(file) => file.reopened().map(|()| file.clone()),
+            None => HeldFile::hold(&self.path, Purpose::Journal).map(Arc::new),
+        };
+        let file = held.map_err(|error| {
+            let path = self.path.display();
+            StoreError::Failed(format!(
+                "the journal {path} was removed or replaced: {error}"
+            ))
+        })?;
+        self.file = Some(file.clone());
+        self.connection = Some(HeldConnection::new(connection, Some(file)));
+        Ok(())
+    }
+
+    /// Folds the log into the file, so that an operator who copies that has everything.
+    fn fold_log(&self) {
+        let fold = |connection: &Connection| {
+            connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+        };
+        if let Some(Err(error)) = self.connection.as_deref().map(fold) {
+            tracing::warn!(%error, "the log of the journal could not be folded into it");
+        }
+    }
+
+    fn close(&mut self) {
+        self.connection = None;
+        if let Some(file) = &self.file {
+            file.closed();
+        }
     }
 }
 

@@ -38,6 +38,8 @@ use crate::policy::quota::Share;
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
+/// How often it is looked whether the journal's file is still the one that is open.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
@@ -314,12 +316,17 @@ impl Outage {
         }
     }
 
+    /// Why the journal cannot be written, where it cannot.
+    pub fn journal_trouble(&self) -> Option<String> {
+        self.journal.trouble()
+    }
+
     /// The same for operators.
     pub fn facts(&self) -> ServiceFacts {
         ServiceFacts {
             outage: self.settings.policy.to_string(),
             journal: self.settings.journal.clone(),
-            journal_error: self.journal.trouble(),
+            journal_error: self.journal_trouble(),
             pending_units: self.pending_units(),
         }
     }
@@ -361,6 +368,7 @@ impl Outage {
     /// Keeps journal, knowledge of counts and knowledge of live gateways fresh, for ever.
     pub async fn keep(self: Arc<Self>) {
         let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
+        let mut looked = noted;
         let mut logged = String::new();
         let mut answering = None::<Instant>;
         let tick = READ_EVERY.min(self.settings.journal_interval);
@@ -368,7 +376,12 @@ impl Outage {
             tokio::time::sleep(tick).await;
             if noted.elapsed() >= self.settings.journal_interval {
                 noted = Instant::now();
+                looked = noted;
                 self.note_changes().await;
+            } else if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                // The journal itself says why it could not be written.
+                let _ = self.journal.look().await;
             }
             if !self.guard.is_closed() {
                 continue;
