@@ -576,9 +576,9 @@ sections! {
         idle: Leaf<Duration>,
     }
     ForwardText {
-        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers. A * at the end stands for any rest of a name.
+        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers. A * at the end matches any rest of a name.
         headers_denied: List<Text>,
-        /// Headers of upstreams' answers that clients never see, beside Server, X-RateLimit-* and hop-by-hop headers. A * at the end stands for any rest of a name. The gateway's own Strict-Transport-Security is not removed.
+        /// Headers of upstreams' answers that clients never see, beside Server, X-RateLimit-* and hop-by-hop headers. A * at the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
         answer_headers_denied: List<Text>,
     }
     RuntimeText {

@@ -235,7 +235,8 @@ const NOT_PASSED_ON: [HeaderName; 11] = [
     SURROGATE_CONTROL,
 ];
 
-/// Removes from the upstream's answer what is between it and us, ours to say or `denied`, and lets `add` say what is ours.
+/// Removes from the upstream's answer the hop-by-hop headers, the gateway's own and those `denied`, then lets `add` insert the
+/// gateway's own.
 pub fn clean_response(
     header: &mut ResponseHeader,
     denied: &HeaderNames,

@@ -148,7 +148,7 @@ fn raw_target(head: &[u8]) -> Option<&[u8]> {
     line.split(|byte| *byte == b' ').nth(1)
 }
 
-/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` may stand for it, and both are the same
+/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` may replace it, and both must be equal
 /// (RFC 9113 section 8.3.1).
 fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
     let mut hosts = header.headers.get_all(HOST).iter();

@@ -134,7 +134,7 @@ impl Application {
                 accepted = connection.accept() => accepted,
                 () = self.idle(&mut quiet), if !stopping => return,
             };
-            // However the connection ended, its requests are told by the library.
+            // However the connection ended, the library ends its requests.
             let Some(Ok((request, respond))) = accepted else {
                 return;
             };
@@ -160,7 +160,7 @@ impl Application {
 
     /// Returns when no request has been under way for as long as a connection may be idle.
     async fn idle(&self, under_way: &mut watch::Receiver<usize>) {
-        // Fails only if nobody counts any more.
+        // Fails only once the connection has ended.
         let _ = under_way.wait_for(|count| *count == 0).await;
         tokio::time::sleep(self.idle).await;
     }

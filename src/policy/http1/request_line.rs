@@ -80,7 +80,7 @@ impl<'a> RequestLine<'a> {
             Some(absolute) if !is_host(absolute.authority) => {
                 Err(refused(TargetError::InvalidAuthority))
             }
-            // It stands for `*`, which is refused as well (section 3.2.4).
+            // It means `*`, which is refused as well (section 3.2.4).
             Some(absolute) if absolute.is_bare() && self.method == b"OPTIONS" => {
                 Err(refused(TargetError::NotOriginForm))
             }

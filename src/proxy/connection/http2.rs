@@ -49,7 +49,7 @@ pub struct Http2Request {
     header: RequestHeader,
     body: RecvStream,
     respond: SendResponse<Bytes>,
-    /// Where the answer's body goes, once its header is out.
+    /// The writer of the answer's body, once its header is sent.
     answer: Option<SendStream<Bytes>>,
     answer_header: Option<Box<ResponseHeader>>,
     /// Whether the answer's last frame is out.
@@ -190,7 +190,7 @@ impl Http2Request {
         Ok(())
     }
 
-    /// Does a part of the answer, and says whether it was the last.
+    /// Sends a part of the answer. Returns whether it was the last.
     async fn send(&mut self, task: HttpTask) -> pingora::Result<bool> {
         match task {
             HttpTask::Header(header, ends) => {

@@ -1,4 +1,4 @@
-//! A gateway's own place on the [register](super::register): its heartbeat, its predecessors' entries, and the silent others.
+//! A gateway's own place on the [`super::register`]: its heartbeat, its predecessors' entries, and the silent others.
 //!
 //! At its [seat](super::seat) a process replaces the entry of the one that was killed there. It takes off the entries of other
 //! seats beside its replica whose processes have ended, because whatever starts from that replica takes one of them. What the
