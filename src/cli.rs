@@ -1,8 +1,8 @@
 //! The command line: arguments, subcommands, exit codes.
 //!
 //! Every command reads the same `gateway.yaml`. Results go to standard output, everything said about them to standard
-//! error, so that output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration (`EX_CONFIG` of
-//! BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
+//! error, so that output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway,
+//! 78 bad configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigErrors};
 use crate::server;
-use crate::store::{ChangeMark, Role, Store};
+use crate::store::{ChangeMark, Role, Store, Unconfirmed};
 
 mod against_running;
 mod audit;
@@ -32,11 +32,14 @@ mod usage;
 
 const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
+const EXIT_UNCONFIRMED: u8 = 3;
 const EXIT_CONFIG: u8 = 78;
 /// How long a command waits for the gateways to apply its change, as the contract says.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a command waits for a replica of Redis to confirm its change.
 const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
+/// Gateways that are named as not having confirmed a change.
+const UNCONFIRMED_NAMED_MAX: usize = 20;
 /// How long a command gives the store to write what is left.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -46,7 +49,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
     name = "touchline",
     version,
     after_help = "Example:\n  touchline check --config gateway.yaml && touchline serve --config gateway.yaml\n\n\
-                  Exit codes: 0 done, 1 failed, 2 wrong usage, 78 bad configuration"
+                  Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad configuration"
 )]
 struct Arguments {
     /// The configuration file.
@@ -102,7 +105,7 @@ enum Command {
                       Exit code 0 says that the request could be explained, whatever becomes of it."
     )]
     Explain(explain::ExplainArguments),
-    /// See how the store is doing; back it up, restore it, copy it into another.
+    /// See how the store is doing; back it up, restore it, copy it into another; strike off gateways that are gone for good.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
     /// Print a script with which a shell completes commands, options and their values.
@@ -122,6 +125,11 @@ enum Command {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
+
+/// A change that is stored, and that not every gateway is known to have applied.
+#[derive(Debug, thiserror::Error)]
+#[error("the change is stored, but not confirmed by every gateway: {0}")]
+struct NotConfirmed(String);
 
 /// Parses the process's arguments, runs the command and tells its exit code.
 pub fn run() -> ExitCode {
@@ -171,6 +179,8 @@ fn exit_code(error: &anyhow::Error) -> u8 {
         EXIT_CONFIG
     } else if error.is::<UsageError>() {
         EXIT_USAGE
+    } else if error.is::<NotConfirmed>() {
+        EXIT_UNCONFIRMED
     } else {
         EXIT_FAILED
     }
@@ -219,30 +229,31 @@ impl Session {
         })
     }
 
-    /// Waits until every live gateway has applied a change.
+    /// Waits until every gateway has applied a change; without one, the last change that there was.
     ///
     /// # Errors
-    /// Names the gateways that have not within the contract's two seconds. The change is made all the same.
-    async fn applied(&self, mark: &ChangeMark) -> anyhow::Result<()> {
-        self.note_replicas().await;
-        let late = self
-            .store
-            .await_applied(mark, APPLIED_PATIENCE)
-            .await
-            .map_err(|error| {
-                anyhow::anyhow!(
-                    "the change is stored, but whether the gateways applied it is unknown: {error}"
-                )
-            })?;
-        if late.is_empty() {
-            return Ok(());
+    /// [`NotConfirmed`] with the gateways that have not within the contract's two seconds, and those that did not sign off and are
+    /// not heard of any more. The change is made all the same.
+    async fn applied(&self, mark: Option<&ChangeMark>) -> anyhow::Result<()> {
+        if mark.is_some() {
+            self.note_replicas().await;
         }
-        let names: Vec<&str> = late.iter().map(|node| node.0.as_str()).collect();
-        anyhow::bail!(
-            "the change is stored, but these gateways have not applied it within {} s: {}",
-            APPLIED_PATIENCE.as_secs(),
-            names.join(", ")
-        )
+        let unconfirmed = async {
+            let mark = match mark {
+                Some(mark) => mark.clone(),
+                None => self.store.last_change().await?,
+            };
+            self.store.await_applied(&mark, APPLIED_PATIENCE).await
+        };
+        let unconfirmed = unconfirmed.await.map_err(|error| {
+            NotConfirmed(format!(
+                "whether the gateways applied it is unknown: {error}"
+            ))
+        })?;
+        match not_confirmed(&unconfirmed) {
+            None => Ok(()),
+            Some(text) => Err(NotConfirmed(text).into()),
+        }
     }
 
     /// Says so where a failover of the store could still lose the change.
@@ -262,11 +273,39 @@ impl Session {
     }
 }
 
+/// Which gateways have not confirmed a change, and what that means; `None` if all have.
+fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
+    let named = |gateway: &Unconfirmed| match gateway.silent_since {
+        None => format!(
+            "{} (has not applied it within {} s)",
+            gateway.name,
+            APPLIED_PATIENCE.as_secs()
+        ),
+        Some(since) => format!("{} (not heard of since {since})", gateway.name),
+    };
+    let mut text = gateways
+        .iter()
+        .take(UNCONFIRMED_NAMED_MAX)
+        .map(named)
+        .collect::<Vec<_>>()
+        .join(", ");
+    if let Some(more @ 1..) = gateways.len().checked_sub(UNCONFIRMED_NAMED_MAX) {
+        text.push_str(&format!(" and {more} more: see `touchline store status`"));
+    }
+    if gateways.iter().any(|one| one.silent_since.is_some()) {
+        text.push_str(
+            ". A gateway that cannot reach Redis may go on by the keys that it knows, for as long as its              store.redis.max_staleness. Strike off what is gone for good: `touchline store forget NODE`",
+        );
+    }
+    (!gateways.is_empty()).then_some(text)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
     use super::*;
+    use crate::store::NodeName;
 
     fn parse(line: &str) -> Result<Arguments, clap::Error> {
         Arguments::try_parse_from(line.split(' '))
@@ -398,6 +437,8 @@ mod tests {
             "touchline store restore",
             "touchline store copy",
             "touchline store copy --to a.yaml --output csv",
+            "touchline store forget",
+            "touchline store forget web-1-7 --reason",
         ] {
             assert_eq!(
                 parse(line).unwrap_err().exit_code(),
@@ -408,6 +449,28 @@ mod tests {
     }
 
     #[test]
+    fn gateways_that_have_not_confirmed_a_change_are_named_up_to_twenty() {
+        let gateway = |number: usize, silent_since: Option<&str>| Unconfirmed {
+            name: NodeName(format!("web-{number}")),
+            silent_since: silent_since.map(|since| since.parse().unwrap()),
+        };
+        assert_eq!(not_confirmed(&[]), None);
+        let late = not_confirmed(&[gateway(1, None)]).unwrap();
+        assert_eq!(late, "web-1 (has not applied it within 2 s)");
+        let since = Some("2026-11-21T12:00:00Z");
+        let both = not_confirmed(&[gateway(1, None), gateway(2, since)]).unwrap();
+        assert!(both.starts_with(
+            "web-1 (has not applied it within 2 s), web-2 (not heard of since 2026-11-21T12:00:00Z). "
+        ));
+        assert!(both.contains("max_staleness") && both.contains("touchline store forget"));
+        let many: Vec<_> = (1..=22).map(|number| gateway(number, since)).collect();
+        let told = not_confirmed(&many).unwrap();
+        assert!(told.contains("web-20 (") && !told.contains("web-21"));
+        assert!(told.contains(" and 2 more: see"), "{told}");
+        assert!(!not_confirmed(&many[..20]).unwrap().contains(" more"));
+    }
+
+    #[test]
     fn each_kind_of_failure_has_its_exit_code() {
         let config = ConfigErrors {
             file: "x".into(),
@@ -415,6 +478,7 @@ mod tests {
         };
         assert_eq!(exit_code(&config.into()), 78);
         assert_eq!(exit_code(&UsageError("no".into()).into()), 2);
+        assert_eq!(exit_code(&NotConfirmed("no".into()).into()), 3);
         assert_eq!(exit_code(&anyhow::anyhow!("no")), 1);
         assert!(is_closed_pipe(
             &io::Error::from(io::ErrorKind::BrokenPipe).into()

@@ -21,14 +21,18 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
-use crate::policy::audit::{self, Wanted};
+use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::clock_trust::Leap;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
 pub mod carried;
+pub mod chain;
+mod clock_watch;
 pub mod embedded;
+mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
@@ -81,8 +85,8 @@ pub enum Decision {
     },
 }
 
-/// Proof that units were charged: consumed by [`Store::refund`] or dropped when the request was served. Not `Clone`, so
-/// that nothing is refunded twice.
+/// Proof that units were charged: consumed by [`Store::refund`] or [`Store::give_back`], or dropped when the request was
+/// served. Not `Clone`, so that nothing is refunded twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
     /// The key that was charged.
@@ -111,6 +115,29 @@ impl fmt::Display for NodeName {
     }
 }
 
+/// A gateway that has not confirmed a change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unconfirmed {
+    /// Its name.
+    pub name: NodeName,
+    /// Since when it has not been heard of, although it did not sign off; `None` of one that lives and has not applied the change.
+    pub silent_since: Option<Timestamp>,
+}
+
+/// What became of the order to strike a gateway off the register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Forgotten {
+    /// It is off.
+    Struck {
+        /// When it was last heard of.
+        heard: Timestamp,
+    },
+    /// It was heard of just now, so it stays.
+    Lives,
+    /// There is none of this name that did not sign off.
+    Unknown,
+}
+
 /// What a store was opened for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Role {
@@ -131,6 +158,12 @@ pub struct Health {
     pub without_store: WithoutStore,
     /// Units served without the store that it has not been told of.
     pub pending_units: u64,
+    /// Other gateways that did not sign off and are not heard of any more, as this one last read; see [`Store::await_applied`].
+    pub silent_gateways: u64,
+    /// The last leap of the clock that days are counted by, until that can be relied on again.
+    pub clock_leap: Option<Leap>,
+    /// Why a file that the store needs cannot be used, with what to do; for operators.
+    pub file_trouble: Option<String>,
 }
 
 /// How far the replica of the key table can be relied on.
@@ -144,6 +177,13 @@ pub struct Freshness {
     pub usable: bool,
 }
 
+impl Freshness {
+    /// How long ago it was known to be current; `None`: never.
+    pub fn known_age(&self) -> Option<Duration> {
+        (self.age < Duration::MAX).then_some(self.age)
+    }
+}
+
 /// What a gateway does while its store is away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,6 +194,8 @@ pub enum WithoutStore {
     Denies,
     /// Refuses, because it cannot write down what it would serve.
     JournalFailed,
+    /// Refuses, because it knows no key: the key table is not loaded, or too old to be relied on.
+    NoKeys,
 }
 
 /// A failure of the store. Never told to clients; `Display` names hosts and files and is for logs and operators.
@@ -272,6 +314,9 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// being reachable. Does not wait longer than the store's timeout.
     async fn refund(&self, receipt: Receipt) -> Option<u64>;
 
+    /// Refunds a receipt as [`Store::refund`] does, for a request that is dropped. Never waits.
+    fn give_back(&self, receipt: Receipt);
+
     /// Units used by a key on a day, for an answer that costs nothing: what was learnt in the last second, else read
     /// once for all who ask at the same time.
     ///
@@ -346,12 +391,25 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// All records in the order of their creation, asked for.
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
 
-    /// The gateways that live and have not said that they applied the change, after waiting up to `patience` for them.
+    /// The gateways that have not confirmed the change after up to `patience`: those that live, and those that did not sign off and
+    /// are not heard of any more, which may be serving the keys that they knew. The embedded store has none of the latter: its
+    /// gateways read it for every charge, and one that cannot read it serves no request.
     async fn await_applied(
         &self,
         mark: &ChangeMark,
         patience: Duration,
-    ) -> Result<Vec<NodeName>, StoreError>;
+    ) -> Result<Vec<Unconfirmed>, StoreError>;
+
+    /// The place of the last change of the key table, asked for.
+    async fn last_change(&self) -> Result<ChangeMark, StoreError>;
+
+    /// Strikes a gateway off that did not sign off and is not heard of any more, with an entry in the audit trail in the same atomic
+    /// step. If it lives all the same, it signs in again when it reaches the store.
+    async fn forget_gateway(
+        &self,
+        node: &NodeName,
+        author: &Author,
+    ) -> Result<Forgotten, StoreError>;
 
     /// How many replicas of the server have confirmed the last change that this handle made, after waiting up to
     /// `patience` for one. Waits for nobody where there are none.
@@ -380,6 +438,11 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<Proof>, StoreError>;
+
+    /// The chain of closed days, where the store keeps one.
+    fn chained(&self) -> Option<&dyn chain::Chained> {
+        None
+    }
 }
 
 impl Receipt {

@@ -112,6 +112,8 @@ pub struct ServerNow {
     pub server: String,
     /// Whether neither checks nor failing requests have taken it out.
     pub up: bool,
+    /// Whether the last request or check was answered; `None` where nothing was sent to it.
+    pub answered: Option<bool>,
     /// Requests under way.
     pub in_flight: u64,
 }
@@ -147,6 +149,10 @@ pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
         .into_iter()
         .map(|one| (place(&one), one.count()))
         .collect();
+    let answered: BTreeMap<(String, String), bool> = series(&metrics.upstream_server_answered)
+        .into_iter()
+        .map(|one| (place(&one), one.count() == 1))
+        .collect();
     for one in series(&metrics.upstream_server_up) {
         let place = place(&one);
         let upstream = all.entry(place.0.clone()).or_default();
@@ -154,6 +160,7 @@ pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
         upstream.servers.push(ServerNow {
             in_flight: in_flight.get(&place).copied().unwrap_or(0),
             up: one.count() == 1,
+            answered: answered.get(&place).copied(),
             server: place.1,
         });
     }
@@ -185,7 +192,7 @@ fn place(one: &Series) -> (String, String) {
 }
 
 /// Whether a `Host` names this machine as such. A page of another site that has its own name resolve to 127.0.0.1 (DNS rebinding)
-/// comes with that name, and could else read from a listener without a token what only its operator may.
+/// sends that name, and could otherwise read from a listener without a token what only its operator may.
 pub fn is_local(host: Option<&HeaderValue>) -> bool {
     let Some(host) = host.and_then(|host| host.to_str().ok()) else {
         return false;
@@ -201,6 +208,7 @@ pub fn is_local(host: Option<&HeaderValue>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::WithoutStore;
 
     #[test]
     fn the_page_is_whole_and_has_nothing_from_elsewhere() {
@@ -233,6 +241,20 @@ mod tests {
                 .starts_with("default-src 'none'; script-src 'sha256-")
         );
         assert!(!PAGE.policy.contains("unsafe"));
+    }
+
+    #[test]
+    fn the_page_has_words_for_whatever_becomes_of_requests_without_the_store() {
+        for without in [
+            WithoutStore::Serves,
+            WithoutStore::Denies,
+            WithoutStore::JournalFailed,
+            WithoutStore::NoKeys,
+        ] {
+            let name = serde_json::to_string(&without).unwrap();
+            let member = format!("{}: \"", name.trim_matches('"'));
+            assert!(SCRIPT.contains(&member), "{member}");
+        }
     }
 
     #[test]
@@ -273,6 +295,8 @@ mod tests {
         }
         let labels = ["data", "10.0.0.1:1"];
         metrics.upstream_in_flight.with_label_values(&labels).set(4);
+        let last = &metrics.upstream_server_answered;
+        last.with_label_values(&labels).set(0);
         metrics
             .upstream_retries
             .with_label_values(&["data", "connect"])
@@ -298,16 +322,17 @@ mod tests {
         let names = &metrics.upstream_resolve_failures;
         names.with_label_values(&["data"]).inc_by(6);
         names.with_label_values(&["other"]).inc();
-        let server = |server: &str, up, in_flight| ServerNow {
+        let server = |server: &str, up, answered, in_flight| ServerNow {
             server: server.into(),
             up,
+            answered,
             in_flight,
         };
         let expected = UpstreamNow {
             name: "data".into(),
             servers: vec![
-                server("10.0.0.1:1", true, 4),
-                server("10.0.0.2:1", false, 0),
+                server("10.0.0.1:1", true, Some(false), 4),
+                server("10.0.0.2:1", false, None, 0),
             ],
             retries: 3,
             ejections: 5,

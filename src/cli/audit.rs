@@ -1,4 +1,4 @@
-//! `touchline audit`: who changed which key, when, how and why.
+//! `touchline audit`: who changed which key, when, how and why; and who struck which gateway off the register.
 
 use std::io::Write;
 
@@ -100,7 +100,7 @@ fn write(entries: &[Entry], output: RowsFormat, out: &mut dyn Write) -> anyhow::
 fn csv_row(entry: &Entry) -> serde_json::Result<Vec<String>> {
     Ok(vec![
         entry.at.to_string(),
-        entry.key.to_string(),
+        key(entry, ""),
         entry.who.clone(),
         entry.what.as_str().to_owned(),
         serde_json::to_string(&entry.before)?,
@@ -112,12 +112,19 @@ fn csv_row(entry: &Entry) -> serde_json::Result<Vec<String>> {
 fn table_row(entry: &Entry) -> Vec<String> {
     vec![
         to_the_second(entry.at),
-        entry.key.to_string(),
+        key(entry, "-"),
         entry.who.clone(),
         entry.what.as_str().to_owned(),
         change(&entry.before, &entry.after),
         entry.reason.clone().unwrap_or_default(),
     ]
+}
+
+/// The id of the key that was changed, or `none`.
+fn key(entry: &Entry, none: &str) -> String {
+    entry
+        .key
+        .map_or_else(|| none.to_owned(), |key| key.to_string())
 }
 
 /// The changed facts for people; of a new key those that it has.
@@ -162,7 +169,7 @@ mod tests {
     #[test]
     fn a_table_tells_each_change_on_one_line() {
         let entries = trail();
-        let id = entries[0].key;
+        let id = entries[0].key.unwrap();
         assert_eq!(
             written(&entries, RowsFormat::Table),
             format!(

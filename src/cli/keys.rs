@@ -1,12 +1,14 @@
 //! `touchline keys`: issues, finds, shows and changes keys in the configured store.
 //!
 //! Every change is a compare-and-set on the record, asks before it cuts somebody off, is written with its entry in the audit
-//! trail, and returns when every live gateway has applied it. What a change means is decided in [`crate::policy::lifecycle`].
+//! trail, and returns when every gateway has applied it, or names those that have not. What a change means is decided in [`crate::policy::lifecycle`].
 
 use std::io::Write;
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
+
+pub(super) use arguments::Signature;
 
 use super::output::RecordFormat;
 use super::{Session, UsageError, note};
@@ -51,13 +53,19 @@ pub(super) enum KeysCommand {
         after_help = "Example:\n  touchline keys rotate 4fZk09QwXy2B --overlap 24h\n  touchline keys rotate 4fZk09QwXy2B --overlap 0s --yes    # the secret leaked"
     )]
     Rotate(arguments::RotateArguments),
-    /// Refuse all calls with a key until it is resumed, from the very next request.
+    /// Refuse all calls with a key until it is resumed, from the next request on every gateway that can reach the store.
+    ///
+    /// Exits 3 and names the gateways that have not confirmed it. One that cannot reach Redis may go on by the keys that it knows,
+    /// for as long as its `store.redis.max_staleness`.
     #[command(after_help = "Example:\n  touchline keys suspend 4fZk09QwXy2B --yes")]
     Suspend(arguments::CutArguments),
     /// End the suspension of a key.
     #[command(after_help = "Example:\n  touchline keys resume 4fZk09QwXy2B")]
     Resume(arguments::PlainArguments),
-    /// Revoke a key for ever, from the very next request.
+    /// Revoke a key for ever, from the next request on every gateway that can reach the store.
+    ///
+    /// Exits 3 and names the gateways that have not confirmed it. One that cannot reach Redis may go on by the keys that it knows,
+    /// for as long as its `store.redis.max_staleness`.
     #[command(after_help = "Example:\n  touchline keys revoke 4fZk09QwXy2B --yes")]
     Revoke(arguments::CutArguments),
     /// Put a key into another tier from the next request on. What it used today stays used.

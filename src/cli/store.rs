@@ -1,19 +1,25 @@
-//! `touchline store`: how the store is doing and what about it breaks a promise; carrying it away and back.
+//! `touchline store`: how the store is doing and what about it breaks a promise; carrying it away and back; striking off gateways
+//! that are gone for good.
 
 use std::io::Write;
 use std::path::Path;
 
-use clap::Subcommand;
+use anyhow::bail;
+use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use super::Session;
-use super::output::{RecordFormat, write_json, write_record, write_table};
+use super::keys::Signature;
+use super::output::{
+    RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
+};
 use crate::config::{Config, StoreConfig};
 use crate::store::redis::journal_facts;
 use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
-    StoreFacts, StoreStatus,
+    SilentFacts, StoreFacts, StoreStatus,
 };
+use crate::store::{Forgotten, NodeName};
 
 mod carry;
 mod place;
@@ -29,12 +35,13 @@ const GATEWAY_HEADER: [&str; 7] = [
 ];
 /// What a gateway on Redis says beside that.
 const CONDITION_HEADER: [&str; 4] = ["clock", "breaker", "pending", "journal"];
+const SILENT_HEADER: [&str; 4] = ["silent gateway", "not heard of since", "version", "applied"];
 const GATEWAY_NUMBERS: [&str; 6] = ["heartbeat", "lag", "keys", "keys_age", "clock", "pending"];
 
 #[derive(Debug, Subcommand)]
 pub(super) enum StoreCommand {
-    /// Show the store, its gateways and its feed; warn of settings that break promises. Fails where the store cannot be
-    /// used, says why, and shows what this machine's journal holds.
+    /// Show the store, its gateways and its feed, and the gateways that did not sign off and are not heard of any more; warn of
+    /// settings that break promises. Fails where the store cannot be used, says why, and shows what this machine's journal holds.
     #[command(after_help = "Example:\n  touchline store status --output json")]
     Status {
         /// The form of the result.
@@ -56,6 +63,35 @@ pub(super) enum StoreCommand {
         after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # what was used since"
     )]
     Copy(carry::CopyArguments),
+    /// Strike a gateway off the register that did not sign off and is gone for good: its machine or its disk is. No command names it
+    /// any more.
+    ///
+    /// Not for one that is cut off: while it cannot reach Redis, it may go on by the keys that it knows, for as long as its
+    /// `max_staleness`. One that reaches Redis again is on the register again. The order is kept in the audit trail.
+    #[command(
+        after_help = "Example:\n  touchline store forget web-1-4711-0badcafe --reason \"its machine is gone\""
+    )]
+    Forget(ForgetArguments),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ForgetArguments {
+    /// The gateway, as `touchline store status` shows it.
+    #[arg(value_parser = parse_name, value_name = "NODE")]
+    node: String,
+    #[command(flatten)]
+    signature: Signature,
+    /// The form of the result.
+    #[arg(long, value_enum, default_value = "table")]
+    output: RecordFormat,
+}
+
+/// A gateway that was struck off.
+#[derive(Debug, Serialize)]
+struct ForgottenView<'a> {
+    gateway: &'a str,
+    /// When it was last heard of.
+    heard: jiff::Timestamp,
 }
 
 /// What there is to tell without Redis.
@@ -78,7 +114,36 @@ pub(super) fn run(
         StoreCommand::Backup(order) => carry::backup(order, configuration, out),
         StoreCommand::Restore(order) => carry::restore(order, configuration, out),
         StoreCommand::Copy(order) => carry::copy(order, configuration, out),
+        StoreCommand::Forget(order) => forget(Config::load(configuration)?, order, out),
     }
+}
+
+fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    let name = escape(&order.node);
+    Session::run(config, async |session| {
+        let node = NodeName(order.node.clone());
+        let author = order.signature.author();
+        match session.store.forget_gateway(&node, &author).await? {
+            Forgotten::Struck { heard } => match order.output {
+                RecordFormat::Json => write_json(
+                    out,
+                    &ForgottenView {
+                        gateway: &order.node,
+                        heard,
+                    },
+                ),
+                RecordFormat::Table => {
+                    let since = to_the_second(heard);
+                    writeln!(out, "{name} is struck off; it was last heard of at {since}")?;
+                    Ok(out.flush()?)
+                }
+            },
+            Forgotten::Lives => bail!("the gateway {name} lives: nothing was changed"),
+            Forgotten::Unknown => bail!(
+                "there is no gateway {name} on the register: `touchline store status` shows those that did not sign off"
+            ),
+        }
+    })
 }
 
 fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -130,6 +195,16 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         fields.push(("warning", warning.clone()));
     }
     write_record(out, &fields)?;
+    write_gateways(status, out)?;
+    if status.silent.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let rows: Vec<Vec<String>> = status.silent.iter().map(silent_row).collect();
+    write_table(out, &SILENT_HEADER, &[], &rows)
+}
+
+fn write_gateways(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()> {
     if status.gateways.is_empty() {
         return Ok(());
     }
@@ -272,6 +347,16 @@ fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
         seconds(gateway.lag_seconds),
         told(&gateway.keys.map(|keys| keys.to_string())),
         seconds(gateway.keys_age_seconds),
+    ]
+}
+
+fn silent_row(silent: &SilentFacts) -> Vec<String> {
+    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNTOLD.to_owned());
+    vec![
+        silent.name.clone(),
+        to_the_second(silent.since),
+        told(&silent.version),
+        told(&silent.applied),
     ]
 }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
 use serde_yaml::Value;
 
 use super::check::{Check, Wrong};
@@ -16,6 +15,7 @@ use super::{AccessLog, Config, Effective, Level, LogFormat, Places, Secret};
 use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
+use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
 
 pub(super) mod events;
@@ -103,11 +103,15 @@ rows! {
         realm: String = text(realm).or_text("touchline");
     }
 
-    /// What is passed on to upstreams.
+    /// What is passed on to upstreams, and of their answers to clients.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Forward {
-        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-* and hop-by-hop headers.
-        headers_denied: Vec<HeaderName> = texts(header_name).or_list(&HEADERS_DENIED);
+        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop
+        /// headers. A * at the end matches any rest of a name.
+        headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&HEADERS_DENIED);
+        /// Headers of upstreams' answers that clients never see, beside Server, X-RateLimit-* and hop-by-hop headers. A * at the
+        /// end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
+        answer_headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&ANSWER_HEADERS_DENIED);
     }
 
     /// Threads.
@@ -132,16 +136,35 @@ rows! {
 }
 
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
-const HEADERS_DENIED: [&str; 9] = [
+const HEADERS_DENIED: [&str; 20] = [
     "cookie",
     "authorization",
     "proxy-authorization",
+    "proxy",
+    "x-original-uri",
     "x-original-url",
     "x-rewrite-url",
+    "x-http-method",
     "x-http-method-override",
-    "x-forwarded-prefix",
+    "x-method-override",
+    "x-host",
     "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-remote-user",
+    "x-auth-request-*",
+    "x-forwarded-user",
+    "x-forwarded-prefix",
     "forwarded",
+];
+/// Headers of answers that name the caller or the upstream's software, or that speak to browsers and proxies for the gateway.
+const ANSWER_HEADERS_DENIED: [&str; 5] = [
+    "x-consumer-*",
+    "x-powered-by",
+    "x-accel-*",
+    "alt-svc",
+    "strict-transport-security",
 ];
 
 /// The ledger's days.
@@ -218,9 +241,10 @@ fn realm(text: &str) -> Result<String, Wrong> {
         .ok_or_else(|| Wrong::not("a realm", hint))
 }
 
-fn header_name(text: &str) -> Result<HeaderName, Wrong> {
-    let name = text.parse::<HeaderName>();
-    name.map_err(|_| Wrong::not("a header name", "write one like cookie"))
+fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {
+    let hint = "write one like cookie, or the beginning of one like x-auth-request-*";
+    let pattern = text.parse::<HeaderPattern>();
+    pattern.map_err(|_| Wrong::not("a header name", hint))
 }
 
 fn network(text: &str) -> Result<Network, Wrong> {

@@ -1,6 +1,7 @@
-//! The audit trail: what is told of each change of a key. Entries are made here; stores keep them with the change itself.
+//! The audit trail: an entry for each change of a key, and of the register of gateways. Entries are made here; stores keep them
+//! with the change itself.
 //!
-//! Invariants: an entry is a function of the record that the change made, so whoever has the record has the entry; no entry
+//! Invariants: the entry of a key is a function of the record that the change made, so whoever has the record has the entry; no entry
 //! tells anything of a secret, its digest included.
 
 use jiff::Timestamp;
@@ -10,6 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::api_key::KeyId;
 use super::key_record::{Action, Facts, KeyRecord, LastChange};
 
+/// The facts of a gateway.
+const GATEWAY: &str = "gateway";
+const HEARD: &str = "heard";
 /// Begins the name of the fact that tells a day's grants.
 const GRANTS: &str = "grants.";
 
@@ -22,14 +26,14 @@ pub struct Author {
     pub reason: Option<String>,
 }
 
-/// One change of a key.
+/// One change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// When, by the store's clock.
     pub at: Timestamp,
-    /// The key.
-    pub key: KeyId,
-    /// The version of the record that the change made: no two changes of a key have the same.
+    /// The key; `None` of a change that is of no key.
+    pub key: Option<KeyId>,
+    /// The version of the record that the change made: no two changes of a key have the same, nor two that are of no key.
     pub version: u64,
     /// Who.
     pub who: String,
@@ -64,20 +68,39 @@ impl Entry {
             | Action::SetExpiry
             | Action::SetLabel
             | Action::SetCustomer
-            | Action::Grant => after.retain(|name, _| before.contains_key(name)),
+            | Action::Grant
+            | Action::ForgetGateway => after.retain(|name, _| before.contains_key(name)),
         }
         for name in before.keys() {
             after.entry(name.clone()).or_insert(None);
         }
         Entry {
             at: record.updated,
-            key: record.id,
+            key: Some(record.id),
             version: record.version,
             who: who.clone(),
             what: *action,
             before: before.clone(),
             after,
             reason: reason.clone(),
+        }
+    }
+
+    /// The entry of a gateway that was struck off the register at `now`, last heard of at `heard`.
+    pub fn of_forgotten(gateway: &str, heard: Timestamp, now: Timestamp, author: &Author) -> Entry {
+        let facts = |gateway, heard| {
+            let named = [(GATEWAY.to_owned(), gateway), (HEARD.to_owned(), heard)];
+            Facts::from(named)
+        };
+        Entry {
+            at: now,
+            key: None,
+            version: u64::try_from(now.as_microsecond()).unwrap_or(0),
+            who: author.who.clone(),
+            what: Action::ForgetGateway,
+            before: facts(Some(gateway.to_owned()), Some(heard.to_string())),
+            after: facts(None, None),
+            reason: author.reason.clone(),
         }
     }
 
@@ -94,7 +117,7 @@ impl Entry {
     }
 
     /// Where an entry stands in the trail.
-    pub fn place(&self) -> (Timestamp, u64, KeyId) {
+    pub fn place(&self) -> (Timestamp, u64, Option<KeyId>) {
         (self.at, self.version, self.key)
     }
 }
@@ -117,7 +140,7 @@ pub struct Wanted {
 impl Wanted {
     /// Whether an entry meets it.
     pub fn holds(&self, entry: &Entry) -> bool {
-        self.key.is_none_or(|key| key == entry.key)
+        self.key.is_none_or(|key| Some(key) == entry.key)
             && self.from.is_none_or(|from| from <= entry.at)
             && self.until.is_none_or(|until| entry.at < until)
             && self.who.as_ref().is_none_or(|who| *who == entry.who)
@@ -325,6 +348,34 @@ mod tests {
         ] {
             assert_eq!(wanted.holds(&entry), holds, "{wanted:?}");
         }
+    }
+
+    #[test]
+    fn a_gateway_that_was_struck_off_is_told_with_when_it_was_last_heard_of_and_is_of_no_key() {
+        let at = |text: &str| text.parse::<Timestamp>().unwrap();
+        let (heard, now) = (at("2026-11-21T11:00:00Z"), at("2026-11-21T12:00:00Z"));
+        let entry = Entry::of_forgotten("web-1-7", heard, now, &author(Some("its disk burnt")));
+        assert_eq!(
+            told(&entry.before),
+            [
+                ("gateway", Some("web-1-7")),
+                ("heard", Some("2026-11-21T11:00:00Z"))
+            ]
+        );
+        assert_eq!(told(&entry.after), [("gateway", None), ("heard", None)]);
+        assert_eq!(
+            (&*entry.who, entry.what),
+            ("ops@desk", Action::ForgetGateway)
+        );
+        assert_eq!((entry.at, entry.key), (now, None));
+        let text = serde_json::to_string(&entry).unwrap();
+        assert_eq!(serde_json::from_str::<Entry>(&text).unwrap(), entry);
+        let (key, _) = key_of("pro");
+        let of_key = Wanted {
+            key: Some(key.id()),
+            ..Wanted::default()
+        };
+        assert!(Wanted::default().holds(&entry) && !of_key.holds(&entry));
     }
 
     #[test]

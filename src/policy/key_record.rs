@@ -133,13 +133,15 @@ pub enum Action {
     SetCustomer,
     /// Given more units on a day.
     Grant,
+    /// Of no key: a gateway was struck off the register.
+    ForgetGateway,
     /// Whatever it was, it was done before changes were recorded.
     Unrecorded,
 }
 
 impl Action {
     /// All of them, in the order of a key's life.
-    pub const ALL: [Action; 13] = [
+    pub const ALL: [Action; 14] = [
         Action::Issue,
         Action::Import,
         Action::Rotate,
@@ -152,6 +154,7 @@ impl Action {
         Action::SetLabel,
         Action::SetCustomer,
         Action::Grant,
+        Action::ForgetGateway,
         Action::Unrecorded,
     ];
 
@@ -170,6 +173,7 @@ impl Action {
             Action::SetLabel => "set-label",
             Action::SetCustomer => "set-customer",
             Action::Grant => "grant",
+            Action::ForgetGateway => "forget-gateway",
             Action::Unrecorded => "unrecorded",
         }
     }

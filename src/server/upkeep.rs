@@ -159,6 +159,10 @@ impl Upkeep {
                 let values = [&*labels.0, labels.1.as_str()];
                 let up = metrics.upstream_server_up.with_label_values(&values);
                 up.set(server.is_up().into());
+                if let Some(answered) = server.has_answered() {
+                    let last = metrics.upstream_server_answered.with_label_values(&values);
+                    last.set(answered.into());
+                }
                 let in_flight = metrics.upstream_in_flight.with_label_values(&values);
                 in_flight.set(i64::try_from(server.in_flight()).unwrap_or(i64::MAX));
                 shown.insert(labels);
@@ -168,6 +172,9 @@ impl Upkeep {
             let values = [&**upstream, server.as_str()];
             // It fails only where there is no such series.
             let _ = metrics.upstream_server_up.remove_label_values(&values);
+            let _ = metrics
+                .upstream_server_answered
+                .remove_label_values(&values);
             let _ = metrics.upstream_in_flight.remove_label_values(&values);
         }
         self.shown = shown;

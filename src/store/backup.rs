@@ -16,8 +16,10 @@ use sha2::{Digest, Sha256};
 
 use super::carried::Carried;
 
-/// The format that is written, and the only one that is read. Whoever adds anything to a line raises it.
-pub const FORMAT: u64 = 1;
+/// The format that is written. Whoever adds anything to a line raises it. Since 2 there are audit entries that are of no key.
+pub const FORMAT: u64 = 2;
+/// The first format that can be read.
+const FIRST_FORMAT: u64 = 1;
 /// A line is a key with its trail, or a day of a key: beyond this it is none of ours.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// What a line ends with, before its checksum of eight hexadecimal digits.
@@ -45,7 +47,7 @@ pub struct Header {
 pub struct Contents {
     /// Keys.
     pub keys: u64,
-    /// Entries of their audit trails.
+    /// Entries of the audit trail.
     pub audit_entries: u64,
     /// Days of keys.
     pub key_days: u64,
@@ -63,6 +65,7 @@ impl Contents {
             }
             Carried::KeyDay(_) => self.key_days += 1,
             Carried::Event(_) => self.events += 1,
+            Carried::Audit(_) => self.audit_entries += 1,
         }
     }
 }
@@ -89,6 +92,7 @@ enum Read {
     Key(Box<super::carried::CarriedKey>),
     KeyDay(Box<super::carried::KeyDay>),
     Event(super::carried::CarriedEvent),
+    Audit(Box<crate::policy::audit::Entry>),
     End(End),
 }
 
@@ -207,9 +211,9 @@ impl<R: BufRead> Reader<R> {
             .map_err(|_| reader.fault("this is no backup of touchline"))?
             .touchline_backup
             .format;
-        if format != FORMAT {
+        if !(FIRST_FORMAT..=FORMAT).contains(&format) {
             return Err(reader.fault(format!(
-                "the backup is of format {format} and this touchline reads format {FORMAT}: use the touchline that made it, or a \
+                "the backup is of format {format} and this touchline reads formats {FIRST_FORMAT} to {FORMAT}: use the touchline that made it, or a \
                  later one"
             )));
         }
@@ -245,6 +249,7 @@ impl<R: BufRead> Reader<R> {
             Read::Key(key) => Carried::Key(key),
             Read::KeyDay(day) => Carried::KeyDay(day),
             Read::Event(event) => Carried::Event(event),
+            Read::Audit(entry) => Carried::Audit(entry),
             Read::End(end) => {
                 self.finish(&end, &hex(&digest.finalize()))?;
                 return Ok(None);

@@ -5,7 +5,7 @@
 //! the larger is the later one, and nothing is lost or doubled. An embedded store is one producer itself; in Redis every
 //! gateway process is one for each of its accounts. Records are told with their versions, of which the larger is the later.
 //!
-//! What belongs to living gateways is not carried: who lives, who delivers events, the feed, the journal.
+//! What belongs to gateways is not carried: who is on the register, who delivers events, the feed, the journal.
 
 use std::collections::BTreeMap;
 
@@ -31,6 +31,8 @@ pub enum Carried {
     KeyDay(Box<KeyDay>),
     /// An event of a key near its limit.
     Event(CarriedEvent),
+    /// An entry of the audit trail that is of no key.
+    Audit(Box<Entry>),
 }
 
 /// A key with all that is told of it.

@@ -19,6 +19,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `carrying` | carrying all of it away, and taking in what was carried here |
+//! | `retention` | dropping days of the ledger that were kept long enough |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
@@ -26,7 +27,8 @@
 //! | `current` | how current that replica is |
 //! | `replica` | the same as it is saved on this machine |
 //! | `home` | which store a file on this machine is of |
-//! | `heartbeat` | which gateways live, and how far each has followed |
+//! | `register` | which gateways live and how far each has followed; which did not sign off |
+//! | `heartbeat`, `presence`, `seat` | the contents of an entry; a gateway's own entry; which entry it takes over |
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
@@ -47,7 +49,7 @@ use tokio::time::timeout;
 
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
-use crate::policy::audit::{self, Wanted};
+use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
@@ -55,9 +57,9 @@ use crate::policy::quota::Verdict;
 use crate::store::carried::{Carried, Carrying, Taken, Taking};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
-    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Freshness, Health,
-    Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store, StoreError,
-    WithoutStore,
+    ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
+    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    StoreError, Unconfirmed, WithoutStore,
 };
 
 mod breaker;
@@ -80,10 +82,14 @@ mod link;
 mod names;
 pub mod outage;
 mod preparing;
+mod presence;
 mod producer;
 mod records;
+mod register;
 mod replica;
+mod retention;
 mod script;
+mod seat;
 pub mod settings;
 mod shards;
 mod slots;
@@ -106,6 +112,7 @@ use names::Names;
 use outage::Outage;
 pub use outage::{OutagePolicy, OutageSettings};
 use preparing::{first_attempt, prepared};
+use presence::Presence;
 use producer::Producer;
 use records::Records;
 use replica::Replica;
@@ -154,6 +161,8 @@ struct Parts {
     inheritance: Option<Inheritance>,
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
+    /// A gateway's place on the register; commands have none.
+    presence: Option<Presence>,
     max_staleness: Duration,
     /// The configured journal, a command's too.
     journal: Option<PathBuf>,
@@ -189,7 +198,7 @@ pub async fn open(
         .as_ref()
         .map(|outage| outage.journal.clone());
     let local_clock = clock.clone();
-    let clock = Arc::new(StoreClock::new(clock));
+    let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
     let request_timeout = match role {
         Role::Gateway(_) => settings.timeout,
@@ -237,20 +246,22 @@ pub async fn open(
         }
         (Role::Gateway(_), None) | (Role::Command, _) => None,
     };
-    let feed = match role {
-        Role::Command => None,
+    let (feed, presence) = match role {
+        Role::Command => (None, None),
         Role::Gateway(node) => {
             let setting = Setting {
                 link: command_link.clone(),
                 names: names.clone(),
                 keys: keys.clone(),
-                node,
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
-                condition: condition(&guard, outage.clone(), clock.clone()),
             };
             let home = topology.home(&key_prefix);
-            Some(follower(setting, settings.replica, home).await?)
+            let feed = follower(setting, settings.replica.clone(), home).await?;
+            let condition = condition(&guard, outage.clone(), clock.clone());
+            let way = (command_link.clone(), names.clone());
+            let presence = Presence::new(way, node, settings.replica, condition).await?;
+            (Some(feed), Some(presence))
         }
     };
     let inheritance = outage.clone().map(|outage| Inheritance {
@@ -272,6 +283,7 @@ pub async fn open(
         flushing: tokio::sync::Mutex::default(),
         records: Records::new(command_link.clone(), names.clone(), command_timeout),
         feed,
+        presence,
         max_staleness: settings.max_staleness,
         journal,
         zone: zone.to_owned(),
@@ -340,6 +352,13 @@ impl Parts {
                 Ok(all.into_iter().map(|record| record.id).collect())
             }
         }
+    }
+
+    /// Gives units back. Answers the units used afterwards as Redis counts them, if that is known.
+    fn give_back(&self, receipt: &Receipt) -> Option<u64> {
+        self.ledger.refunded(receipt);
+        self.accounts
+            .refund(receipt.key, receipt.day, receipt.units)
     }
 }
 
@@ -436,13 +455,16 @@ impl Store for RedisStore {
     }
 
     async fn refund(&self, receipt: Receipt) -> Option<u64> {
-        self.parts.ledger.refunded(&receipt);
         let (key, day) = (receipt.key, receipt.day);
-        let used = self.parts.accounts.refund(key, day, receipt.units);
+        let used = self.parts.give_back(&receipt);
         match &self.parts.outage {
             Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
             Some(_) | None => used,
         }
+    }
+
+    fn give_back(&self, receipt: Receipt) {
+        self.parts.give_back(&receipt);
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
@@ -460,11 +482,19 @@ impl Store for RedisStore {
 
     fn health(&self) -> Health {
         let outage = self.parts.outage.as_ref();
+        let keys = self.freshness();
+        let service = outage.map_or(WithoutStore::Denies, |outage| outage.service());
         Health {
             up: self.parts.guard.is_closed() && self.parts.link.is_whole(),
-            keys: self.freshness(),
-            without_store: outage.map_or(WithoutStore::Denies, |outage| outage.service()),
+            keys,
+            without_store: match service {
+                WithoutStore::Serves if !keys.usable => WithoutStore::NoKeys,
+                service => service,
+            },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
+            silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
+            clock_leap: self.parts.clock.leap(),
+            file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
     }
 
@@ -518,11 +548,15 @@ impl Store for RedisStore {
             // Where the name stays, the next process reads what needs no reading.
             let _ = outage.journal().leave().await;
         }
-        if let Some(feed) = &parts.feed {
-            if let Err(error) = feed.save().await {
-                tracing::error!(%error, "closed without saving the replica of the key table");
-            }
-            let _ = feed.say_goodbye().await;
+        if let Some(feed) = &parts.feed
+            && let Err(error) = feed.save().await
+        {
+            tracing::error!(%error, "closed without saving the replica of the key table");
+        }
+        if let Some(presence) = &parts.presence
+            && let Err(error) = presence.sign_off().await
+        {
+            tracing::error!(%error, "closed without signing off: commands name this gateway until it is started again or struck off");
         }
     }
 
@@ -565,8 +599,20 @@ impl Store for RedisStore {
         &self,
         mark: &ChangeMark,
         patience: Duration,
-    ) -> Result<Vec<NodeName>, StoreError> {
-        heartbeat::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+    ) -> Result<Vec<Unconfirmed>, StoreError> {
+        register::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+    }
+
+    async fn last_change(&self) -> Result<ChangeMark, StoreError> {
+        status::last_change(&self.parts.command_link, &self.parts.names).await
+    }
+
+    async fn forget_gateway(
+        &self,
+        node: &NodeName,
+        author: &Author,
+    ) -> Result<Forgotten, StoreError> {
+        register::strike_off(&self.parts.command_link, &self.parts.names, node, author).await
     }
 
     async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {

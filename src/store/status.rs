@@ -13,6 +13,8 @@ pub struct StoreStatus {
     pub store: StoreFacts,
     /// The gateways that live, by name.
     pub gateways: Vec<GatewayFacts>,
+    /// The gateways that did not sign off and are not heard of any more, by name.
+    pub silent: Vec<SilentFacts>,
     /// Keys in the key table.
     pub keys: u64,
     /// Days with a ledger.
@@ -225,6 +227,19 @@ pub struct GatewayFacts {
     pub service: Option<ServiceFacts>,
     /// The store's clock minus its own; `None` where it does not say.
     pub clock_difference_seconds: Option<f64>,
+}
+
+/// A gateway that did not sign off and is not heard of any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct SilentFacts {
+    /// Its name.
+    pub name: String,
+    /// When it was last heard of.
+    pub since: Timestamp,
+    /// The version of its program; `None` if its last heartbeat cannot be read.
+    pub version: Option<String>,
+    /// The last change that it is known to have applied.
+    pub applied: Option<String>,
 }
 
 /// How far a change has come beyond the server that took it.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 /// Buckets of request and upstream durations, in seconds.
@@ -38,6 +38,9 @@ pub struct Metrics {
     pub request_duration: HistogramVec,
     /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
     pub upstream_duration: HistogramVec,
+    /// `touchline_upstream_server_answered{upstream,server}`: 1 where the last request or check was answered, 0 where it failed; no
+    /// series of a server that nothing was sent to.
+    pub upstream_server_answered: IntGaugeVec,
     /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
     pub upstream_server_up: IntGaugeVec,
     /// `touchline_upstream_in_flight_requests{upstream,server}`: requests under way.
@@ -84,10 +87,16 @@ pub struct Metrics {
     pub journal_pending: IntGauge,
     /// `touchline_journal_failed`: 1 while the journal cannot be written.
     pub journal_failed: IntGauge,
+    /// `touchline_clock_leap_seconds`: by how much the clock leapt last; 0 while it can be relied on.
+    pub clock_leap: Gauge,
     /// `touchline_keys`: keys in the replica of the key table.
-    pub keys: IntGauge,
-    /// `touchline_keys_age_seconds`: since the key table was known to be current.
-    pub keys_age: Gauge,
+    keys: IntGauge,
+    /// `touchline_keys_loaded`: 1 once the key table was loaded.
+    keys_loaded: IntGauge,
+    /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
+    keys_age: GaugeVec,
+    /// `touchline_gateways_silent`: gateways that did not sign off and are not heard of any more, as this one last read.
+    pub gateways_silent: IntGauge,
     /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or one above it
     /// in its chain, ends; the label is its file.
     certificate_end: IntGaugeVec,
@@ -135,11 +144,19 @@ impl Metrics {
             registry.register(Box::new(family.clone()))?;
             Ok::<_, prometheus::Error>(family)
         };
-        let keys_age = Gauge::new(
-            "touchline_keys_age_seconds",
-            "Seconds since the key table was known to be current",
+        let keys_age = GaugeVec::new(
+            Opts::new(
+                "touchline_keys_age_seconds",
+                "Seconds since the key table was known to be current",
+            ),
+            &[],
         )?;
         registry.register(Box::new(keys_age.clone()))?;
+        let clock_leap = Gauge::new(
+            "touchline_clock_leap_seconds",
+            "By how much the clock leapt last; 0 while it can be relied on",
+        )?;
+        registry.register(Box::new(clock_leap.clone()))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
@@ -218,6 +235,10 @@ impl Metrics {
                 "Seconds from forwarding a request to the upstream's header",
                 "upstream",
                 &REQUEST_BUCKETS,
+            )?,
+            upstream_server_answered: gauges(
+                "touchline_upstream_server_answered",
+                "1 where the last request or check was answered, 0 where it failed",
             )?,
             upstream_server_up: gauges(
                 "touchline_upstream_server_up",
@@ -312,7 +333,13 @@ impl Metrics {
                 "1 while the journal cannot be written",
             )?,
             keys: gauge("touchline_keys", "Keys in the replica of the key table")?,
+            keys_loaded: gauge("touchline_keys_loaded", "1 once the key table was loaded")?,
             keys_age,
+            gateways_silent: gauge(
+                "touchline_gateways_silent",
+                "Gateways that did not sign off and are not heard of any more",
+            )?,
+            clock_leap,
             certificate_end,
             handshakes_failed,
             access_log_dropped: gauge(
@@ -343,6 +370,19 @@ impl Metrics {
         self.config_info.with_label_values(&[hash]).set(1);
         self.config_applied.set(applied.as_duration().as_secs_f64());
         self.config_refused.set(0);
+    }
+
+    /// Notes whether the key table is loaded, how many keys it has, and how long ago it was known to be current, if ever.
+    pub fn key_table(&self, loaded: bool, keys: usize, age: Option<Duration>) {
+        self.keys_loaded.set(loaded.into());
+        self.keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
+        match age {
+            Some(age) => {
+                let shown = self.keys_age.with_label_values::<&str>(&[]);
+                shown.set(age.as_secs_f64());
+            }
+            None => self.keys_age.reset(),
+        }
     }
 
     /// Notes when each certificate that is shown now ends, by its name, in Unix seconds.
@@ -392,6 +432,24 @@ mod tests {
         assert!(text.contains("touchline_store_errors_total{operation=\"charge\"} 1"));
         assert!(text.contains("touchline_build_info{version="));
         assert!(text.contains("touchline_tls_handshakes_failed_total{reason=\"closed\"} 0"));
+    }
+
+    #[test]
+    fn the_age_of_a_key_table_that_was_never_current_is_not_shown() {
+        let metrics = Metrics::new().unwrap();
+        let shown = |loaded, age| {
+            metrics.key_table(loaded, 0, age);
+            let text = metrics.render();
+            let lines = text.lines();
+            let lines = lines.filter(|line| line.contains("_keys_") && !line.starts_with('#'));
+            lines.map(str::to_owned).collect::<Vec<String>>()
+        };
+        assert_eq!(shown(false, None), ["touchline_keys_loaded 0"]);
+        assert_eq!(
+            shown(true, Some(Duration::from_millis(1_500))),
+            ["touchline_keys_age_seconds 1.5", "touchline_keys_loaded 1"]
+        );
+        assert_eq!(shown(true, None), ["touchline_keys_loaded 1"]);
     }
 
     #[test]

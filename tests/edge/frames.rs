@@ -188,6 +188,24 @@ impl<S: Stream> Wire<S> {
         self.headers(stream, &fields, true).await
     }
 
+    /// The head of a POST whose body follows, with more fields.
+    pub async fn post(
+        &mut self,
+        stream: u32,
+        path: &str,
+        key: &str,
+        more: &[(&str, &str)],
+    ) -> bool {
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "localhost"),
+            (":path", path),
+            ("x-api-key", key),
+        ];
+        self.headers(stream, &[&fields, more].concat(), false).await
+    }
+
     /// The next frame; settings and pings are acknowledged. `None` when the gateway has closed.
     pub async fn next(&mut self) -> Option<Frame> {
         if let Some(frame) = self.kept.pop_front() {

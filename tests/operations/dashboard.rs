@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::{Answer, Behaviour, Call, Client, Protocol, Scene, Store, eventually};
+use harness::{Answer, Behaviour, Call, Client, IssuedKey, Protocol, Scene, Store, eventually};
 use serde_json::{Value, json};
 
 use super::{MARKETS, RANKINGS, STORES, TOUCHLINE};
@@ -340,6 +340,98 @@ async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_par
     scene.redis.as_mut().unwrap().restart().await;
     eventually("the day is told", async || {
         (figures(&scene, 0).await["today"]["used"] == 1).then_some(())
+    })
+    .await;
+}
+
+/// A gateway that starts without Redis and without a replica of the key table, before an upstream at which no server listens.
+async fn knows_no_key() -> (Scene, IssuedKey) {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .durable_redis()
+        .spec(|spec| spec.redis_extra = "timeout: 100ms".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    scene.gateways[0].terminate();
+    scene.redis.as_mut().unwrap().kill9();
+    let kept = scene.gateways[0].config.with_file_name("var");
+    std::fs::remove_dir_all(kept).unwrap();
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    scene.spec.upstream = port.local_addr().unwrap();
+    drop(port);
+    scene.gateways[0].configure(&scene.spec);
+    scene.gateways[0].restart().await;
+    (scene, key)
+}
+
+#[tokio::test]
+async fn a_gateway_that_never_had_a_key_says_so_and_not_that_it_serves() {
+    let (mut scene, key) = knows_no_key().await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 500);
+    let (status, ready) = scene.admin(0, "/readyz").await;
+    let ready: Value = serde_json::from_str(&ready).unwrap();
+    assert_eq!(status, 503, "{ready}");
+    for readiness in [&ready, &figures(&scene, 0).await["readiness"]] {
+        assert_eq!(readiness["status"], "unready", "{readiness}");
+        assert_eq!(readiness["keys_loaded"], false, "{readiness}");
+        assert_eq!(readiness["keys_age_seconds"], Value::Null, "{readiness}");
+        assert_eq!(readiness["without_store"], "no_keys", "{readiness}");
+    }
+    let (_, metrics) = scene.admin(0, "/metrics").await;
+    let has = |line: &str| metrics.lines().any(|one| one == line);
+    assert!(has("touchline_keys_loaded 0"), "{metrics}");
+    assert!(has("touchline_store_degraded 0"), "{metrics}");
+    assert!(
+        !metrics.contains("touchline_keys_age_seconds "),
+        "{metrics}"
+    );
+
+    scene.redis.as_mut().unwrap().restart().await;
+    eventually("the keys are loaded", async || {
+        let loaded = scene.metric("touchline_keys_loaded").await == 1.0;
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        (loaded && metrics.contains("\ntouchline_keys_age_seconds ")).then_some(())
+    })
+    .await;
+    let age = &figures(&scene, 0).await["readiness"]["keys_age_seconds"];
+    assert!(age.as_f64().unwrap() < 60.0, "{age}");
+}
+
+#[tokio::test]
+async fn a_server_that_was_never_asked_is_not_shown_as_well_nor_one_that_fails() {
+    let (mut scene, key) = knows_no_key().await;
+    let server = async |scene: &Scene| {
+        eventually("the server is shown", async || {
+            let told = figures(scene, 0).await;
+            let server = told["upstreams"][0]["servers"][0].clone();
+            (!server.is_null()).then_some(server)
+        })
+        .await
+    };
+    let told = server(&scene).await;
+    assert_eq!(
+        (&told["up"], &told["answered"]),
+        (&true.into(), &Value::Null),
+        "{told}"
+    );
+    scene.redis.as_mut().unwrap().restart().await;
+    let client = scene.client(Protocol::Http1);
+    eventually("a request is tried", async || {
+        assert_eq!(client.get(&key, MARKETS).await.status, 500);
+        (server(&scene).await["answered"] == false).then_some(())
+    })
+    .await;
+    scene.spec.upstream = scene.upstream.address();
+    scene.gateways[0].configure(&scene.spec);
+    eventually("a request is served", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
+    eventually("the server has answered", async || {
+        (server(&scene).await["answered"] == true).then_some(())
     })
     .await;
 }

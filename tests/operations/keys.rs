@@ -225,7 +225,7 @@ async fn a_gateway_that_hangs_is_named_and_the_change_is_stored() {
         scene.gateways[1].process().stop();
         let revoke = ["keys", "revoke", &key.id, "--yes"];
         let ran = run_beside(&scene.gateways[0], &revoke).await;
-        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert_eq!(ran.code, Some(3), "{ran:?}");
         let names = |pid: u32| ran.stderr.contains(&format!("-{pid}-"));
         let (lives, hangs) = (
             scene.gateways[0].process().pid(),

@@ -9,6 +9,7 @@ mod fairness;
 mod free_rides;
 mod midnight;
 mod outage;
+mod register;
 mod revocation;
 mod shadow;
 mod short_days;

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use redis::AsyncCommands;
 use tokio::sync::mpsc;
 use touchline::clock::Clock;
+use touchline::policy::audit::{Author, Entry, Wanted};
 use touchline::policy::calendar::Calendar;
 use touchline::policy::crossing::{Crossing, Share};
 use touchline::policy::key_record::KeyRecord;
@@ -206,5 +207,39 @@ async fn a_secret_that_another_key_of_the_store_has_is_refused_and_both_are_name
             assert!(said.contains(id.as_str()), "{said}");
         }
         assert_eq!(to.all_keys().await.unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn an_audit_entry_that_is_of_no_key_is_carried_between_stores_of_both_kinds_once() {
+    let stores = Stores::new().await;
+    let (from, file, to) = (
+        stores.redis("a").await,
+        stores.file("a.db").await,
+        stores.redis("b").await,
+    );
+    let author = Author {
+        who: "ann".into(),
+        reason: Some("its machine is gone".into()),
+    };
+    let now = Timestamp::now();
+    let entry = Entry::of_forgotten("web-1-7", now, now, &author);
+    let piece = Carried::Audit(Box::new(entry.clone()));
+    let (record, _) = from.create_key(new_record("pro")).await.unwrap();
+    for (taking, added) in [
+        (Taking::Rehearse, 1),
+        (Taking::Write, 1),
+        (Taking::Write, 0),
+    ] {
+        let taken = from.take_in(vec![piece.clone()], taking).await.unwrap();
+        assert_eq!(taken.audit_entries_added, added);
+    }
+    for (from, to) in [(&from, &file), (&file, &to)] {
+        for added in [2, 0] {
+            assert_eq!(carry(from, to).await.audit_entries_added, added);
+        }
+        let trail = to.audit(Wanted::default()).await.unwrap();
+        assert_eq!(trail.len(), 2, "{trail:?}");
+        assert!(trail.contains(&entry) && trail.contains(&Entry::of(&record)));
     }
 }

@@ -76,11 +76,11 @@
       : readiness.status === "degraded" ? state("warn", "▲", "degraded")
       : state("bad", "■", "not ready");
     const store = readiness.store_up ? state("good", "●", "up") : state("bad", "■", "away");
-    const without = { serves: "served from the journal", denies: "requests are refused", journal_failed: "the journal cannot be written: refused" };
+    const without = { serves: "served from the journal", denies: "requests are refused", journal_failed: "the journal cannot be written: requests are refused", no_keys: "no key is known: requests are refused" };
     const storeNote = [];
     if (!readiness.store_up) storeNote.push(without[readiness.without_store] || readiness.without_store);
     if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " to be told");
-    const keysNote = !readiness.keys_loaded ? "not loaded"
+    const keysNote = !readiness.keys_loaded ? "never loaded"
       : !readiness.keys_usable ? "too old to be used"
       : readiness.keys_age_seconds > 5 ? "known " + rounded(readiness.keys_age_seconds) + " s ago" : "current";
     const all = last ? Object.values(last.requests).reduce((sum, one) => sum + one, 0) : 0;
@@ -89,7 +89,7 @@
     const p99 = last && last.duration_seconds.p99 !== null ? rounded(last.duration_seconds.p99 * 1000) + " ms" : "–";
     const wait = last && last.store_seconds.p99 !== null ? "store p99 " + rounded(last.store_seconds.p99 * 1000) + " ms" : "";
     const tiles = [
-      ["Gateway", gateway, ""],
+      ["Gateway", gateway, readiness.reasons.join("; ")],
       ["Store", store, storeNote.join("; ")],
       ["Requests a second", rate, last ? "in the last " + rounded(last.seconds) + " s" : "no sample yet"],
       ["Failed", last ? state(failed > 0 ? "bad" : "", failed > 0 ? "■" : "", number(failed)) : "–", last ? "in the last " + rounded(last.seconds) + " s" : ""],
@@ -97,7 +97,7 @@
       ["In flight", last ? number(last.in_flight) : "–", last ? plural(last.connections, "connection", "connections") : ""],
       ["Keys", number(readiness.keys), keysNote],
     ];
-    const facts = [readiness.status, readiness.draining, readiness.store_up, storeNote, keysNote, readiness.keys, last];
+    const facts = [readiness.status, readiness.reasons, readiness.draining, readiness.store_up, storeNote, keysNote, readiness.keys, last];
     fill(by("now"), facts, () => tiles.map(([name, value, note]) =>
       node("div", "", node("dt", "", name), node("dd", "", value, note ? node("small", "", note) : ""))));
   }
@@ -273,7 +273,8 @@
     const servers = upstreams.flatMap((upstream) => upstream.servers.map((server) => ({ name: upstream.name, ...server })));
     rows("servers", servers, (server) => [
       head("", foreign(server.name)), node("td", "code", server.server),
-      node("td", "nowrap", server.up ? state("good", "●", "asked") : state("bad", "■", "out")), count(server.in_flight),
+      node("td", "nowrap", !server.up ? state("bad", "■", "out") : server.answered === null ? state("", "○", "not asked yet")
+        : server.answered ? state("good", "●", "answers") : state("warn", "▲", "fails")), count(server.in_flight),
     ], "No server is known.");
     rows("troubles", upstreams, (upstream) => [
       head("", foreign(upstream.name)), count(upstream.retries), count(upstream.ejections), count(upstream.checks_failed),

@@ -44,7 +44,7 @@ pub(in crate::cli) struct Signature {
 
 impl Signature {
     /// The author that the trail shows.
-    pub(super) fn author(&self) -> Author {
+    pub(in crate::cli) fn author(&self) -> Author {
         self.by.author(self.reason.as_deref())
     }
 }

@@ -102,7 +102,7 @@ pub(super) async fn issue(
     if arguments.output == RecordFormat::Table {
         note("Keep the key safe: it is not stored and cannot be shown again.");
     }
-    session.applied(&mark).await
+    session.applied(Some(&mark)).await
 }
 
 pub(super) async fn rotate(
@@ -153,7 +153,7 @@ pub(super) async fn rotate(
             |until| format!("The old key is valid until {}.", to_the_second(until)),
         ));
     }
-    session.applied(mark).await
+    session.applied(Some(mark)).await
 }
 
 /// Takes a rotation back whose new key nobody has seen, so that it cannot push out the secret in use; but not where that secret

@@ -257,10 +257,10 @@ async fn finish(
             out.flush()?;
         }
     }
-    match &outcome.made {
-        Some((_, mark)) => session.applied(mark).await,
-        None => Ok(()),
-    }
+    // An operator who repeats a command, which then changes nothing, wants to know whether the change holds.
+    session
+        .applied(outcome.made.as_ref().map(|(_, mark)| mark))
+        .await
 }
 
 #[cfg(test)]

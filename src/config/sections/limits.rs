@@ -45,7 +45,8 @@ rows! {
         h2_streams: u32 = number(100, 1..=10_000);
         /// About what the requests of one HTTP/2 connection may cost in memory; streams beyond it wait.
         h2_memory: u64 = size(4 * MIB, MIB..=1024 * MIB);
-        /// HTTP/2 resets a second; five seconds' worth may come at once.
+        /// HTTP/2 resets a second; five seconds' worth may come at once. A stream that the gateway must reset because of what the
+        /// client sent counts as four.
         h2_resets: u32 = number(20, 1..=10_000);
         /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and
         /// data pay for; five seconds' worth may come at once.

@@ -48,7 +48,7 @@ rows! {
         /// This gateway's copy of the key table (digests, no keys), for days without Redis.
         replica: PathBuf = leaf().or("var/keys.db".into());
         // Shorter than the feed's own freshness it would end service at every hiccup of Redis.
-        /// How long known keys are served by that copy.
+        /// How long known keys are served by that copy; a revoked one too, by a gateway that cannot reach Redis.
         max_staleness: Duration = within(HOUR * 24, MINUTE..=HOUR * 24 * 30);
         /// While Redis is away: `bounded`, each gateway serves its share of what was left of each key's quota; `deny`, nothing
         /// is served; `open`, everything is.

@@ -55,7 +55,7 @@ upstreams:
     timeouts: {connect: 2s, read: 3s, total: 4s, slow: 5s, idle: 6s}
     retries: 2
   other: {servers: [127.0.0.1:9001]}
-forward: {headers_denied: [cookie]}
+forward: {headers_denied: [cookie], answer_headers_denied: [alt-svc]}
 runtime: {threads: 3}
 limits:
   {header_bytes: 2KiB, header_count: 9, target_bytes: 300B, body_bytes: 2MiB, request_head: 11s, tls_handshake: 12s, connections: 13,
@@ -119,7 +119,7 @@ const OTHERWISE: [(&str, &str); 34] = [
     (".name", "x-b"),
     (".value", "hunter22"),
     (".codings", "[zstd]"),
-    (".headers_denied", "[x-b]"),
+    ("headers_denied", "[x-b]"),
     (".exempt_addresses", "[]"),
 ];
 

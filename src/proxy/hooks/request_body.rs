@@ -12,6 +12,7 @@ use pingora::proxy::Session;
 
 use super::failure::BODY_TOO_LARGE;
 use crate::policy::rejection::Malformed;
+use crate::proxy::connection;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::well_formed::{self, HeadLimits};
 
@@ -22,7 +23,7 @@ pub(super) async fn expect_none(
     limits: &HeadLimits,
     patience: Duration,
 ) -> Result<(), Malformed> {
-    if !session.is_http2() || session.is_body_done() {
+    if !connection::is_http2(session) || session.is_body_done() {
         return Ok(());
     }
     let head = session.req_header();
@@ -51,6 +52,7 @@ pub(super) fn pass(
     ends: bool,
     body_bytes_max: usize,
 ) -> pingora::Result<()> {
+    forwarding.request_whole |= ends;
     forwarding.request_body_bytes += part.as_ref().map_or(0, Bytes::len);
     if forwarding.request_body_bytes > body_bytes_max {
         return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");

@@ -2,13 +2,18 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 
 use crate::policy::choice::identity;
 use crate::policy::server_health::{Change, Checked, Ejection, ServerHealth, Thresholds};
+
+/// The result of the last request to a server, or its last check.
+const UNTRIED: u8 = 0;
+const ANSWERED: u8 = 1;
+const FAILED: u8 = 2;
 
 /// A server by its name and one of the name's addresses.
 #[derive(Debug)]
@@ -22,6 +27,8 @@ pub struct Server {
     in_flight: AtomicU64,
     /// Whether it agreed to HTTP/2 and asked for HTTP/1.1 then.
     http1_only: AtomicBool,
+    /// [`UNTRIED`], [`ANSWERED`] or [`FAILED`].
+    last: AtomicU8,
     /// Whether `health` has anything to say: most of the time it has not, and requests need no lock.
     blemished: AtomicBool,
     health: Mutex<ServerHealth>,
@@ -36,6 +43,7 @@ impl Server {
             address,
             in_flight: AtomicU64::new(0),
             http1_only: AtomicBool::new(false),
+            last: AtomicU8::new(UNTRIED),
             blemished: AtomicBool::new(false),
             health: Mutex::default(),
         }
@@ -66,6 +74,21 @@ impl Server {
         !health.is_unhealthy() && !health.is_ejected()
     }
 
+    /// Whether the last request or check was answered; `None` where nothing was sent to it.
+    pub fn has_answered(&self) -> Option<bool> {
+        match self.last.load(Ordering::Relaxed) {
+            UNTRIED => None,
+            last => Some(last == ANSWERED),
+        }
+    }
+
+    /// Notes the last result. Most repeat the one before, and write nothing that other threads read.
+    fn saw(&self, last: u8) {
+        if self.last.load(Ordering::Relaxed) != last {
+            self.last.store(last, Ordering::Relaxed);
+        }
+    }
+
     /// Whether HTTP/2 is not for it, whatever it agrees to.
     pub(super) fn is_http1_only(&self) -> bool {
         self.http1_only.load(Ordering::Relaxed)
@@ -88,6 +111,7 @@ impl Server {
     }
 
     pub(super) fn served(&self) -> Option<Change> {
+        self.saw(ANSWERED);
         if !self.blemished.load(Ordering::Acquire) {
             return None;
         }
@@ -95,10 +119,15 @@ impl Server {
     }
 
     pub(super) fn failed(&self, ejection: Ejection) -> Option<Change> {
+        self.saw(FAILED);
         self.judge(|health| health.failed(ejection, Instant::now()))
     }
 
     pub(super) fn checked(&self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
+        self.saw(match checked {
+            Checked::Passed => ANSWERED,
+            Checked::Failed => FAILED,
+        });
         self.judge(|health| health.checked(checked, thresholds))
     }
 

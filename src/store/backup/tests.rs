@@ -1,5 +1,5 @@
 use super::*;
-use crate::policy::audit::Entry;
+use crate::policy::audit::{Author, Entry};
 use crate::policy::key_record::tests::key_of;
 use crate::store::carried::{Account, CarriedEvent, CarriedKey, KeyDay, Late, Sheet};
 
@@ -45,10 +45,17 @@ fn pieces() -> Vec<Carried> {
         claim: None,
         waiting: None,
     };
+    let author = Author {
+        who: "ann".into(),
+        reason: None,
+    };
+    let epoch = Timestamp::UNIX_EPOCH;
+    let forgotten = Entry::of_forgotten("web-1-7", epoch, epoch, &author);
     vec![
         Carried::Key(Box::new(CarriedKey { record, trail })),
         Carried::KeyDay(Box::new(day)),
         Carried::Event(event),
+        Carried::Audit(Box::new(forgotten)),
     ]
 }
 
@@ -58,7 +65,7 @@ fn written() -> String {
         writer.put(&piece).unwrap();
     }
     let (contents, out) = writer.end().unwrap();
-    assert_eq!((contents.keys, contents.audit_entries), (1, 1));
+    assert_eq!((contents.keys, contents.audit_entries), (1, 2));
     String::from_utf8(out).unwrap()
 }
 
@@ -78,12 +85,12 @@ fn what_is_written_is_read_again_and_every_line_is_json() {
     let text = written();
     let told = read(&text).unwrap();
     // The record of a test has a digest of its own each time.
-    assert_eq!(told[2], pieces()[2]);
-    assert_eq!(told.len(), 3);
+    assert_eq!(told[2..], pieces()[2..]);
+    assert_eq!(told.len(), 4);
     for line in text.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
-    assert_eq!(text.lines().count(), 5);
+    assert_eq!(text.lines().count(), 6);
 }
 
 #[test]
@@ -115,16 +122,16 @@ fn a_changed_byte_a_lost_line_and_a_line_in_another_place_are_named() {
         let fault = read(&(fewer.join("\n") + "\n")).unwrap_err();
         assert_eq!(fault.line, lost as u64 + 1, "{fault}");
     }
-    let swapped = [lines[0], lines[2], lines[1], lines[3], lines[4]].join("\n") + "\n";
+    let swapped = [lines[0], lines[2], lines[1], lines[3], lines[4], lines[5]].join("\n") + "\n";
     assert_eq!(read(&swapped).unwrap_err().line, 2);
-    assert_eq!(read(&(text.clone() + "\n")).unwrap_err().line, 6);
+    assert_eq!(read(&(text.clone() + "\n")).unwrap_err().line, 7);
 }
 
 #[test]
 fn another_format_and_another_file_are_told_as_what_they_are() {
-    let later = written().replacen("\"format\":1", "\"format\":2", 1);
+    let later = written().replacen("\"format\":2", "\"format\":3", 1);
     let fault = read(&later).unwrap_err();
-    assert!(fault.to_string().contains("format 2"), "{fault}");
+    assert!(fault.to_string().contains("format 3"), "{fault}");
     for other in ["{}\n", "id,key\n", "SQLite format 3\0"] {
         let fault = read(other).unwrap_err();
         assert_eq!(fault.line, 1, "{fault}");

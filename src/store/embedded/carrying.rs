@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::copied::{Copied, DayRows, UNATTRIBUTED};
 use super::group::{other_calendar, signed, unsigned};
-use super::{Durability, keys, schema};
+use super::{Durability, closing, keys, schema};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::carried::{
@@ -83,7 +83,15 @@ pub(super) fn carry_out(
     let work = || -> rusqlite::Result<Result<(), Unheard>> {
         let instant = connection.unchecked_transaction()?;
         let own = own_name(&instant)?;
-        if tell_keys(&instant, told)?.is_err() || tell_days(&instant, &own, told)?.is_err() {
+        if tell_keys(&instant, told)?.is_err() {
+            return Ok(Err(Unheard));
+        }
+        for entry in keys::trail_of_none(&instant)? {
+            if say(told, Carried::Audit(Box::new(entry))).is_err() {
+                return Ok(Err(Unheard));
+            }
+        }
+        if tell_days(&instant, &own, told)?.is_err() {
             return Ok(Err(Unheard));
         }
         tell_events(&instant, told)
@@ -226,10 +234,10 @@ where
     text.parse().map_err(keys::unreadable)
 }
 
-/// Takes in a batch, or only says what would come of it.
+/// Takes in a batch at `now` (Unix seconds), or only says what would come of it.
 pub(super) fn take_in(
     connection: &Connection,
-    path: &Path,
+    (path, now): (&Path, i64),
     pieces: &[Carried],
     taking: Taking,
 ) -> rusqlite::Result<Result<Taken, StoreError>> {
@@ -240,9 +248,13 @@ pub(super) fn take_in(
     for piece in pieces {
         let outcome = match piece {
             Carried::Key(key) => keys::take_in(&transaction, &mut put, key, &mut taken)?,
-            Carried::KeyDay(told) => take_day(&transaction, path, &own, told, &mut taken)?,
+            Carried::KeyDay(told) => take_day(&transaction, path, (&own, now), told, &mut taken)?,
             Carried::Event(event) => {
                 take_event(&transaction, event, &mut taken)?;
+                Ok(())
+            }
+            Carried::Audit(entry) => {
+                keys::take_in_entry(&transaction, entry, &mut taken)?;
                 Ok(())
             }
         };
@@ -261,7 +273,7 @@ pub(super) fn take_in(
 fn take_day(
     connection: &Connection,
     path: &Path,
-    own: &str,
+    (own, now): (&str, i64),
     told: &KeyDay,
     taken: &mut Taken,
 ) -> rusqlite::Result<Result<(), StoreError>> {
@@ -280,6 +292,7 @@ fn take_day(
     if after == before {
         taken.key_days_held += 1;
     } else {
+        closing::reopen(connection, &date, now)?;
         write(connection, (&date, told.key), &before, &after)?;
         taken.key_days_added += 1;
     }

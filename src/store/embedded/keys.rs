@@ -26,6 +26,8 @@ const PAGE: &str =
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
+/// In the place of a key's id where an entry is of no key.
+const NO_KEY: &str = "";
 const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
 const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
@@ -309,12 +311,36 @@ pub(super) fn trail(
 
 /// The whole trail of one key, in the order of time.
 pub(super) fn trail_of(connection: &Connection, key: KeyId) -> rusqlite::Result<Vec<Entry>> {
+    whole_trail(connection, key.as_str())
+}
+
+/// The entries that are of no key, in the order of time. They come from another store: the embedded one keeps no register of gateways.
+pub(super) fn trail_of_none(connection: &Connection) -> rusqlite::Result<Vec<Entry>> {
+    whole_trail(connection, NO_KEY)
+}
+
+fn whole_trail(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry>> {
     let mut entries = connection
         .prepare_cached(WHOLE_TRAIL)?
-        .query_map([key.as_str()], |row| unpacked(row, 0))?
+        .query_map([key], |row| unpacked(row, 0))?
         .collect::<rusqlite::Result<Vec<Entry>>>()?;
     entries.sort_by_key(Entry::place);
     Ok(entries)
+}
+
+/// Takes in an entry that was carried here and is of no key.
+pub(super) fn take_in_entry(
+    connection: &Connection,
+    entry: &Entry,
+    taken: &mut Taken,
+) -> rusqlite::Result<()> {
+    let known = trail_of_none(connection)?;
+    if known.iter().all(|known| known.version != entry.version) {
+        let mut tell = connection.prepare_cached(TELL_BEFORE)?;
+        tell.execute((NO_KEY, packed(entry)?))?;
+        taken.audit_entries_added += 1;
+    }
+    Ok(())
 }
 
 /// Takes in a key that was carried here: its record if it is newer than the stored one, and what its trail lacks. Entries of

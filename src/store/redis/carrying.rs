@@ -16,6 +16,7 @@ use super::ledger;
 use super::link::Link;
 use super::names::Names;
 use super::records::{digests, feed_entry, put, read_time, unpacked, unreadable};
+use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
@@ -25,7 +26,7 @@ use crate::store::carried::{
     Carried, CarriedEvent, CarriedKey, HeldClaim, KeyDay, Taken, Taking, WaitingEvent,
     secret_in_use,
 };
-use crate::store::{EVENTS_KEPT_SECONDS, KeyEntry, StoreError};
+use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
@@ -45,6 +46,11 @@ pub async fn carry_out(
     let Some(keys) = tell_keys(link, names, told).await? else {
         return Ok(());
     };
+    for entry in trail::of_gateways(link, names).await? {
+        if told.send(Carried::Audit(Box::new(entry))).await.is_err() {
+            return Ok(());
+        }
+    }
     for date in dates(link, names, now).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, names, batch, date, &calendar).await? {
@@ -109,9 +115,7 @@ async fn trails(
     let packed = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
     let trails = packed.iter().map(|entries| {
         let entries = entries.iter().map(|packed| {
-            let entry: Entry = serde_json::from_str(packed).map_err(|error| {
-                StoreError::Failed(format!("an entry of the audit trail: {error}"))
-            })?;
+            let entry = trail::unpacked(packed)?;
             Ok((entry.version, entry))
         });
         entries.collect::<Result<_, StoreError>>()
@@ -204,16 +208,48 @@ pub async fn take_in(
     taking: Taking,
 ) -> Result<Taken, StoreError> {
     let (mut keys, mut days, mut events) = (Vec::new(), Vec::<&KeyDay>::new(), Vec::new());
+    let mut entries = Vec::new();
     for piece in pieces {
         match piece {
             Carried::Key(key) => keys.push(&**key),
             Carried::KeyDay(day) => days.push(day),
             Carried::Event(event) => events.push(event),
+            Carried::Audit(entry) => entries.push(&**entry),
         }
     }
     let mut taken = take_keys(link, names, &keys, taking).await?;
     taken.add(&ledger::take_in(link, names, &days, taking).await?);
     taken.add(&take_events(link, names, &events, taking).await?);
+    taken.add(&take_entries(link, names, &entries, taking).await?);
+    Ok(taken)
+}
+
+/// Takes in entries of the audit trail that are of no key.
+async fn take_entries(
+    link: &Link,
+    names: &Names,
+    entries: &[&Entry],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let mut taken = Taken::default();
+    if entries.is_empty() {
+        return Ok(taken);
+    }
+    let held = trail::of_gateways(link, names).await?;
+    let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
+    let mut tell = Pipeline::new();
+    for entry in entries {
+        if held.insert(entry.version) {
+            taken.audit_entries_added += 1;
+            tell.cmd("HSETNX")
+                .arg(names.gateway_trail())
+                .arg(entry.version)
+                .arg(serde_json::to_string(entry).unwrap_or_default());
+        }
+    }
+    if taking == Taking::Write && !tell.is_empty() {
+        link.ask(&tell).await?;
+    }
     Ok(taken)
 }
 
@@ -398,10 +434,7 @@ fn keep(pipeline: &mut Pipeline, names: &Names, event: &CarriedEvent) {
             .arg(names.events())
             .arg("NX")
             .arg(waiting.since)
-            .arg(member(event))
-            .cmd("EXPIRE")
-            .arg(names.events())
-            .arg(EVENTS_KEPT_SECONDS);
+            .arg(member(event));
     }
     if let Some((claim, date)) = event.claim.as_ref().zip(date_of(&event.id)) {
         let name = names.claims(date);

@@ -20,7 +20,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
 use super::current::Current;
-use super::heartbeat::{self, Condition, Heartbeat};
+use super::heartbeat::{Condition, Heartbeat};
 use super::index::{self, IndexState, Pages};
 use super::link::{Link, jittered, run_id_in};
 use super::names::Names;
@@ -29,7 +29,7 @@ use super::replica::{Origin, Replica, Standing};
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
-use crate::store::{KeyTable, NodeName, StoreError};
+use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and by how much its reply may be late.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
@@ -54,14 +54,10 @@ pub struct Setting {
     pub names: Names,
     /// The table it feeds.
     pub keys: Arc<KeyTable>,
-    /// The gateway.
-    pub node: NodeName,
     /// The zone of the quota days, to be remembered by a store that was emptied.
     pub zone: String,
     /// The wall clock, for what is saved.
     pub clock: Clock,
-    /// How the gateway stands to Redis, for its heartbeat.
-    pub condition: Box<dyn Fn() -> Condition + Send + Sync>,
 }
 
 /// The follower of the feed.
@@ -304,34 +300,23 @@ impl Feed {
         Ok(())
     }
 
-    /// Says again and again that this gateway lives and what it applied.
-    pub async fn beat(&self) {
-        let Setting {
-            link, names, node, ..
-        } = &self.setting;
-        loop {
-            let age = self.age();
-            let heartbeat = Heartbeat {
-                applied: stream_id(self.applied.borrow().unwrap_or(0)),
-                keys_age_ms: u64::try_from(age.as_millis())
-                    .ok()
-                    .filter(|_| age < Duration::MAX),
-                keys: self.setting.keys.len(),
-                version: env!("CARGO_PKG_VERSION").to_owned(),
-                condition: (self.setting.condition)(),
-            };
-            // Without a connection nobody hears us; the next beat tries again.
-            let _ = heartbeat::say(link, names, node, &heartbeat).await;
-            let _ = timeout(heartbeat::BEAT_EVERY, self.advanced.notified()).await;
+    /// The gateway's heartbeat.
+    pub fn heartbeat(&self, condition: Condition) -> Heartbeat {
+        let age = self.age();
+        Heartbeat {
+            applied: stream_id(self.applied.borrow().unwrap_or(0)),
+            keys_age_ms: u64::try_from(age.as_millis())
+                .ok()
+                .filter(|_| age < Duration::MAX),
+            keys: self.setting.keys.len(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            condition,
         }
     }
 
-    /// Says that this gateway is going.
-    pub async fn say_goodbye(&self) -> Result<(), StoreError> {
-        let Setting {
-            link, names, node, ..
-        } = &self.setting;
-        heartbeat::say_goodbye(link, names, node).await
+    /// Waits until a change is applied. For one task only, which sends the heartbeats.
+    pub async fn advanced(&self) {
+        self.advanced.notified().await;
     }
 
     /// Saves the replica again and again.

@@ -262,8 +262,12 @@ impl Link {
 
     /// As [`Link::query`], with the link's own timeout from now.
     pub async fn ask(&self, request: &impl Request) -> Result<Value, LinkError> {
-        self.query(request, Instant::now() + self.response_timeout)
-            .await
+        self.query(request, self.deadline()).await
+    }
+
+    /// When a request that is sent now has timed out.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.response_timeout
     }
 
     /// The topology it leads to.

@@ -60,6 +60,14 @@ pub(super) async fn prepared(
         .map_err(failed)?;
     script::CHARGE.load(&mut connection).await.map_err(failed)?;
     script::RECORD.load(&mut connection).await.map_err(failed)?;
+    script::SIGN_IN
+        .load(&mut connection)
+        .await
+        .map_err(failed)?;
+    script::REGISTER
+        .load(&mut connection)
+        .await
+        .map_err(failed)?;
     let mut pipeline = redis::pipe();
     pipeline
         .cmd("SET")

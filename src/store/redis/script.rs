@@ -42,6 +42,22 @@ pub static COURIER: Script = Script {
     sha: OnceLock::new(),
 };
 
+/// The entry of a gateway in the register.
+pub static SIGN_IN: Script = Script {
+    source: include_str!("sign_in.lua"),
+    sha: OnceLock::new(),
+};
+/// The register of gateways.
+pub static REGISTER: Script = Script {
+    source: include_str!("register.lua"),
+    sha: OnceLock::new(),
+};
+/// The removal of a gateway that did not sign off.
+pub static STRIKE_OFF: Script = Script {
+    source: include_str!("strike_off.lua"),
+    sha: OnceLock::new(),
+};
+
 /// A script and the name that the server gave it.
 #[derive(Debug)]
 pub struct Script {

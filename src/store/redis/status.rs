@@ -6,16 +6,16 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
-use super::heartbeat::{self, LiveNode};
 use super::index;
 use super::link::{Link, LinkError, Master};
 use super::names::Names;
 use super::records::{parse_place, unreadable};
-use crate::store::StoreError;
+use super::register::{self, Entry};
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
-    ServiceFacts, StoreFacts, StoreStatus,
+    ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
 };
+use crate::store::{ChangeMark, StoreError};
 
 /// How long a master may take to tell of itself.
 const INFO_PATIENCE: Duration = Duration::from_secs(2);
@@ -79,10 +79,13 @@ pub async fn status(
     }
     let index = index::state(link, names).await?;
     let feed = feed(link, names).await?;
-    let live = heartbeat::live(link, names).await?;
-    let gateways: Vec<_> = live.iter().map(|node| gateway(node, &feed)).collect();
+    let register = register::read(link, names).await?;
+    let (live, silent): (Vec<_>, Vec<_>) = register.iter().partition(|entry| entry.is_live());
+    let gateways: Vec<_> = live.iter().map(|entry| gateway(entry, &feed)).collect();
+    let silent: Vec<_> = silent.iter().map(|entry| silent_facts(entry)).collect();
     let days = link.ask(redis::cmd("SCARD").arg(names.days())).await?;
     warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
+    warnings.extend(silent.iter().map(silent_warning));
     if !index.is_complete {
         warnings.push(
             "the index of keys is not complete: the next gateway that starts completes it".into(),
@@ -101,6 +104,7 @@ pub async fn status(
             journal,
         }),
         gateways,
+        silent,
         keys: index::count(link, names).await?,
         days: u64::from_redis_value(days).map_err(unreadable)?,
         events,
@@ -179,7 +183,30 @@ async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
     })
 }
 
-fn gateway(node: &LiveNode, feed: &FeedFacts) -> GatewayFacts {
+/// The place of the last change.
+pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, StoreError> {
+    let FeedFacts { last, .. } = feed(link, names).await?;
+    Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
+}
+
+fn silent_facts(node: &Entry) -> SilentFacts {
+    let said = node.heartbeat.as_ref();
+    SilentFacts {
+        name: node.name.0.clone(),
+        since: node.heard,
+        version: said.map(|said| said.version.clone()),
+        applied: said.map(|said| said.applied.clone()),
+    }
+}
+
+fn silent_warning(silent: &SilentFacts) -> String {
+    let SilentFacts { name, since, .. } = silent;
+    format!(
+        "the gateway {name} did not sign off and has not been heard of since {since}: until it is, it may serve keys as it knew them, for as long as its max_staleness; if it is gone for good, run `touchline store forget {name}`"
+    )
+}
+
+fn gateway(node: &Entry, feed: &FeedFacts) -> GatewayFacts {
     let said = node.heartbeat.as_ref();
     GatewayFacts {
         name: node.name.0.clone(),

@@ -17,7 +17,7 @@ use crate::store::StoreError;
 /// Trails read in one round trip.
 const BATCH: usize = 500;
 
-/// The wanted entries of these keys, in the order of time.
+/// The wanted entries of these keys, and of the register of gateways, in the order of time.
 pub async fn read(
     link: &Link,
     names: &Names,
@@ -35,9 +35,7 @@ pub async fn read(
         for (record, packed) in batch.iter().zip(trails) {
             let mut trail = BTreeMap::new();
             for packed in packed {
-                let entry: Entry = serde_json::from_str(&packed).map_err(|error| {
-                    StoreError::Failed(format!("an entry of the audit trail: {error}"))
-                })?;
+                let entry = unpacked(&packed)?;
                 trail.insert(entry.version, entry);
             }
             trail
@@ -46,6 +44,25 @@ pub async fn read(
             entries.extend(trail.into_values().filter(|entry| wanted.holds(entry)));
         }
     }
+    if wanted.key.is_none() {
+        let of_gateways = of_gateways(link, names).await?.into_iter();
+        entries.extend(of_gateways.filter(|entry| wanted.holds(entry)));
+    }
     entries.sort_by_key(Entry::place);
     Ok(entries)
+}
+
+/// The entries of the register of gateways.
+pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+    let value = link
+        .ask(redis::cmd("HVALS").arg(names.gateway_trail()))
+        .await?;
+    let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
+    packed.iter().map(|packed| unpacked(packed)).collect()
+}
+
+/// An entry as it is stored.
+pub fn unpacked(packed: &str) -> Result<Entry, StoreError> {
+    serde_json::from_str(packed)
+        .map_err(|error| StoreError::Failed(format!("an entry of the audit trail: {error}")))
 }

@@ -58,7 +58,7 @@ pub async fn imported_keys_are_as_they_were_brought_and_have_their_entries(fixtu
     let told: BTreeSet<_> = super::trail(&store)
         .await
         .iter()
-        .map(|entry| (entry.key, entry.what, entry.who.clone()))
+        .map(|entry| (entry.key.unwrap(), entry.what, entry.who.clone()))
         .collect();
     let expected: BTreeSet<_> = records
         .iter()

@@ -6,8 +6,9 @@ use harness::SLACK;
 use jiff::Timestamp;
 use tokio::time::Instant;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::key_record::{KeyRecord, KeyState, PreviousDigest};
-use touchline::store::{ChangeError, Decision, KeyEntry, NodeName};
+use touchline::policy::audit::{Author, Wanted};
+use touchline::policy::key_record::{Action, KeyRecord, KeyState, PreviousDigest};
+use touchline::store::{ChangeError, Decision, Forgotten, KeyEntry, NodeName, Unconfirmed};
 
 use super::{
     Fixture, PATIENCE, charge, eventually, eventually_used, exhausted, granted, issue, new_record,
@@ -211,15 +212,38 @@ pub async fn a_gateway_that_does_not_apply_a_change_is_named(fixture: &dyn Fixtu
         (!lagging.is_empty()).then_some(lagging)
     })
     .await;
-    assert_eq!(lagging, [NodeName("hangs".into())]);
-    // And in time it counts as dead.
-    eventually("the dead gateway is forgotten", async || {
+    let hangs = NodeName("hangs".into());
+    let late = Unconfirmed {
+        name: hangs.clone(),
+        silent_since: None,
+    };
+    assert_eq!(lagging, [late]);
+    // In time it counts as dead on the embedded store; on Redis it is silent until an operator strikes it off.
+    eventually("the dead gateway is not awaited any more", async || {
         let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
         let patience = Duration::from_millis(300);
         let lagging = command.await_applied(&mark, patience).await.unwrap();
+        let silent = lagging.first().and_then(|one| one.silent_since);
+        if let Some(since) = silent {
+            let author = Author {
+                who: "ann".into(),
+                reason: None,
+            };
+            let struck = command.forget_gateway(&hangs, &author).await.unwrap();
+            assert_eq!(struck, Forgotten::Struck { heard: since });
+            let trail = command.audit(Wanted::default()).await.unwrap();
+            let entry = trail.last().unwrap();
+            assert_eq!((entry.what, entry.key), (Action::ForgetGateway, None));
+        }
         lagging.is_empty().then_some(())
     })
     .await;
+    let author = Author {
+        who: "ann".into(),
+        reason: None,
+    };
+    let again = command.forget_gateway(&hangs, &author).await.unwrap();
+    assert_eq!(again, Forgotten::Unknown);
     assert!(follows.health().keys.loaded);
 }
 

@@ -81,9 +81,9 @@ pub(in crate::cli::keys) async fn import(
         mark = writing.mark;
     }
     tell(&outcome, order.output, out)?;
-    match &mark {
-        Some(mark) => session.applied(mark).await,
-        None => Ok(()),
+    match order.dry_run {
+        false => session.applied(mark.as_ref()).await,
+        true => Ok(()),
     }
 }
 

@@ -1,0 +1,121 @@
+//! The register of gateways: whose entry a process takes over, and what a Redis that lost it gets back.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use touchline::clock::Clock;
+use touchline::store::redis::{RedisStore, Settings, open};
+use touchline::store::status::StoreStatus;
+use touchline::store::{NodeName, Role, Store};
+
+use crate::redis_server::RedisServer;
+use crate::suite::{PATIENCE, ZONE, eventually, new_record};
+
+async fn gateway(server: &RedisServer, name: &str, directory: &Path) -> Arc<RedisStore> {
+    let settings = Settings {
+        timeout: Duration::from_secs(2),
+        replica: Some(directory.join("keys.db")),
+        ..Settings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName(name.into()));
+    open(settings, role, ZONE, Clock::system()).await.unwrap()
+}
+
+async fn command(server: &RedisServer) -> Arc<RedisStore> {
+    let settings = Settings::of_url(server.url());
+    open(settings, Role::Command, ZONE, Clock::system())
+        .await
+        .unwrap()
+}
+
+fn live(status: &StoreStatus) -> Vec<&str> {
+    status.gateways.iter().map(|one| &*one.name).collect()
+}
+
+fn silent(status: &StoreStatus) -> Vec<&str> {
+    status.silent.iter().map(|one| &*one.name).collect()
+}
+
+/// Waits until the register has these gateways that live and these that are silent.
+async fn has(command: &Arc<RedisStore>, lives: &[&str], silents: &[&str]) {
+    eventually(&format!("{lives:?} live, {silents:?} do not"), async || {
+        let status = command.status().await.ok()?;
+        (live(&status) == lives && silent(&status) == silents).then_some(())
+    })
+    .await;
+}
+
+/// The names of the gateways that do not confirm a new change.
+async fn unconfirmed(command: &Arc<RedisStore>) -> Vec<String> {
+    let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
+    let unconfirmed = command.await_applied(&mark, PATIENCE / 30).await.unwrap();
+    unconfirmed.into_iter().map(|one| one.name.0).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_gateway_is_answered_for_by_one_that_runs_on_its_replica() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    // As an upgrade whose old process is killed before it has ended.
+    let old = gateway(&server, "old", directory.path()).await;
+    let new = gateway(&server, "new", directory.path()).await;
+    has(&command, &["new", "old"], &[]).await;
+    drop(old);
+    has(&command, &["new"], &[]).await;
+    assert_eq!(unconfirmed(&command).await, [""; 0]);
+    // And where both are killed, by the next one.
+    let other = gateway(&server, "other", directory.path()).await;
+    has(&command, &["new", "other"], &[]).await;
+    drop((new, other));
+    has(&command, &[], &["new", "other"]).await;
+    assert_eq!(unconfirmed(&command).await, ["new", "other"]);
+    let _next = gateway(&server, "next", directory.path()).await;
+    has(&command, &["next"], &[]).await;
+    assert_eq!(unconfirmed(&command).await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_emptied_redis_is_told_again_which_gateways_are_silent() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    let place = |name: &str| directory.path().join(name);
+    let lives = gateway(&server, "lives", &place("one")).await;
+    drop(gateway(&server, "killed", &place("two")).await);
+    eventually("the other gateway knows that it is silent", async || {
+        (lives.health().silent_gateways == 1).then_some(())
+    })
+    .await;
+    let () = redis::cmd("FLUSHALL")
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    has(&command, &["lives"], &["killed"]).await;
+    assert_eq!(unconfirmed(&command).await, ["killed"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_machines_with_copies_of_one_replica_are_told_apart() {
+    let (server, directory) = (RedisServer::start().await, TempDir::new().unwrap());
+    let command = command(&server).await;
+    let (here, there) = (
+        directory.path().join("here"),
+        directory.path().join("there"),
+    );
+    gateway(&server, "first", &here).await.close(PATIENCE).await;
+    std::fs::create_dir(&there).unwrap();
+    for file in ["keys.db", "keys.db.seat-0"] {
+        std::fs::copy(here.join(file), there.join(file)).unwrap();
+    }
+    let one = gateway(&server, "one", &here).await;
+    let two = gateway(&server, "two", &there).await;
+    has(&command, &["one", "two"], &[]).await;
+    drop(one);
+    has(&command, &["two"], &["one"]).await;
+    drop(two);
+    has(&command, &[], &["one", "two"]).await;
+    let _one = gateway(&server, "one-again", &here).await;
+    let _two = gateway(&server, "two-again", &there).await;
+    has(&command, &["one-again", "two-again"], &[]).await;
+}
