@@ -75,7 +75,7 @@ rows! {
     }
 
     pub(super) struct EndpointRows {
-        /// The path, matched exactly; `{name}` stands for one segment.
+        /// The path, matched exactly; `{name}` stands for one segment, `{rest...}` at the end for one or more.
         path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any));
         /// The methods it takes: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is taken wherever GET is.
         methods: Vec<Method> = texts(method).or_list(&["GET"]).not_empty("there is no method", METHODS_HINT);
