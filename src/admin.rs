@@ -79,6 +79,8 @@ pub struct View {
     pub token: Option<Secret>,
     /// The quota day and the tiers' limits; `None` where the calendar has no such day.
     pub terms: Option<Terms>,
+    /// What keeps the gateway from being `ready`, beside what the store reports.
+    pub reasons: Vec<String>,
 }
 
 /// The running configuration, and what keeps the file from being it.
@@ -199,7 +201,7 @@ pub struct Readiness {
     keys_age_seconds: Option<f64>,
     keys_usable: bool,
     keys: usize,
-    /// What keeps it from being `ready`, as far as the store says it; sentences for operators.
+    /// What keeps it from being `ready`: of the store, and servers of upstreams whose names do not resolve; sentences for operators.
     reasons: Vec<String>,
     config: ConfigView,
 }
@@ -224,12 +226,16 @@ impl Admin {
     fn readiness(&self) -> Readiness {
         let health = self.store.health();
         let View {
-            draining, config, ..
+            draining,
+            config,
+            reasons,
+            ..
         } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
         let leap = health.clock_leap.map(|leap| leap.to_string());
-        let reasons: Vec<String> = leap.into_iter().chain(health.file_trouble).collect();
+        let of_store = leap.into_iter().chain(health.file_trouble);
+        let reasons: Vec<String> = of_store.chain(reasons).collect();
         Readiness {
             status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,

@@ -255,7 +255,7 @@ async fn run(
         tracer,
     ));
 
-    warn_of_shadow_tiers(&gate.snapshot().config);
+    warn_of(&gate.snapshot());
     if let Some(front) = listener.front() {
         note_certificates(front, &gate);
     }
@@ -384,11 +384,26 @@ fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<Hist
                 effective: snapshot.config.effective.clone(),
                 token: snapshot.config.listen.admin.token.clone(),
                 terms: terms(&gate, &snapshot.config),
+                reasons: servers_out(&snapshot),
             }
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
     Admin::new(store, metrics, history.clone(), view)
+}
+
+/// The servers that are out because their names have not resolved, as reasons for operators.
+fn servers_out(snapshot: &Snapshot) -> Vec<String> {
+    let upstreams = snapshot.upstreams();
+    let reasons = upstreams.flat_map(|upstream| {
+        let names = upstream.unresolved().into_iter();
+        let reason = |name| {
+            let upstream = &upstream.name;
+            format!("{name} of the upstream {upstream} cannot be resolved: this server is out until it can")
+        };
+        names.map(reason).collect::<Vec<String>>()
+    });
+    reasons.collect()
 }
 
 /// The quota day with the limits of the running configuration.
@@ -457,9 +472,19 @@ impl StopSignals {
     }
 }
 
-/// Says of every configuration that runs which tiers it does not enforce.
-fn warn_of_shadow_tiers(config: &Config) {
-    for (tier, _) in config.shadow_tiers() {
+/// Logs of every configuration that runs which tiers it does not enforce, and which servers are out for want of an address.
+fn warn_of(snapshot: &Snapshot) {
+    for upstream in snapshot.upstreams() {
+        for name in upstream.unresolved() {
+            let upstream = &*upstream.name;
+            tracing::warn!(
+                upstream,
+                name,
+                "the name cannot be resolved: its server is out until it can"
+            );
+        }
+    }
+    for (tier, _) in snapshot.config.shadow_tiers() {
         tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
     }
 }

@@ -64,13 +64,20 @@ pub struct Place {
 }
 
 impl Upstream {
-    /// The upstream of this configuration; what is known of its servers is taken from the one before it.
+    /// The upstream of this configuration; what is known of its servers is taken from the one before it, the addresses too of a name
+    /// that did not resolve when the configuration was read.
     pub fn new(config: &config::Upstream, previous: Option<&Upstream>) -> Upstream {
         let before = previous.map(|previous| previous.places.load_full());
         let before = before.as_deref().map_or(&[][..], Vec::as_slice);
         let places = config.servers.iter().flat_map(|server| {
-            let addresses = server.addresses.iter();
-            addresses.map(|address| place(before, server, *address))
+            let mut addresses = server.addresses.clone();
+            if addresses.is_empty() {
+                let known = before.iter().map(|place| &place.server);
+                let known = known.filter(|known| known.name == server.name);
+                addresses.extend(known.map(|known| known.address));
+            }
+            let addresses = addresses.into_iter();
+            addresses.map(|address| place(before, server, address))
         });
         let places: Vec<Place> = places.collect();
         if config.health.is_none() {
@@ -99,7 +106,7 @@ impl Upstream {
     }
 
     /// Takes a server for a request of the key with this identity that has `tried` some already: one that is up and not tried,
-    /// else one that is not tried, else any. `None` only without servers, which configurations exclude.
+    /// else one that is not tried, else any. `None` only while no name of its servers has resolved.
     pub fn assign(&self, key: u64, tried: &[Arc<Server>]) -> Option<Assignment> {
         let places = self.places.load();
         if let [only] = places.as_slice() {
@@ -231,6 +238,13 @@ impl Upstream {
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.configured.iter().map(|server| server.name.as_str());
         names.filter(|name| name.parse::<SocketAddr>().is_err())
+    }
+
+    /// Those of the names that have not resolved yet: servers that are out.
+    pub fn unresolved(&self) -> Vec<&str> {
+        let places = self.places.load();
+        let is_known = |name: &str| places.iter().any(|place| place.server.name == name);
+        self.names().filter(|name| !is_known(name)).collect()
     }
 
     /// Puts the addresses that a name was resolved to into the place of those it had; says whether that changed anything. No

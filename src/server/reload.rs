@@ -20,7 +20,7 @@ use tokio::signal::unix::Signal;
 
 use super::tls::{Front, Successor};
 use super::watched::{Contents, Settling, Watched};
-use super::{format_of, note_certificates, notify, open_access_log, warn_of_shadow_tiers};
+use super::{format_of, note_certificates, notify, open_access_log, warn_of};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
@@ -247,7 +247,7 @@ impl Reloader {
             cause = cause.as_str(),
             "configuration applied"
         );
-        warn_of_shadow_tiers(&self.gate.snapshot().config);
+        warn_of(&self.gate.snapshot());
     }
 
     /// Says what is left as it is, and why.

@@ -28,6 +28,8 @@ use crate::telemetry::metrics::Metrics;
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// For one name. The resolver of the system may wait longer; its thread is then left to it.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Between two attempts at a name that has not resolved yet: its server is out meanwhile.
+const UNRESOLVED_PAUSE: Duration = Duration::from_secs(1);
 /// Who asks, in the log of the server that is checked.
 const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
 
@@ -99,9 +101,10 @@ impl Upkeep {
         }
         self.due.retain(|chore, _| chores.contains_key(chore));
         for (chore, (upstream, again)) in chores {
-            // A server is checked at once, a name was resolved when the configuration was read.
+            // A server is checked at once. A name was resolved when the configuration was read, or failed to.
             let first = match &chore {
                 Chore::Check(..) => now,
+                Chore::Resolve(_, name) if is_unresolved(&upstream, name) => now,
                 Chore::Resolve(..) => now + again,
             };
             let due = self.due.entry(chore.clone()).or_insert(Some(first));
@@ -167,6 +170,12 @@ impl Upkeep {
                 in_flight.set(i64::try_from(server.in_flight()).unwrap_or(i64::MAX));
                 shown.insert(labels);
             }
+            for name in upstream.unresolved() {
+                let labels = (upstream.name.clone(), name.to_owned());
+                let up = &metrics.upstream_server_up;
+                up.with_label_values(&[&*labels.0, name]).set(0);
+                shown.insert(labels);
+            }
         }
         for (upstream, server) in self.shown.difference(&shown) {
             let values = [&**upstream, server.as_str()];
@@ -211,9 +220,17 @@ fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     }
     for name in upstream.names() {
         let chore = Chore::Resolve(upstream.name.clone(), name.to_owned());
-        chores.push((chore, upstream.resolve));
+        let pause = match is_unresolved(upstream, name) {
+            true => UNRESOLVED_PAUSE.min(upstream.resolve),
+            false => upstream.resolve,
+        };
+        chores.push((chore, pause));
     }
     chores
+}
+
+fn is_unresolved(upstream: &Upstream, name: &str) -> bool {
+    upstream.unresolved().contains(&name)
 }
 
 async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address: SocketAddr) {
@@ -295,19 +312,24 @@ fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result
     let failures = metrics
         .upstream_resolve_failures
         .with_label_values(&[upstream_name]);
+    let is_out = is_unresolved(upstream, name);
     match found {
         Ok(found) => {
             let addresses = address::of_one_family(found);
             if upstream.note_resolved(name, &addresses) {
-                tracing::info!(
-                    upstream = upstream_name,
-                    name,
-                    ?addresses,
-                    "the name has other addresses"
-                );
+                let note = match is_out {
+                    true => "the name resolves: its server is asked",
+                    false => "the name has other addresses",
+                };
+                tracing::info!(upstream = upstream_name, name, ?addresses, "{note}");
             } else if addresses.is_empty() {
                 failures.inc();
             }
+        }
+        Err(error) if is_out => {
+            // The start logged it, and each second is too often.
+            tracing::debug!(upstream = upstream_name, name, %error, "the name cannot be resolved: its server stays out");
+            failures.inc();
         }
         Err(error) => {
             tracing::warn!(upstream = upstream_name, name, %error, "the name cannot be resolved: its servers stay");

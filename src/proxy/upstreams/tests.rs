@@ -152,3 +152,26 @@ fn a_name_that_is_resolved_anew_keeps_the_servers_that_stay() {
     assert_eq!(ports(&after), [9, 1, 2]);
     assert!(Arc::ptr_eq(&after.places()[2].server, &staying));
 }
+
+#[test]
+fn a_name_without_an_address_is_a_server_that_is_out_until_it_has_one() {
+    let mut config = configured("{servers: [127.0.0.1:9, 127.0.0.1:1]}");
+    config.servers[1].name = "data.internal:1".into();
+    config.servers[1].addresses = Vec::new();
+    let upstream = Upstream::new(&config, None);
+    assert_eq!(upstream.unresolved(), ["data.internal:1"]);
+    assert_eq!(asked(&upstream, 2), [9, 9]);
+    assert!(upstream.note_resolved("data.internal:1", &of(&[1])));
+    assert_eq!(upstream.unresolved(), [""; 0]);
+    assert_eq!(asked(&upstream, 2), [9, 1]);
+    // A configuration that is read while the name does not resolve keeps the servers that it had.
+    let after = Upstream::new(&config, Some(&upstream));
+    assert_eq!(asked(&after, 2), [9, 1]);
+    assert!(Arc::ptr_eq(
+        &after.places()[1].server,
+        &upstream.places()[1].server
+    ));
+    config.servers.remove(0);
+    let none = Upstream::new(&config, None);
+    assert!(none.assign(7, &[]).is_none());
+}
