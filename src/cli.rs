@@ -13,7 +13,7 @@ use std::time::Duration;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::clock::Clock;
-use crate::config::{Config, ConfigErrors};
+use crate::config::{Config, ConfigErrors, Purpose};
 use crate::server;
 use crate::store::{ChangeMark, Role, Store, Unconfirmed};
 
@@ -74,7 +74,10 @@ enum Command {
     Serve(serve::ServeArguments),
     /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
     #[command(
-        after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running"
+        after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
+                      touchline check --config gateway.yaml --offline    # where variables, files and names are others, as in CI\n\n\
+                      A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is a warning \
+                      on standard error:\nthe machine that runs this may have another DNS, and a gateway starts all the same."
     )]
     Check(check::CheckArguments),
     /// Issue, find, show and change API keys.
@@ -158,10 +161,13 @@ pub fn run() -> ExitCode {
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
     let out = &mut io::stdout();
-    let config = || Config::load(&arguments.config);
+    let config = || Config::load_for(&arguments.config, Purpose::Commands);
     match &arguments.command {
-        Command::Serve(order) => serve::run(order, &arguments.config, config()?, out),
-        Command::Check(order) => check::run(order, &arguments.config, config()?, out),
+        Command::Serve(order) => {
+            let config = Config::load(&arguments.config)?;
+            serve::run(order, &arguments.config, config, out)
+        }
+        Command::Check(order) => check::run(order, &arguments.config, out),
         Command::Keys(command) => keys::run(command, config()?, out),
         Command::Usage(arguments) => usage::run(arguments, config()?, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config()?, out),

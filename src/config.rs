@@ -10,6 +10,7 @@ use std::io::Read;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -30,6 +31,7 @@ mod secret;
 mod sections;
 mod succession;
 
+pub use check::Purpose;
 pub use effective::{About, Difference, Effective};
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
@@ -49,8 +51,11 @@ pub use succession::Running;
 
 /// The largest file that is read: some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
+/// For one name: a gateway starts, or applies a file, all the same, and tries it again.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A checked configuration.
+/// A checked configuration. One that was read for less than serving has defaults in the place of what was not looked at: in sections that
+/// only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
 #[derive(Debug)]
 pub struct Config {
     /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
@@ -89,6 +94,8 @@ pub struct Config {
     pub logging: Logging,
     /// Traces.
     pub tracing: Tracing,
+    /// What is no mistake of the file and may become a problem: names that do not resolve.
+    pub warnings: Vec<Problem>,
 }
 
 /// The importance of a message.
@@ -147,12 +154,21 @@ pub fn schema() -> serde_json::Value {
 }
 
 impl Config {
-    /// Reads and checks a file. Variables come from the environment of the process; host names of upstreams are resolved.
+    /// Reads and checks a file for a gateway. Variables come from the environment of the process; host names of upstreams are
+    /// resolved.
     ///
     /// # Errors
     /// All problems of the file at once; one alone where it cannot be read or is not YAML.
     pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
-        Config::read(path, None)
+        Config::load_for(path, Purpose::Serve)
+    }
+
+    /// The same for another purpose.
+    ///
+    /// # Errors
+    /// As [`Config::load`], as far as the purpose needs what is wrong.
+    pub fn load_for(path: &Path, purpose: Purpose) -> Result<Config, ConfigErrors> {
+        Config::read(path, purpose, None)
     }
 
     /// The same for a configuration that is to take the place of one that runs.
@@ -161,10 +177,14 @@ impl Config {
     /// As [`Config::load`]; where the file alone is good, everything in it that needs a restart, and tiers that are gone
     /// though keys hold them.
     pub fn load_over(path: &Path, running: &Running<'_>) -> Result<Config, ConfigErrors> {
-        Config::read(path, Some(running))
+        Config::read(path, Purpose::Serve, Some(running))
     }
 
-    fn read(path: &Path, running: Option<&Running<'_>>) -> Result<Config, ConfigErrors> {
+    fn read(
+        path: &Path,
+        purpose: Purpose,
+        running: Option<&Running<'_>>,
+    ) -> Result<Config, ConfigErrors> {
         let name = path.display().to_string();
         let fail = |line, column, message: String, hint: &str| ConfigErrors {
             file: name.clone(),
@@ -206,6 +226,7 @@ impl Config {
             &name,
             text,
             &|variable| std::env::var(variable).ok(),
+            purpose,
             running,
         )
     }
@@ -220,7 +241,7 @@ impl Config {
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Config, ConfigErrors> {
-        Config::parse_over(file_name, text, env, None)
+        Config::parse_over(file_name, text, env, Purpose::Serve, None)
     }
 
     /// As [`Config::parse`], with the addresses of a `host:port` from `resolve`.
@@ -233,7 +254,11 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
         resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
     ) -> Result<Config, ConfigErrors> {
-        let surroundings = check::Surroundings { env, resolve };
+        let surroundings = check::Surroundings {
+            env,
+            resolve,
+            purpose: Purpose::Serve,
+        };
         parse_in(file_name, text, &surroundings, None)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
     }
@@ -242,12 +267,13 @@ impl Config {
         file_name: &str,
         text: &str,
         env: &dyn Fn(&str) -> Option<String>,
+        purpose: Purpose,
         running: Option<&Running<'_>>,
     ) -> Result<Config, ConfigErrors> {
-        let resolve = |server: &str| server.to_socket_addrs().map(Iterator::collect);
         let surroundings = check::Surroundings {
             env,
             resolve: &resolve,
+            purpose,
         };
         parse_in(file_name, text, &surroundings, running)
             .map_err(|problems| ConfigErrors::new(file_name, problems))
@@ -317,6 +343,20 @@ fn parse_in(
         Some(config) if check.problems().is_empty() => Ok(config),
         Some(_) | None => Err(check.into_problems()),
     }
+}
+
+/// The addresses of a `host:port` by the system's resolver, which may wait longer than [`RESOLVE_TIMEOUT`]; its thread is then left to it.
+fn resolve(server: &str) -> std::io::Result<Vec<SocketAddr>> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let server = server.to_owned();
+    let look_up = move || {
+        let found = server.to_socket_addrs().map(Iterator::collect);
+        // Received by nobody where it is too late.
+        let _ = sender.send(found);
+    };
+    std::thread::Builder::new().spawn(look_up)?;
+    let found = receiver.recv_timeout(RESOLVE_TIMEOUT);
+    found.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
 fn read_at_most(path: &Path, bytes_max: usize) -> std::io::Result<Vec<u8>> {

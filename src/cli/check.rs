@@ -6,9 +6,9 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::against_running;
-use super::output::RecordFormat;
-use crate::config::{Certificate, Config, Durability, StoreConfig};
+use super::output::{RecordFormat, escape_lines};
+use super::{against_running, note};
+use crate::config::{Certificate, Config, Durability, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 
 #[derive(Debug, Args)]
@@ -25,15 +25,30 @@ pub(super) struct CheckArguments {
         requires = "against_running"
     )]
     output: RecordFormat,
+    /// Check the file alone, as in CI: no environment variable, no file that it names, no DNS.
+    #[arg(long, conflicts_with = "against_running")]
+    offline: bool,
 }
 
-/// Writes what comes of a configuration that was loaded from `file`.
+/// Loads the configuration of `file` and writes what comes of it.
 pub(super) fn run(
     arguments: &CheckArguments,
     file: &Path,
-    config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    if arguments.offline {
+        let config = Config::load_for(file, Purpose::Offline)?;
+        let (name, hash) = (file.display(), config.hash);
+        writeln!(
+            out,
+            "{name}: ok, without variables, files and names\n  hash       {hash}"
+        )?;
+        return Ok(out.flush()?);
+    }
+    let config = Config::load_for(file, Purpose::Check)?;
+    for warning in &config.warnings {
+        note(&escape_lines(&warning.warning(&file.display().to_string())));
+    }
     if let Some(address) = arguments.against_running {
         return against_running::run(config, address, arguments.output, out);
     }

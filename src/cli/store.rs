@@ -13,7 +13,7 @@ use super::keys::Signature;
 use super::output::{
     RecordFormat, escape, parse_name, to_the_second, write_json, write_record, write_table,
 };
-use crate::config::{Config, StoreConfig};
+use crate::config::{Config, Purpose, StoreConfig};
 use crate::store::redis::journal_facts;
 use crate::store::status::{
     EmbeddedFacts, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
@@ -109,12 +109,13 @@ pub(super) fn run(
     configuration: &Path,
     out: &mut (dyn Write + Send),
 ) -> anyhow::Result<()> {
+    let config = || Config::load_for(configuration, Purpose::Commands);
     match command {
-        StoreCommand::Status { output } => show_status(Config::load(configuration)?, *output, out),
+        StoreCommand::Status { output } => show_status(config()?, *output, out),
         StoreCommand::Backup(order) => carry::backup(order, configuration, out),
         StoreCommand::Restore(order) => carry::restore(order, configuration, out),
         StoreCommand::Copy(order) => carry::copy(order, configuration, out),
-        StoreCommand::Forget(order) => forget(Config::load(configuration)?, order, out),
+        StoreCommand::Forget(order) => forget(config()?, order, out),
     }
 }
 

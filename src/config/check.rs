@@ -1,5 +1,9 @@
 //! The way from the text to checked values: reads leaves, expands `${VARIABLE}`, and collects every problem.
+//!
+//! What a file is read for decides what of the world outside it is looked at: variables, files and names. A value that is therefore
+//! not known is no problem, and neither is anything that another value says in its light.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::net::SocketAddr;
@@ -12,6 +16,7 @@ use super::outline::{Outline, Path};
 use super::problem::Problem;
 use super::scalar::{Quantity, Scalar};
 use super::secret::Secret;
+use crate::policy::address;
 
 /// A password or URL is never longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
@@ -24,6 +29,21 @@ pub(super) struct Surroundings<'a> {
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// The addresses of a `host:port`.
     pub(super) resolve: &'a dyn Fn(&str) -> io::Result<Vec<SocketAddr>>,
+    /// What is asked of them.
+    pub(super) purpose: Purpose,
+}
+
+/// What a configuration is read for, and with that what it needs of the world outside its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// A gateway: every variable and file. Names of upstreams are resolved; one that does not resolve is a warning.
+    Serve,
+    /// `touchline check`: the same, and names of Redis are resolved too.
+    Check,
+    /// Commands on the store: variables and files of what they use. No name is resolved.
+    Commands,
+    /// The file alone: no variable, no file, no name.
+    Offline,
 }
 
 /// A wrong value: what is wrong and how to make it right.
@@ -99,9 +119,13 @@ pub(super) struct Check<'a> {
     outline: &'a Outline,
     surroundings: &'a Surroundings<'a>,
     problems: Vec<Problem>,
+    warnings: Vec<Problem>,
+    /// Values that stand for something that was not looked at.
+    unknown: usize,
     readings: BTreeMap<String, Reading>,
     foundation: BTreeMap<String, Secret>,
     in_foundation: bool,
+    in_service: bool,
     is_silent: bool,
 }
 
@@ -111,9 +135,12 @@ impl<'a> Check<'a> {
             outline,
             surroundings,
             problems: Vec::new(),
+            warnings: Vec::new(),
+            unknown: 0,
             readings: BTreeMap::new(),
             foundation: BTreeMap::new(),
             in_foundation: false,
+            in_service: false,
             is_silent: false,
         }
     }
@@ -135,6 +162,42 @@ impl<'a> Check<'a> {
         let value = read(self);
         self.in_foundation = outer;
         value
+    }
+
+    /// Runs `read`, during which all that is read is of use to a gateway that serves, and to no command.
+    pub(super) fn serving<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
+        let outer = std::mem::replace(&mut self.in_service, true);
+        let value = read(self);
+        self.in_service = outer;
+        value
+    }
+
+    /// Whether variables and files are looked at here.
+    fn looks_outside(&self) -> bool {
+        match self.surroundings.purpose {
+            Purpose::Serve | Purpose::Check => true,
+            Purpose::Commands => !self.in_service,
+            Purpose::Offline => false,
+        }
+    }
+
+    /// How many values are unknown so far.
+    pub(super) fn unknown(&self) -> usize {
+        self.unknown
+    }
+
+    /// Runs `make`, which judges values by each other; not if more of them are unknown than `before` they were read.
+    pub(super) fn judging<T>(
+        &mut self,
+        before: usize,
+        make: impl FnOnce(&mut Check<'a>) -> T,
+    ) -> T {
+        let (is_known, problems) = (self.unknown == before, self.problems.len());
+        let made = make(self);
+        if !is_known {
+            self.problems.truncate(problems);
+        }
+        made
     }
 
     /// Runs `read`, during which no leaf is noted: what it comes to is noted as a whole.
@@ -228,6 +291,13 @@ impl<'a> Check<'a> {
         self.problems.truncate(before);
     }
 
+    /// What is no problem of the file, and may be one where it is used, in the order of the file.
+    pub(super) fn warnings(&self) -> Vec<Problem> {
+        let mut warnings = self.warnings.clone();
+        warnings.sort_by(Problem::by_place);
+        warnings
+    }
+
     pub(super) fn into_problems(self) -> Vec<Problem> {
         self.problems
     }
@@ -239,6 +309,13 @@ impl<'a> Check<'a> {
             .value(at)
             .problem(at, message.as_ref(), Some(hint.as_ref()));
         self.problems.push(problem);
+    }
+
+    /// Notes what may be a problem of the value at `at`.
+    pub(super) fn warn(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
+        let value = self.outline.value(at);
+        let warning = value.problem(at, message.as_ref(), Some(hint.as_ref()));
+        self.warnings.push(warning);
     }
 
     /// Notes a problem of the key at `at`.
@@ -269,6 +346,11 @@ impl<'a> Check<'a> {
         written: &Value,
         make: impl FnOnce(T) -> Result<U, Wrong>,
     ) -> Option<U> {
+        if !self.looks_outside() && has_variable(written) {
+            // Nothing is judged by what a secret holds.
+            self.unknown += usize::from(!T::SECRET);
+            return None;
+        }
         match self.scalar(written, make) {
             Ok((value, shown, effect)) => {
                 self.note(at, shown, effect);
@@ -331,21 +413,78 @@ impl<'a> Check<'a> {
         Err(Wrong::new(message, hint))
     }
 
+    /// What `read` makes of a file; `None` also where no file is looked at.
+    pub(super) fn file<U>(
+        &mut self,
+        at: &Path,
+        written: &Value,
+        read: impl FnOnce(&str) -> Result<U, Wrong>,
+    ) -> Option<U> {
+        if self.looks_outside() {
+            return self.leaf(at, written, |file: PathBuf| read(&file.show()));
+        }
+        self.leaf::<PathBuf, _>(at, written, Ok)?;
+        None
+    }
+
+    /// The same of a file whose name was read.
+    pub(super) fn named_file<U>(
+        &mut self,
+        at: &Path,
+        name: &str,
+        read: impl FnOnce(&str) -> Result<U, Wrong>,
+    ) -> Option<U> {
+        match self.looks_outside() {
+            true => self.accept(at, read(name)),
+            false => None,
+        }
+    }
+
     /// What a `…_file` key names, without the newline at its end.
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
-        let read = |file: PathBuf| {
-            let secret = read_secret(&file).map(Secret::hide);
-            secret.map_err(|error| unreadable(&file, &error))
-        };
-        let secret = self.leaf(at, written, read)?;
+        let secret = self.file(at, written, |file| {
+            let secret = read_secret(file.as_ref()).map(Secret::hide);
+            secret.map_err(|error| unreadable(file.as_ref(), &error))
+        })?;
         // The same secret in another file changes nothing.
         self.found(at, secret.reveal().to_owned());
         Some(secret)
     }
 
-    /// The addresses of a `host:port`.
-    pub(super) fn resolve(&self, host_and_port: &str) -> io::Result<Vec<SocketAddr>> {
-        (self.surroundings.resolve)(host_and_port)
+    /// The addresses of a server of an upstream, a `host:port`, that are used; none where its name does not resolve, which is a
+    /// warning, or no name is looked up.
+    pub(super) fn addresses(&mut self, at: &Path, server: &str) -> Vec<SocketAddr> {
+        if let Ok(address) = server.parse() {
+            return vec![address];
+        }
+        match self.surroundings.purpose {
+            Purpose::Serve | Purpose::Check => self.resolve(at, server, &format!("{server:?}")),
+            Purpose::Commands | Purpose::Offline => Vec::new(),
+        }
+    }
+
+    /// Warns of a server of the store, a `host:port`, whose name does not resolve; `shown` is what the warning calls it. A gateway
+    /// looks it up for each connection.
+    pub(super) fn look_up(&mut self, at: &Path, server: &str, shown: &str) {
+        if self.surroundings.purpose == Purpose::Check {
+            self.resolve(at, server, shown);
+        }
+    }
+
+    fn resolve(&mut self, at: &Path, server: &str, shown: &str) -> Vec<SocketAddr> {
+        let found = (self.surroundings.resolve)(server).map(address::of_one_family);
+        let reason = match found {
+            Ok(addresses) if addresses.is_empty() => "it has no address".to_owned(),
+            Ok(addresses) => return addresses,
+            Err(error) => error.to_string(),
+        };
+        let message = format!("{shown} cannot be resolved: {reason}");
+        self.warn(
+            at,
+            message,
+            "a gateway asks this server once its name resolves",
+        );
+        Vec::new()
     }
 }
 
@@ -382,6 +521,19 @@ fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Wr
     }
     expanded.push_str(rest);
     Ok(expanded)
+}
+
+/// Whether a value is a text with a variable in it, and no mistake in how it is written.
+fn has_variable(written: &Value) -> bool {
+    let found = Cell::new(false);
+    let note = |_: &str| {
+        found.set(true);
+        Some(String::new())
+    };
+    written
+        .as_str()
+        .is_some_and(|text| expand(text, &note).is_ok())
+        && found.get()
 }
 
 fn is_variable(name: &str) -> bool {

@@ -1,5 +1,6 @@
 //! What can be wrong with a configuration file, told all at once.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 /// One mistake and where it is.
@@ -28,12 +29,37 @@ pub struct ConfigErrors {
 
 impl ConfigErrors {
     pub(super) fn new(file: &str, mut problems: Vec<Problem>) -> ConfigErrors {
-        problems.sort_by(|one, other| {
-            (one.line, one.column, &one.path).cmp(&(other.line, other.column, &other.path))
-        });
+        problems.sort_by(Problem::by_place);
         ConfigErrors {
             file: file.to_owned(),
             problems,
+        }
+    }
+}
+
+impl Problem {
+    /// The order of the file.
+    pub(super) fn by_place(&self, other: &Problem) -> Ordering {
+        (self.line, self.column, &self.path).cmp(&(other.line, other.column, &other.path))
+    }
+
+    /// The line of a warning: `FILE:LINE:COLUMN: warning: path: message (hint: …)`.
+    pub fn warning(&self, file: &str) -> String {
+        let (line, column) = (self.line, self.column);
+        format!("{file}:{line}:{column}: warning: {self}")
+    }
+}
+
+/// `path: message (hint: …)`.
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.path.is_empty() {
+            write!(f, "{}: ", self.path)?;
+        }
+        f.write_str(&self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, " (hint: {hint})"),
+            None => Ok(()),
         }
     }
 }
@@ -47,14 +73,8 @@ impl fmt::Display for ConfigErrors {
             if index > 0 {
                 f.write_str("\n")?;
             }
-            write!(f, "{}:{}:{}: ", self.file, problem.line, problem.column)?;
-            if !problem.path.is_empty() {
-                write!(f, "{}: ", problem.path)?;
-            }
-            f.write_str(&problem.message)?;
-            if let Some(hint) = &problem.hint {
-                write!(f, " (hint: {hint})")?;
-            }
+            let (line, column) = (problem.line, problem.column);
+            write!(f, "{}:{line}:{column}: {problem}", self.file)?;
         }
         Ok(())
     }

@@ -241,7 +241,10 @@ pub(super) fn url<U: 'static>(parse: fn(Secret) -> Result<U, Wrong>) -> Kind<Opt
 
 /// A file that `parse` reads or looks at.
 pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
-    made(move |file: PathBuf| parse(&file.show()))
+    let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
+        check.file(at, &written?, parse)
+    };
+    Kind::new(read, || leaf::<PathBuf>().form())
 }
 
 /// A file with a secret in it.
@@ -409,8 +412,9 @@ pub(super) fn named<R: Rows, U: 'static>(
                 let entries = entries.into_iter().filter_map(|(key, value)| {
                     let name = key_text(&key);
                     let at = at.key(&name);
+                    let unknown = check.unknown();
                     let rows = plain().read(check, &at, Some(value));
-                    make(check, &at, &name, rows)
+                    check.judging(unknown, |check| make(check, &at, &name, rows))
                 });
                 return Some(entries.collect());
             }
@@ -433,8 +437,9 @@ pub(super) fn section<R: Rows, U: 'static>(
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         let written = check.mapping(at, written?, R::NAMES)?;
         check.section(at, |check| {
+            let unknown = check.unknown();
             let rows = R::read(check, at, written);
-            make(check, at, rows)
+            check.judging(unknown, |check| make(check, at, rows))
         })
     };
     Kind::new(read, || Form::of(What::Section(R::rows())))
@@ -454,8 +459,9 @@ pub(super) fn always<R: Rows, U: 'static>(make: fn(&mut Check<'_>, &Path, R) -> 
         let is_spurious = is_given && written.is_none();
         let problems = check.problems().len();
         let made = check.section(at, |check| {
+            let unknown = check.unknown();
             let rows = R::read(check, at, written.unwrap_or_default());
-            make(check, at, rows)
+            check.judging(unknown, |check| make(check, at, rows))
         });
         if is_spurious {
             check.forget_problems(problems);
@@ -493,6 +499,11 @@ pub(super) fn required_as<T: 'static>(
 /// What must be written, and which an empty value stands in for.
 pub(super) fn needed<T: Default + 'static>(hint: &'static str, kind: Kind<Option<T>>) -> Kind<T> {
     required(hint, kind).map(Option::unwrap_or_default)
+}
+
+/// What a gateway that serves uses, and no command on the store, with all beneath it.
+pub(super) fn serving<T: 'static>(kind: Kind<T>) -> Kind<T> {
+    kind.around(|read, check, at, written| check.serving(|check| read(check, at, written)))
 }
 
 /// What only a restart changes, with all beneath it.

@@ -9,7 +9,7 @@ use super::check::{Check, Wrong};
 use super::outline::Path;
 use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
-    section, text, texts, within,
+    section, serving, text, texts, within,
 };
 use super::{AccessLog, Config, Effective, Level, LogFormat, Places, Secret};
 use crate::policy::address::Network;
@@ -52,7 +52,7 @@ rows! {
     /// The whole file.
     struct Root {
         /// Where clients and operators connect.
-        listen: Listen = always(listen::listen);
+        listen: Listen = serving(always(listen::listen));
         /// Where keys and counts live: exactly one of embedded (one machine) and redis (any number of gateways). A change needs
         /// a restart.
         store: StoreConfig = restart(always(store::store));
@@ -68,19 +68,19 @@ rows! {
             list(|| section(|_, at, rows| Some((at.clone(), rows)))).not_empty("at least one is needed", ENDPOINTS_HINT),
         );
         /// What is told of keys near their limits, and to whom.
-        events: Events = plain();
+        events: Events = serving(plain());
         /// The services behind the gateway, by name.
-        upstreams: Option<Vec<Upstream>> = named(upstreams::HINT, upstreams::upstream);
+        upstreams: Option<Vec<Upstream>> = serving(named(upstreams::HINT, upstreams::upstream));
         /// What is passed on to upstreams.
-        forward: Forward = plain();
+        forward: Forward = serving(plain());
         /// Threads.
-        runtime: Runtime = restart(plain());
+        runtime: Runtime = serving(restart(plain()));
         /// Bounds on what one client can take.
         limits: Limits = plain();
         /// Logs.
-        logging: Logging = plain();
+        logging: Logging = serving(plain());
         /// Traces.
-        tracing: Tracing = plain();
+        tracing: Tracing = serving(plain());
     }
 
     struct Quota {
@@ -214,6 +214,7 @@ pub(super) fn config(
         limits: root.limits,
         logging: root.logging,
         tracing: root.tracing,
+        warnings: check.warnings(),
     })
 }
 

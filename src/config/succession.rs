@@ -71,6 +71,7 @@ fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Purpose;
 
     const TRAFFIC: &str = "
 tiers: {pro: {daily: 5}, starter: {daily: 1}}
@@ -92,7 +93,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 _ => Ok(0),
             },
         };
-        match Config::parse_over("g.yaml", next, &|_| None, Some(&over)) {
+        match Config::parse_over("g.yaml", next, &|_| None, Purpose::Serve, Some(&over)) {
             Ok(_) => Vec::new(),
             Err(errors) => errors
                 .problems

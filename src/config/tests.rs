@@ -45,6 +45,7 @@ fn parse(text: &str) -> Result<Config, ConfigErrors> {
     let surroundings = check::Surroundings {
         env: &env,
         resolve: &resolve,
+        purpose: Purpose::Serve,
     };
     parse_in("g.yaml", text, &surroundings, None)
         .map_err(|problems| ConfigErrors::new("g.yaml", problems))
@@ -448,6 +449,32 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
             weight: NonZeroU32::MIN,
             addresses: vec!["192.0.2.1:9000".parse().unwrap()],
         }]
+    );
+}
+
+#[test]
+fn a_name_that_does_not_resolve_is_a_warning_and_one_that_is_given_twice_a_problem() {
+    let servers = |servers: &str| parse(&NEEDED.replace("127.0.0.1:9000", servers));
+    let config = servers("127.0.0.1:9000, bad.example:1").unwrap();
+    let [server, unresolved] = config.upstreams[0].servers.as_slice() else {
+        panic!("{:?}", config.upstreams)
+    };
+    assert_eq!((server.addresses.len(), unresolved.addresses.len()), (1, 0));
+    let warnings: Vec<String> = config
+        .warnings
+        .iter()
+        .map(|one| one.warning("g.yaml"))
+        .collect();
+    assert_eq!(
+        warnings,
+        [
+            "g.yaml:3:43: warning: upstreams.u.servers[1]: \"bad.example:1\" cannot be resolved: no such host \
+          (hint: a gateway asks this server once its name resolves)"
+        ]
+    );
+    assert_eq!(
+        problems_of(servers("bad.example:1, bad.example:1"), 0),
+        ["3:42 upstreams.u.servers[1]: bad.example:1 is in the list already"]
     );
 }
 

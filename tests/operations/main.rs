@@ -30,6 +30,7 @@ mod servers;
 mod service_manager;
 mod slow_client;
 mod start;
+mod surroundings;
 mod traces;
 mod upgrade;
 mod upstream_http2;

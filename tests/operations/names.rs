@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use harness::{Client, IssuedKey, Protocol, RecordingUpstream, Scene, Store, eventually};
+use harness::{
+    Client, IssuedKey, Protocol, RecordingUpstream, Scene, SceneBuilder, Store, StoreSpec,
+    eventually,
+};
 use tempfile::TempDir;
 
 use super::{MARKETS, STORES, TOUCHLINE};
@@ -189,6 +192,132 @@ async fn a_name_is_served_by_its_addresses_and_resolved_while_requests_go_on() {
     );
     eventually("it is shown as one that is asked", async || {
         (scene.metric(&up).await == 1.0).then_some(())
+    })
+    .await;
+    scene.assert_ledgers_agree().await;
+}
+
+/// The first server of a scene, by a name that the resolver does not know yet.
+fn named(resolver: &Resolver, port: u16) -> SceneBuilder {
+    resolver.say(None);
+    Scene::builder(resolver.program()).spec(move |spec| {
+        spec.upstream_name = Some(format!("{NAME}:{port}"));
+    })
+}
+
+#[tokio::test]
+async fn a_gateway_starts_before_the_name_of_its_server_resolves_and_asks_it_when_it_does() {
+    let resolver = Resolver::new();
+    let server = RecordingUpstream::start().await;
+    let port = server.address().port();
+    let mut scene = named(&resolver, port).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let answer = client.get(&key, MARKETS).await;
+    assert_eq!(answer.status, 500, "{answer:?}");
+    scene.expect_used(&key, 0).await;
+    let up = format!(
+        "touchline_upstream_server_up{{server=\"{NAME}:{port}\",upstream=\"prediction-data\"}} 0"
+    );
+    eventually("the server is shown as one that is out", async || {
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        metrics.lines().any(|line| line == up).then_some(())
+    })
+    .await;
+    let (status, body) = scene.admin(0, "/readyz").await;
+    let readiness: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(
+        (status, &readiness["status"]),
+        (200, &"degraded".into()),
+        "{body}"
+    );
+    let reason = readiness["reasons"][0].as_str().unwrap();
+    assert!(
+        reason.contains("prediction-data") && reason.contains(&format!("{NAME}:{port}")),
+        "{body}"
+    );
+    let output = scene.gateways[0].output();
+    let mut lines = output.lines();
+    assert!(
+        lines.any(|line| line.contains("WARN") && line.contains(&format!("{NAME}:{port}"))),
+        "{output}"
+    );
+    resolver.say(Some(server.address()));
+    eventually("the server is asked", async || {
+        let answer = client.get(&key, MARKETS).await;
+        (answer.status == 200).then_some(())
+    })
+    .await;
+    eventually("the gateway is ready", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        body.contains(r#""status":"ready""#).then_some(())
+    })
+    .await;
+    eventually("only its address is shown", async || {
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        let shown = metrics
+            .lines()
+            .filter(|line| line.starts_with("touchline_upstream_server_up{"));
+        let shown: Vec<&str> = shown.collect();
+        let address = format!("server=\"{}\"", server.address());
+        (shown.len() == 1 && shown[0].contains(&address) && shown[0].ends_with(" 1")).then_some(())
+    })
+    .await;
+    scene.more_upstreams.push(server);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_server_whose_name_does_not_resolve_leaves_the_requests_to_the_others() {
+    let resolver = Resolver::new();
+    let mut scene = named(&resolver, 9).more_servers(1).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..4 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    // A file with a name that resolves as little is applied.
+    let mut next = scene.spec.clone();
+    next.retries = 0;
+    next.upstream_name = Some(format!("{NAME}:10"));
+    scene.gateways[0].configure(&next);
+    eventually("the file is applied", async || {
+        let (_, body) = scene.admin(0, "/readyz").await;
+        body.contains(&format!("{NAME}:10")).then_some(())
+    })
+    .await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    assert_eq!(scene.more_upstreams[0].count(), 5);
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_gateway_starts_before_the_name_of_its_redis_resolves_and_serves_when_it_does() {
+    let resolver = Resolver::new();
+    resolver.say(None);
+    let mut scene = Scene::builder(resolver.program())
+        .store(Store::Redis)
+        .spec(|spec| {
+            let StoreSpec::Redis { url, .. } = &mut spec.store else {
+                panic!("{:?}", spec.store)
+            };
+            *url = url.replace("127.0.0.1", NAME);
+        })
+        .start()
+        .await;
+    let (status, body) = scene.admin(0, "/readyz").await;
+    assert_eq!(status, 503, "{body}");
+    assert!(body.contains(r#""store_up":false"#), "{body}");
+    resolver.say(Some("127.0.0.1:0".parse().unwrap()));
+    eventually("the gateway is ready", async || {
+        let (status, _) = scene.admin(0, "/readyz").await;
+        (status == 200).then_some(())
+    })
+    .await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    eventually("requests are served", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
     })
     .await;
     scene.assert_ledgers_agree().await;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::cli::UsageError;
-use crate::config::{Config, RedisPlace, StoreConfig};
+use crate::config::{Config, Purpose, RedisPlace, StoreConfig};
 use crate::store::redis::settings::without_password;
 
 /// A store and the configuration by which its days are told.
@@ -17,7 +17,7 @@ pub(super) struct StorePlace {
 impl StorePlace {
     /// The store that the configuration file names.
     pub(super) fn configured(path: &Path) -> anyhow::Result<StorePlace> {
-        let config = Config::load(path)?;
+        let config = Config::load_for(path, Purpose::Commands)?;
         Ok(StorePlace {
             store: config.store.clone(),
             config,
@@ -32,14 +32,14 @@ impl StorePlace {
         if text.starts_with("redis://") || text.starts_with("rediss://") {
             return Ok(StorePlace {
                 store: StoreConfig::of_url(text)?,
-                config: Config::load(configuration)?,
+                config: Config::load_for(configuration, Purpose::Commands)?,
             });
         }
         match ending {
             Some("yaml" | "yml") => StorePlace::configured(Path::new(text)),
             Some("db" | "sqlite" | "sqlite3") => Ok(StorePlace {
                 store: StoreConfig::of_file(text)?,
-                config: Config::load(configuration)?,
+                config: Config::load_for(configuration, Purpose::Commands)?,
             }),
             Some(_) | None => Err(UsageError(format!(
                 "{:?} names no store: write a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db)",

@@ -132,7 +132,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
             let hint = "write private_key: FILE beside the certificate";
             check.wrong(&key_at, "the key is missing", hint);
         }
-        let certificate = check.accept(&certificate_at, readable(&rows.certificate));
+        let certificate = check.named_file(&certificate_at, &rows.certificate, readable);
         vec![Certificate::Files {
             certificate: certificate.unwrap_or_default(),
             private_key: rows.private_key.unwrap_or_default(),

@@ -14,6 +14,8 @@ use crate::config::rows::{
     within,
 };
 
+/// Of a URL without one.
+const PORT: u16 = 6379;
 const URL: &str = "redis://127.0.0.1:6379/0";
 /// The largest number of databases that a server can be configured with.
 const DATABASE_MAX: u64 = 65_535;
@@ -158,7 +160,12 @@ pub struct RedisTls {
 
 pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisStore> {
     relations(check, at, &rows);
-    let place = match rows.url.or(rows.url_file) {
+    let url = rows.url.or(rows.url_file);
+    let is_known = url.is_some()
+        || !["url", "url_file"]
+            .iter()
+            .any(|name| check.is_given(&at.key(name)));
+    let place = match url {
         Some(url) => RedisPlace::Url(url),
         None if check.is_given(&at.key("sentinels")) => RedisPlace::Sentinels {
             sentinels: rows.sentinels,
@@ -168,12 +175,14 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
         None => RedisPlace::Url(Secret::hide(URL.to_owned())),
     };
     if let RedisPlace::Url(url) = &place
+        && is_known
         && rows.tls.is_some()
         && !url.reveal().starts_with("rediss://")
     {
         let hint = "begin the URL with rediss://";
         check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
+    look_up(check, at, &place);
     Some(RedisStore {
         place,
         database: rows.database,
@@ -194,6 +203,29 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
             count_staleness: rows.count_staleness,
         },
     })
+}
+
+/// Looks up the names of its servers.
+fn look_up(check: &mut Check<'_>, at: &Path, place: &RedisPlace) {
+    let (name, servers) = match place {
+        RedisPlace::Sentinels { sentinels, .. } => ("sentinels", sentinels),
+        RedisPlace::Cluster(nodes) => ("cluster", nodes),
+        RedisPlace::Url(url) => {
+            let mut given = ["url", "url_file"].map(|name| at.key(name)).into_iter();
+            let given = given.find(|at| check.is_given(at));
+            let url = reqwest::Url::parse(url.reveal()).ok();
+            let host = url.as_ref().and_then(|url| url.host_str());
+            if let (Some(at), Some(url), Some(host)) = (given, &url, host) {
+                let server = format!("{host}:{}", url.port().unwrap_or(PORT));
+                // The URL may be a secret as a whole.
+                check.look_up(&at, &server, "its host");
+            }
+            return;
+        }
+    };
+    for (index, server) in servers.iter().enumerate() {
+        check.look_up(&at.key(name).index(index), server, &format!("{server:?}"));
+    }
 }
 
 /// What keys say of each other.

@@ -19,8 +19,8 @@ use crate::config::rows::{
 };
 use crate::policy::choice::Choice;
 use crate::policy::compression::{Coding, Compression};
+use crate::policy::own_header;
 use crate::policy::server_health::{Ejection, Thresholds};
-use crate::policy::{address, own_header};
 
 /// What the section `upstreams` needs.
 pub(super) const HINT: &str = "write one such as prediction-data: { servers: [127.0.0.1:9000] }";
@@ -42,7 +42,8 @@ rows! {
         /// Which server a request goes to: `round_robin`, one after another; `least_loaded`, the one with the fewest requests
         /// under way; `by_key`, the same one for the same API key. Weights count with each.
         choice: Choice = leaf().or(Choice::RoundRobin);
-        /// How often names are resolved anew; nothing waits for it, and a failure changes nothing.
+        /// How often names are resolved anew; nothing waits for it, and a failure changes nothing. A name without an address yet is tried
+        /// each second; its server is out until then.
         resolve: Duration = within(seconds(30), SECOND..=HOUR);
         /// Health checks of every server; without them only failing requests tell.
         health: Option<HealthCheck> = optional();
@@ -134,7 +135,7 @@ rows! {
 pub struct Upstream {
     /// The name that endpoints use.
     pub name: Arc<str>,
-    /// Its servers, resolved; at least one, no address twice.
+    /// Its servers; at least one, no name or address twice.
     pub servers: Vec<Server>,
     /// How one of them is chosen.
     pub choice: Choice,
@@ -176,7 +177,7 @@ pub struct Server {
     pub name: String,
     /// Its share of the requests, beside those of the others.
     pub weight: NonZeroU32,
-    /// What the name was resolved to when the file was read; at least one, in order, none twice.
+    /// What the name was resolved to when the file was read, in order, none twice; none where it did not resolve.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -265,18 +266,14 @@ fn servers(
     let mut servers: Vec<Server> = Vec::new();
     for (at, name, weight) in written {
         let Some(name) = name else { continue };
-        let addresses = match addresses_of(check, &name) {
-            Ok(addresses) => addresses,
-            Err(reason) => {
-                let message = format!("{name:?} cannot be resolved: {reason}");
-                check.wrong(&at, message, SERVER_HINT);
-                continue;
-            }
-        };
+        let addresses = check.addresses(&at, &name);
         let mut before = servers.iter().flat_map(|server| &server.addresses);
-        match before.find(|address| addresses.contains(address)) {
-            Some(address) => {
-                let message = format!("{address} is in the list already");
+        let again = before.find(|address| addresses.contains(address));
+        let again = again.map(SocketAddr::to_string);
+        let known = || servers.iter().any(|server| server.name == name);
+        match again.or_else(|| known().then(|| name.clone())) {
+            Some(server) => {
+                let message = format!("{server} is in the list already");
                 check.wrong(&at, message, "remove one of them");
             }
             None => servers.push(Server {
@@ -295,18 +292,6 @@ fn server(text: &str) -> Result<String, Wrong> {
     });
     let wrong = || Wrong::not("a server", SERVER_HINT);
     fits.then(|| text.to_owned()).ok_or_else(wrong)
-}
-
-/// The addresses of a `host:port` that are used.
-fn addresses_of(check: &Check<'_>, server: &str) -> Result<Vec<SocketAddr>, String> {
-    if let Ok(address) = server.parse() {
-        return Ok(vec![address]);
-    }
-    let found = check.resolve(server).map_err(|error| error.to_string())?;
-    match address::of_one_family(found) {
-        addresses if addresses.is_empty() => Err("it has no address".to_owned()),
-        addresses => Ok(addresses),
-    }
 }
 
 fn path(text: &str) -> Result<String, Wrong> {

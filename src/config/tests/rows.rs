@@ -225,12 +225,8 @@ fn directory() -> tempfile::TempDir {
     directory
 }
 
-/// Every leaf with a file that has it, and the same file with another value of it.
-fn changes(directory: &Path) -> Vec<(Leaf, String, String)> {
-    let root = sections::form();
-    let What::Section(rows) = &root.what else {
-        panic!()
-    };
+/// Files that have every leaf among them.
+fn files(directory: &Path) -> Vec<Value> {
     let everything = yaml(EVERYTHING, directory);
     let mut files = vec![everything.clone()];
     for (path, instead) in INSTEAD {
@@ -238,6 +234,16 @@ fn changes(directory: &Path) -> Vec<(Leaf, String, String)> {
         *place(&mut file, path).unwrap() = yaml(instead, directory);
         files.push(file);
     }
+    files
+}
+
+/// Every leaf with a file that has it, and the same file with another value of it.
+fn changes(directory: &Path) -> Vec<(Leaf, String, String)> {
+    let root = sections::form();
+    let What::Section(rows) = &root.what else {
+        panic!()
+    };
+    let files = files(directory);
     let change = |leaf: Leaf| {
         let value = |file: &Value| {
             place(&mut file.clone(), &leaf.path)
@@ -294,6 +300,7 @@ fn a_reload_changes_every_row_but_those_that_need_a_restart_which_it_refuses_at_
         let surroundings = check::Surroundings {
             env: &env,
             resolve: &resolve,
+            purpose: Purpose::Serve,
         };
         let problems = parse_in("g.yaml", &next, &surroundings, Some(&over))
             .err()
@@ -420,5 +427,57 @@ fn what_a_variable_holds_is_in_no_problem() {
             problems.len() == 1 && problems[0].ends_with(told),
             "{problems:?}"
         );
+    }
+}
+
+/// The paths of the problems of a file that is read for `purpose` where there is no name, file or variable.
+fn problems_alone(file: &Value, purpose: Purpose) -> Vec<String> {
+    let surroundings = check::Surroundings {
+        env: &|_| None,
+        resolve: &|name| panic!("{name}"),
+        purpose,
+    };
+    let text = serde_yaml::to_string(file).unwrap();
+    let problems = parse_in("g.yaml", &text, &surroundings, None).err();
+    let problems = problems.unwrap_or_default().into_iter();
+    problems.map(|problem| problem.path).collect()
+}
+
+#[test]
+fn each_row_is_looked_up_outside_the_file_only_for_what_uses_it() {
+    let What::Section(rows) = &sections::form().what else {
+        panic!()
+    };
+    let used_by_commands = ["store", "quota", "keys", "tiers", "endpoints", "limits"];
+    for file in files(Path::new("/nowhere")) {
+        assert_eq!(problems_alone(&file, Purpose::Offline), [""; 0]);
+        let files_of_store = problems_alone(&file, Purpose::Commands);
+        let of_store = |path: &String| path.starts_with("store.");
+        assert!(files_of_store.iter().all(of_store), "{files_of_store:?}");
+        for leaf in leaves(rows, &outline::Path::default(), false) {
+            let mut file = file.clone();
+            let Some(value) = place(&mut file, &leaf.path).filter(|value| !value.is_null()) else {
+                continue;
+            };
+            *value = match value {
+                Value::Sequence(_) => Value::Sequence(vec!["${UNSET}".into()]),
+                _ => "${UNSET}".into(),
+            };
+            assert_eq!(
+                problems_alone(&file, Purpose::Offline),
+                [""; 0],
+                "{}",
+                leaf.path
+            );
+            let section = leaf.path.split(['.', '[']).next().unwrap();
+            let problems = problems_alone(&file, Purpose::Commands);
+            let is_told = problems.iter().any(|path| path.starts_with(&leaf.path));
+            assert_eq!(
+                is_told,
+                used_by_commands.contains(&section),
+                "{}: {problems:?}",
+                leaf.path
+            );
+        }
     }
 }
