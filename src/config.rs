@@ -22,6 +22,7 @@ use crate::policy::key_record::TierName;
 mod check;
 mod effective;
 mod outline;
+mod outside;
 mod places;
 mod problem;
 mod rows;
@@ -31,8 +32,8 @@ mod secret;
 mod sections;
 mod succession;
 
-pub use check::Purpose;
 pub use effective::{About, Difference, Effective};
+pub use outside::Purpose;
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
 pub use secret::Secret;
@@ -254,7 +255,7 @@ impl Config {
         env: &dyn Fn(&str) -> Option<String>,
         resolve: &dyn Fn(&str) -> std::io::Result<Vec<SocketAddr>>,
     ) -> Result<Config, ConfigErrors> {
-        let surroundings = check::Surroundings {
+        let surroundings = outside::Surroundings {
             env,
             resolve,
             purpose: Purpose::Serve,
@@ -270,7 +271,7 @@ impl Config {
         purpose: Purpose,
         running: Option<&Running<'_>>,
     ) -> Result<Config, ConfigErrors> {
-        let surroundings = check::Surroundings {
+        let surroundings = outside::Surroundings {
             env,
             resolve: &resolve,
             purpose,
@@ -304,7 +305,7 @@ impl Config {
 fn parse_in(
     file_name: &str,
     text: &str,
-    surroundings: &check::Surroundings<'_>,
+    surroundings: &outside::Surroundings<'_>,
     running: Option<&Running<'_>>,
 ) -> Result<Config, Vec<Problem>> {
     let start = outline::Position::START;

@@ -2,6 +2,9 @@
 
 use std::cmp::Ordering;
 use std::fmt;
+use std::ops::RangeInclusive;
+
+use super::scalar::Quantity;
 
 /// One mistake and where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +19,65 @@ pub struct Problem {
     pub message: String,
     /// How to make it right.
     pub hint: Option<String>,
+}
+
+/// A wrong value: what is wrong and how to make it right.
+pub(super) struct Wrong {
+    about: About,
+    message: String,
+    pub(super) hint: String,
+}
+
+/// What a message begins with.
+enum About {
+    /// Nothing: it is a whole sentence, without the value.
+    Sentence,
+    /// The value as it is written, in quotes.
+    Quoted,
+    /// The value in its one form.
+    Shown,
+}
+
+impl Wrong {
+    /// A whole sentence, which has nothing of a secret in it.
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
+        Wrong {
+            about: About::Sentence,
+            message: message.into(),
+            hint: hint.into(),
+        }
+    }
+
+    /// That the value is not what it should be.
+    pub(super) fn not(what: &str, hint: impl Into<String>) -> Wrong {
+        Wrong {
+            about: About::Quoted,
+            message: format!("is not {what}"),
+            hint: hint.into(),
+        }
+    }
+
+    /// That the value is on the wrong side of its bounds.
+    pub(super) fn outside<T: Quantity>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
+        let too_small = value < bounds.start();
+        let side = if too_small { "small" } else { "large" };
+        Wrong {
+            about: About::Shown,
+            message: format!("is too {side}"),
+            hint: format!("from {} to {}", bounds.start().show(), bounds.end().show()),
+        }
+    }
+
+    /// The message on a value; on `None` without it.
+    pub(super) fn message(&self, value: Option<&str>) -> String {
+        match (&self.about, value) {
+            (About::Sentence, _) => self.message.clone(),
+            (About::Quoted, Some(value)) => format!("{value:?} {}", self.message),
+            (About::Shown, Some(value)) => format!("{value} {}", self.message),
+            // What a variable or a file holds may be a secret.
+            (About::Quoted | About::Shown, None) => format!("its value {}", self.message),
+        }
+    }
 }
 
 /// Every problem of one file, in the order of the file. Never empty.

@@ -42,7 +42,7 @@ fn resolve(server: &str) -> io::Result<Vec<SocketAddr>> {
 }
 
 fn parse(text: &str) -> Result<Config, ConfigErrors> {
-    let surroundings = check::Surroundings {
+    let surroundings = outside::Surroundings {
         env: &env,
         resolve: &resolve,
         purpose: Purpose::Serve,

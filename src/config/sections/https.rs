@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use super::DAY;
 use super::listen::{ProxyProtocol, loopback};
-use crate::config::check::{Check, Wrong, readable};
+use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
+use crate::config::outside::readable;
 use crate::config::rows::{between, file, leaf, list, needed, optional, restart, rows, text};
 
 const SELF_SIGNED: &str = "self-signed";

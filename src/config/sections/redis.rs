@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use super::{HOUR, MINUTE, MS, SECOND, certificate_and_key, seconds};
 use crate::config::Secret;
-use crate::config::check::{Check, Wrong, readable};
+use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
+use crate::config::outside::readable;
 use crate::config::rows::{
     Number, between, file, leaf, number, percent, rows, secret_file, section, text, texts, url,
     within,
