@@ -52,7 +52,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
                   Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad configuration"
 )]
 struct Arguments {
-    /// The configuration file.
+    /// The configuration file. Commands on the store need no certificate, name or secret of what only a gateway uses.
     #[arg(
         long,
         global = true,
@@ -69,15 +69,16 @@ struct Arguments {
 enum Command {
     /// Run the gateway.
     #[command(
-        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # in the place of the one that runs"
+        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # in the place of the one that runs\n\n\
+                      A name of an upstream or of Redis that does not resolve is no obstacle: its server is out until it does."
     )]
     Serve(serve::ServeArguments),
     /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
     #[command(
         after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
-                      touchline check --config gateway.yaml --offline    # where variables, files and names are others, as in CI\n\n\
+                      touchline check --config gateway.yaml --offline    # in CI\n\n\
                       A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is a warning \
-                      on standard error:\nthe machine that runs this may have another DNS, and a gateway starts all the same."
+                      on standard error: the gateway's machine may have another DNS, and a gateway starts all the same."
     )]
     Check(check::CheckArguments),
     /// Issue, find, show and change API keys.
