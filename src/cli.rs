@@ -21,6 +21,7 @@ mod against_running;
 mod audit;
 mod check;
 mod explain;
+mod key_argument;
 mod keys;
 mod manual;
 mod openapi;
@@ -54,6 +55,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 struct Arguments {
     /// The configuration file.
     #[arg(
+        short,
         long,
         global = true,
         env = "TOUCHLINE_CONFIG",
@@ -85,7 +87,7 @@ enum Command {
     Keys(keys::KeysCommand),
     /// Show what was used, prove that it reconciles, list a month for invoices.
     #[command(
-        after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
+        after_help = "Example:\n  touchline usage --month 2026-11 --by key --output csv\n  touchline usage --from 2026-11-16 --to 2026-11-22 --by day"
     )]
     Usage(usage::UsageArguments),
     /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
@@ -133,11 +135,11 @@ struct NotConfirmed(String);
 
 /// Parses the process's arguments, runs the command and tells its exit code.
 pub fn run() -> ExitCode {
+    output::fit_to_terminal();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nobody is left to be told where standard output or error is closed.
-            let _ = error.print();
+            print_usage_error(&error);
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
         }
     };
@@ -150,9 +152,26 @@ pub fn run() -> ExitCode {
                 Some(errors) => errors.to_string(),
                 None => format!("touchline: {error:#}"),
             };
-            note(&output::escape_lines(&text));
+            note(&output::escape_lines(&key_argument::without_keys(&text)));
             ExitCode::from(code)
         }
+    }
+}
+
+/// Prints help, or what is wrong with the arguments, without those that may be API keys.
+fn print_usage_error(error: &clap::Error) {
+    let given = std::env::args_os().skip(1);
+    let given: Vec<String> = given
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
+    let struck = error
+        .use_stderr()
+        .then(|| key_argument::without_arguments(&error.to_string(), &given))
+        .flatten();
+    match struck {
+        Some(text) => note(text.trim_end()),
+        // A closed standard output or error leaves nothing to do.
+        None => drop(error.print()),
     }
 }
 
@@ -323,6 +342,8 @@ mod tests {
             "touchline check --config x.yaml",
             "touchline keys --config x.yaml list",
             "touchline keys list --config x.yaml",
+            "touchline -c x.yaml check",
+            "touchline keys list -c x.yaml",
         ] {
             assert_eq!(parse(line).unwrap().config, Path::new("x.yaml"), "{line}");
         }
@@ -416,6 +437,10 @@ mod tests {
             "touchline keys grant 4fZk09QwXy2B --reason x",
             "touchline usage --from yesterday",
             "touchline usage --by week",
+            "touchline usage --month 2026-11-01",
+            "touchline usage --month 2026-11 --from 2026-11-02",
+            "touchline usage --month 2026-11 --to 2026-11-02",
+            "touchline usage verify --month 2026-11 --to 2026-11-02",
             "touchline usage --by day verify",
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",

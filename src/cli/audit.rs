@@ -7,6 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::Timestamp;
 use jiff::civil::Date;
 
+use super::key_argument::KeyIdParser;
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
@@ -22,8 +23,8 @@ const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"]
 
 #[derive(Debug, Args)]
 pub(super) struct AuditArguments {
-    /// Only changes of this key.
-    #[arg(long, value_name = "ID")]
+    /// Only changes of the key with this id; the key itself serves too.
+    #[arg(long, value_parser = KeyIdParser, value_name = "ID")]
     key: Option<KeyId>,
     /// The first day, in the quota's time zone.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
@@ -38,7 +39,7 @@ pub(super) struct AuditArguments {
     #[arg(long, value_parser = action_parser(), value_name = "CHANGE")]
     what: Option<Action>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 

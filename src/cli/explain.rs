@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Session;
+use super::key_argument::KeyIdParser;
 use super::output::{RecordFormat, escape, to_the_second, write_json, write_record, write_table};
 use crate::config::{Config, Place};
 use crate::policy::api_key::KeyId;
@@ -21,8 +22,8 @@ use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
-    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows.
-    #[arg(long, value_name = "ID")]
+    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows; the key itself serves too.
+    #[arg(long, value_parser = KeyIdParser, value_name = "ID")]
     key_id: KeyId,
     /// The method.
     #[arg(long, default_value = "GET")]
@@ -35,7 +36,7 @@ pub(super) struct ExplainArguments {
     #[arg(long, value_name = "INSTANT")]
     at: Option<Timestamp>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 

@@ -10,6 +10,7 @@ use clap::Subcommand;
 
 pub(super) use arguments::Signature;
 
+use super::key_argument::KeyIdParser;
 use super::output::RecordFormat;
 use super::{Session, UsageError, note};
 use crate::config::Config;
@@ -39,10 +40,11 @@ pub(super) enum KeysCommand {
     /// Show a key and what it used today.
     #[command(after_help = "Example:\n  touchline keys show 4fZk09QwXy2B")]
     Show {
-        /// The public id of the key.
+        /// The public id of the key, or the key itself.
+        #[arg(value_parser = KeyIdParser)]
         id: KeyId,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
     /// Give a key another secret. Id and count stay; the old secret is valid until the overlap ends.
@@ -125,9 +127,14 @@ pub(super) fn run(
                 issue::issue(session, order, tier, out).await
             })
         }
-        KeysCommand::List(wanted) => Session::run(config, async |session| {
-            find::list(session, wanted, out).await
-        }),
+        KeysCommand::List(wanted) => {
+            if let Some(tier) = &wanted.tier {
+                configured_tier(&config, tier.as_str())?;
+            }
+            Session::run(config, async |session| {
+                find::list(session, wanted, out).await
+            })
+        }
         KeysCommand::Show { id, output } => Session::run(config, async |session| {
             find::show(session, *id, *output, out).await
         }),

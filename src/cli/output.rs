@@ -1,19 +1,24 @@
 //! Results as tables for people, JSON and CSV for programs; what terminals must not see is escaped.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
+use terminal_size::{Width, terminal_size_of};
 
 /// The longest customer or label: what a table row can show.
 const NAME_CHARS_MAX: usize = 200;
+
+/// The columns of the terminal that tables are to fit into; unset for a pipe, a file, or a terminal of unknown width.
+static COLUMNS: OnceLock<u16> = OnceLock::new();
 
 /// The forms of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,7 +47,23 @@ pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .with_context(|| format!("{} cannot be made", path.display()))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => anyhow!(
+                "{} exists and is not overwritten: remove it, or name another file",
+                path.display()
+            ),
+            _ => anyhow::Error::new(error).context(format!("{} cannot be made", path.display())),
+        })
+}
+
+/// Makes all tables fit into the terminal that standard output is; others keep whole lines.
+pub(super) fn fit_to_terminal() {
+    let stdout = io::stdout();
+    let size = stdout.is_terminal().then(|| terminal_size_of(&stdout));
+    if let Some((Width(columns @ 1..), _)) = size.flatten() {
+        // Set once, at the start of the program.
+        let _ = COLUMNS.set(columns);
+    }
 }
 
 /// Writes one JSON value and a newline.
@@ -90,8 +111,13 @@ pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>
     for row in rows {
         table.add_row(row.iter().map(|cell| escape(cell)));
     }
+    fit(&mut table, COLUMNS.get().copied());
     for (name, column) in header.iter().zip(table.column_iter_mut()) {
         column.set_padding((0, 2));
+        if matches!(*name, "id" | "key") {
+            // To be copied in one piece.
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
         if numbers.contains(name) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -106,10 +132,22 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
     for (name, value) in fields {
         table.add_row([(*name).to_owned(), escape(value)]);
     }
+    // An API key is shown once, to be copied in one piece: a terminal that is too narrow for it breaks the line itself.
+    if fields.iter().all(|(name, _)| *name != "key") {
+        fit(&mut table, COLUMNS.get().copied());
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
     write_lines(out, lines(&table))
+}
+
+/// Breaks cells so that lines have at most `columns`; leaves them whole without.
+fn fit(table: &mut Table, columns: Option<u16>) {
+    if let Some(columns) = columns {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(columns);
+    }
 }
 
 fn lines(table: &Table) -> Vec<String> {

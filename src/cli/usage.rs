@@ -6,6 +6,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
+use super::key_argument::KeyIdParser;
 use super::output::{RecordFormat, RowsFormat, parse_date};
 use super::{Session, UsageError};
 use crate::config::Config;
@@ -33,7 +34,7 @@ pub(super) struct UsageArguments {
     #[arg(long, value_enum, default_value = "key")]
     by: By,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
@@ -46,7 +47,7 @@ enum UsageCommand {
         #[command(flatten)]
         asked: Asked,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
     /// List a month by customer, key and tier, with days, units and prices.
@@ -61,7 +62,7 @@ enum UsageCommand {
         #[arg(long, value_name = "NAME")]
         customer: Option<String>,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RowsFormat,
     },
 }
@@ -75,8 +76,11 @@ struct Asked {
     /// The last quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     to: Option<Date>,
-    /// This key only.
-    #[arg(long, value_name = "ID")]
+    /// All days of this month, such as 2026-10.
+    #[arg(long, value_name = "YYYY-MM", conflicts_with_all = ["from", "to"])]
+    month: Option<Month>,
+    /// Only the key with this id; the key itself serves too.
+    #[arg(long, value_parser = KeyIdParser, value_name = "ID")]
     key: Option<KeyId>,
     /// The keys of this customer only, written as it is stored.
     #[arg(long, value_name = "NAME")]
@@ -114,6 +118,9 @@ pub(super) fn run(
 impl Asked {
     /// The days, both included.
     async fn days(&self, session: &Session) -> anyhow::Result<(Date, Date)> {
+        if let Some(month) = self.month {
+            return Ok(month.days());
+        }
         let now = session.store.server_time().await?;
         let today = session.config.calendar.day_at(now)?.date;
         Ok(range(self.from, self.to, today)?)

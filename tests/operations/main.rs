@@ -10,6 +10,7 @@ mod carry;
 mod certificates;
 mod changes_under_load;
 mod check;
+mod command_line;
 mod dashboard;
 mod descriptors;
 mod drain;

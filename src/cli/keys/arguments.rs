@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use jiff::civil::Date;
 
+use crate::cli::key_argument::KeyIdParser;
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Author;
@@ -61,7 +62,8 @@ fn user_and_host() -> String {
 /// A change that always cuts somebody off.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CutArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// Do not ask; needed where there is no terminal.
     #[arg(long)]
@@ -69,25 +71,27 @@ pub(in crate::cli) struct CutArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 /// A change without more to say, that cuts nobody off.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PlainArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RotateArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// How long the old secret stays valid, such as 24h, at most 90d; 0s ends it at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
@@ -98,13 +102,14 @@ pub(in crate::cli) struct RotateArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetTierArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// A tier of the configuration.
     pub(super) tier: String,
@@ -114,13 +119,14 @@ pub(in crate::cli) struct SetTierArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetExpiryArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
@@ -131,13 +137,14 @@ pub(in crate::cli) struct SetExpiryArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetLabelArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// What the customer calls it.
     #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
@@ -148,13 +155,14 @@ pub(in crate::cli) struct SetLabelArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetCustomerArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// Who pays.
     #[arg(value_parser = parse_name)]
@@ -162,13 +170,14 @@ pub(in crate::cli) struct SetCustomerArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct GrantArguments {
-    /// The public id of the key.
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyIdParser)]
     pub(super) id: KeyId,
     /// The units, at least 1.
     #[arg(long, value_name = "UNITS")]
@@ -182,7 +191,7 @@ pub(in crate::cli) struct GrantArguments {
     #[command(flatten)]
     pub(super) by: By,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 

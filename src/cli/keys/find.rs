@@ -19,9 +19,9 @@ pub(in crate::cli) struct ListArguments {
     /// Only of this customer, written as it is stored.
     #[arg(long)]
     customer: Option<String>,
-    /// Only of this tier.
+    /// Only of this tier of the configuration.
     #[arg(long)]
-    tier: Option<TierName>,
+    pub(super) tier: Option<TierName>,
     /// Only in this state.
     #[arg(long, value_enum)]
     state: Option<ShownState>,
@@ -29,7 +29,7 @@ pub(in crate::cli) struct ListArguments {
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 

@@ -37,7 +37,7 @@ pub(in crate::cli) struct IssueArguments {
     #[command(flatten)]
     signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 

@@ -44,6 +44,10 @@ impl Screen {
 
 /// Puts a bar behind each line; `amounts` are those of the lines, which have no bar where they have none.
 pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option<i64>]) {
+    if lines.len() != amounts.len() {
+        // A terminal too narrow for the table, whose rows take several lines, has no room for bars.
+        return;
+    }
     let width = lines.iter().map(|line| line.chars().count()).max();
     let width = width.unwrap_or(0);
     let Some(room) = screen.room(width) else {
