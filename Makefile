@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth profile pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint lint-deploy check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +76,9 @@ lint: ## formatting, clippy, documentation, floors of the dependency tree
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 	@deploy/install cargo-deny
 	cargo deny --locked check licenses bans sources
+
+lint-deploy: ## deploy/ against the public linters of what it is for (PyPI, haproxy, systemd)
+	@deploy/lint
 
 advisories: ## known holes of dependencies (needs the advisory database)
 	@deploy/install cargo-deny

@@ -2,10 +2,10 @@
 //!
 //! It knows nothing of requests; what it shows comes from the store and the metric families. `/livez` says that
 //! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
+//! without the store or another promise (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
 //! `/dashboard` is a page that shows [`dashboard::Dashboard`]. Nothing can be changed here. With a token configured, only whoever has
-//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) the
-//! dashboard's figures, which name customers, are for those who ask for this machine by an address or as `localhost`.
+//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) every
+//! path is for requests whose `Host` is an address or `localhost`, so that no page of another site can read any of it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ const REASON_BYTES_MAX: usize = 2_000;
 const BEARER: &[u8] = b"Bearer ";
 const PATHS: &[u8] =
     br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
-const ELSEWHERE: &[u8] = br#"{"status":"misdirected","hint":"ask for localhost or an address, or set listen.admin.token"}"#;
-/// What `/readyz` calls the gateway: served by the store, served without it, not served.
+const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.admin.token the Host header must be localhost or an address: use one, or set a token"}"#;
+/// What `/readyz` calls the gateway: served with all promises, served without one of them (`reasons`), not served.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
@@ -199,6 +199,8 @@ pub struct Readiness {
     keys_age_seconds: Option<f64>,
     keys_usable: bool,
     keys: usize,
+    /// What keeps it from being `ready`, as far as the store says it; sentences for operators.
+    reasons: Vec<String>,
     config: ConfigView,
 }
 
@@ -226,8 +228,10 @@ impl Admin {
         } = (self.view)();
         let serves = health.up || health.without_store == WithoutStore::Serves;
         let ready = serves && health.keys.loaded && health.keys.usable && !draining;
+        let leap = health.clock_leap.map(|leap| leap.to_string());
+        let reasons: Vec<String> = leap.into_iter().chain(health.file_trouble).collect();
         Readiness {
-            status: match (ready, health.up) {
+            status: match (ready, health.up && reasons.is_empty()) {
                 (true, true) => READY,
                 (true, false) => DEGRADED,
                 (false, _) => UNREADY,
@@ -240,6 +244,7 @@ impl Admin {
             keys_age_seconds: health.keys.known_age().map(|age| age.as_secs_f64()),
             keys_usable: health.keys.usable,
             keys: self.store.keys().len(),
+            reasons,
             config: ConfigView::clone(&config),
         }
     }
@@ -261,6 +266,8 @@ impl Admin {
         self.metrics
             .gateways_silent
             .set(i64::try_from(health.silent_gateways).unwrap_or(i64::MAX));
+        let leapt = health.clock_leap.map_or(0.0, |leap| leap.by.as_secs_f64());
+        self.metrics.clock_leap.set(leapt);
         self.metrics
             .access_log_dropped
             .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));
@@ -333,24 +340,24 @@ impl Admin {
 
     fn answer(&self, method: &Method, path: &str, headers: &HeaderMap) -> Response<Vec<u8>> {
         let token = (self.view)().token;
-        let local = dashboard::is_local(headers.get(HOST));
-        let said = if token.is_none() && path == "/dashboard.json" && !local {
-            Said::json(StatusCode::MISDIRECTED_REQUEST, ELSEWHERE)
+        let misdirected = token.is_none() && !dashboard::is_local(headers.get(HOST));
+        let taken = method == Method::GET || method == Method::HEAD;
+        let said = if misdirected {
+            Said::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
         } else {
             let opened = match &token {
                 Some(token) if !opens(headers.get(AUTHORIZATION), token) => Err(Closed),
                 Some(_) | None => Ok(()),
             };
-            self.said(path, opened)
-        };
-        let taken = method == Method::GET || method == Method::HEAD;
-        let said = if taken {
-            said
-        } else {
-            Said {
-                status: StatusCode::METHOD_NOT_ALLOWED,
-                body: Vec::new(),
-                ..said
+            let said = self.said(path, opened);
+            if taken {
+                said
+            } else {
+                Said {
+                    status: StatusCode::METHOD_NOT_ALLOWED,
+                    body: Vec::new(),
+                    ..said
+                }
             }
         };
         let mut answer = Response::builder()
@@ -370,7 +377,7 @@ impl Admin {
         if said.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
         }
-        if !taken {
+        if said.status == StatusCode::METHOD_NOT_ALLOWED {
             answer = answer.header(ALLOW, "GET, HEAD");
         }
         let body = if method == Method::HEAD {

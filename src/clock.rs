@@ -1,31 +1,64 @@
-//! The wall clock as a value.
+//! The wall clock as a value, and the boot-time clock beside it.
 //!
 //! Everything that decides takes the time as an argument; what has to ask for it (stores, the request path, the
-//! command line) holds a [`Clock`]. Deadlines never use it: they run on tokio's monotonic clock.
+//! command line) holds a [`Clock`]. Deadlines never use it: they run on tokio's monotonic clock. The boot-time clock
+//! shows whether the wall clock was set ([`crate::policy::clock_trust`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
+use rustix::time::{ClockId, clock_gettime};
 
-/// A source of wall-clock time: the system's, or one that a test moves.
+/// A source of time: the system's, or one that a test moves.
 #[derive(Clone)]
-pub struct Clock(Arc<dyn Fn() -> Timestamp + Send + Sync>);
+pub struct Clock {
+    wall: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+    /// `None`: it goes with the wall clock, which never leaps then.
+    boot: Option<Arc<dyn Fn() -> Duration + Send + Sync>>,
+}
 
 impl Clock {
-    /// The operating system's clock.
+    /// The operating system's clocks.
     pub fn system() -> Clock {
-        Clock(Arc::new(Timestamp::now))
+        Clock::from_fn(Timestamp::now).beside(since_boot)
     }
 
-    /// A clock that answers whatever `read` answers.
+    /// A wall clock that answers whatever `read` answers, and a boot-time clock that goes with it.
     pub fn from_fn(read: impl Fn() -> Timestamp + Send + Sync + 'static) -> Clock {
-        Clock(Arc::new(read))
+        Clock {
+            wall: Arc::new(read),
+            boot: None,
+        }
+    }
+
+    /// The same wall clock beside a boot-time clock of its own.
+    pub fn beside(self, boot: impl Fn() -> Duration + Send + Sync + 'static) -> Clock {
+        Clock {
+            boot: Some(Arc::new(boot)),
+            ..self
+        }
     }
 
     /// The present instant.
     pub fn now(&self) -> Timestamp {
-        (self.0)()
+        (self.wall)()
     }
+
+    /// The present instant, and the time since the machine was started.
+    pub fn now_and_since_boot(&self) -> (Timestamp, Duration) {
+        let now = self.now();
+        let boot = match &self.boot {
+            Some(boot) => boot(),
+            None => Duration::try_from(now.as_duration()).unwrap_or_default(),
+        };
+        (now, boot)
+    }
+}
+
+/// `CLOCK_BOOTTIME`: cannot be set, and goes on while the machine sleeps. Asked of the kernel itself, past the C library.
+fn since_boot() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }
 
 impl std::fmt::Debug for Clock {

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
 use sha2::{Digest, Sha256};
 
 use crate::policy::address::Network;
@@ -21,6 +20,7 @@ use crate::policy::calendar::Calendar;
 use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
+use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
 use crate::policy::token_bucket::Rate;
 
@@ -153,11 +153,13 @@ pub struct Ledger {
     pub retention: Duration,
 }
 
-/// What is passed on to upstreams.
+/// What is passed on to upstreams, and of their answers to clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Forward {
     /// Request headers of clients that are never passed on, beside those that the contract removes.
-    pub headers_denied: Vec<HeaderName>,
+    pub headers_denied: Vec<HeaderPattern>,
+    /// Headers of answers that are never passed on, beside those that the contract removes.
+    pub answer_headers_denied: Vec<HeaderPattern>,
 }
 
 /// What becomes of traces.
@@ -221,7 +223,7 @@ pub struct Limits {
     pub h2_streams: u32,
     /// About what the requests of one HTTP/2 connection may cost in memory, in bytes.
     pub h2_memory: u64,
-    /// Streams a second that an HTTP/2 client may reset.
+    /// Streams a second that an HTTP/2 client may reset, or a quarter as many that it may have the gateway reset.
     pub h2_resets: u32,
     /// HTTP/2 frames a second of each kind that costs the client nothing.
     pub h2_control_frames: u32,

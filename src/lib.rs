@@ -55,6 +55,7 @@
 //! - Nothing reaches an upstream without a permit, and every permit was charged exactly once.
 //! - Units granted minus refunded for a key and day never exceed its limit, on any number of gateways.
 //! - A request that ends in a 500 costs nothing; a unit is given back at most once, on the day it was charged.
+//! - Each unit that stays charged had a request sent to an upstream.
 //! - A key that was revoked is refused from the next request on, on every gateway that can reach the store: the charge itself
 //!   compares record versions.
 //! - An API key exists in memory only while its request is checked; stored, logged and forwarded is its digest or its id.

@@ -22,10 +22,12 @@
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`explanation`] | what all steps would make of a request, and why |
 //! | [`octets`] | sets of octets, as grammars name them |
+//! | [`header_pattern`] | which headers operators keep from being passed on |
 //! | [`own_header`] | which request headers are the gateway's own |
 //! | [`own_path`] | which paths the gateway answers itself |
 //! | [`token_bucket`] | how often a key may do what is never charged |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
+//! | [`clock_trust`] | whether the wall clock can be relied on for what cannot be undone |
 //! | [`choice`] | which server of an upstream a request goes to |
 //! | [`server_health`] | whether a server of an upstream is asked |
 //! | [`caching`] | who may keep an answer |
@@ -47,12 +49,14 @@ pub mod audit;
 pub mod caching;
 pub mod calendar;
 pub mod choice;
+pub mod clock_trust;
 pub mod compression;
 pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;
 pub mod forwarded;
+pub mod header_pattern;
 pub mod http1;
 pub mod http2;
 pub mod http2_memory;

@@ -4,13 +4,13 @@
 //! before anything starts, so that what is wrong ends the process with a message; and at SIGTERM requests in flight are
 //! finished and waited for, no longer than needed and no longer than `limits.shutdown_grace`.
 
+use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use pingora::server::configuration::ServerConf;
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
@@ -21,7 +21,7 @@ use crate::admin::{Admin, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::proxy::{Gate, Snapshot};
-use crate::store::{NodeName, Role, Store, StoreError};
+use crate::store::{NodeName, Role, StoreError};
 use crate::telemetry::access_log::{AccessLog, Destination, Sink};
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
@@ -31,6 +31,7 @@ use crate::telemetry::traces::Tracer;
 mod accept;
 mod application;
 mod descriptors;
+mod entrance;
 mod events;
 mod exporter;
 mod handover;
@@ -44,11 +45,12 @@ mod tls;
 mod upkeep;
 mod watched;
 
+use entrance::Entrance;
 use events::Teller;
 use events::courier::Courier;
 use exporter::Exporter;
-pub use handover::Ignorance;
-use handover::{Handed, Offer, Predecessor};
+pub use handover::Withdrawal;
+use handover::{Handed, Predecessor};
 pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
@@ -70,8 +72,6 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
 const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
-/// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
-const ATTEMPTS_MAX: usize = 8;
 
 /// Why a gateway does not start.
 #[derive(Debug, thiserror::Error)]
@@ -103,9 +103,20 @@ pub enum ServeError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// This one knows no key, while the gateway that runs does.
+    /// The gateway that runs does not answer, waits for another successor, or has just been succeeded by it.
+    #[error(
+        "the gateway at {path} does not hand its listeners over now ({error}): another process may be taking its place; see \
+         which one runs, then upgrade again if need be"
+    )]
+    Busy {
+        /// The Unix socket.
+        path: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The gateway that runs goes on instead.
     #[error(transparent)]
-    Ignorant(#[from] Ignorance),
+    Withdrawn(#[from] Withdrawal),
     /// The listeners cannot be offered to a successor.
     #[error("the listeners cannot be offered at {path}: {error}; mend listen.upgrade")]
     Offer {
@@ -181,11 +192,16 @@ fn predecessor(
         return Ok((None, Vec::new()));
     }
     let place = config.listen.upgrade.clone().unwrap_or_default();
-    let (predecessor, handed) =
-        Predecessor::ask(&place).map_err(|error| ServeError::Predecessor {
-            path: place.display().to_string(),
-            error,
-        })?;
+    let (predecessor, handed) = Predecessor::ask(&place).map_err(|error| {
+        let path = place.display().to_string();
+        match error.kind() {
+            // It does not answer now, or ended before it did.
+            WouldBlock | TimedOut | ConnectionReset | UnexpectedEof => {
+                ServeError::Busy { path, error }
+            }
+            _ => ServeError::Predecessor { path, error },
+        }
+    })?;
     Ok((Some(predecessor), handed))
 }
 
@@ -217,9 +233,9 @@ async fn run(
         Some(one) => tokio::select! {
             known = one.until_keys_are_known(|| store.freshness().usable) => match known {
                 Ok(one) => Some(one),
-                Err(ignorant) => {
+                Err(withdrawal) => {
                     store.close(CLOSE_TIMEOUT).await;
-                    return Err(ignorant.into());
+                    return Err(withdrawal.into());
                 }
             },
             () = stop.wait() => {
@@ -250,17 +266,21 @@ async fn run(
         now,
     )));
     metrics.config_runs(&configuration, now);
-    // Before anything is accepted, which would be lost if the offer could not be made.
     let succeeded = Arc::new(Notify::new());
-    let offering = match &upgrade {
-        Some(place) => Some(offer(place, &listener, store.clone(), &succeeded)?),
-        None => None,
-    };
-    // Without a successor to come, nobody else needs them open.
-    drop(listener.spares());
     let history = Arc::new(History::default());
-    let mut bound =
-        start(&listener, &gate, &view, &history, &watch).map_err(|error| system(&error))?;
+    let admin = admin(&gate, &view, &history);
+    let entrance = Entrance {
+        listener: &listener,
+        upgrade: upgrade.as_deref(),
+        gate: &gate,
+    };
+    let (mut bound, offering) = match entrance.open(predecessor, admin, &watch, &succeeded).await {
+        Ok(entered) => entered,
+        Err(error) => {
+            store.close(CLOSE_TIMEOUT).await;
+            return Err(error);
+        }
+    };
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
@@ -273,9 +293,6 @@ async fn run(
     announce(&listener.addresses());
     let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
     tracing::info!(%node, configuration, addresses, "listening");
-    if let Some(Err(error)) = predecessor.map(Predecessor::take_over) {
-        tracing::warn!(%error, "the predecessor has ended before it was told to");
-    }
     notify::ready(&configuration);
 
     tokio::select! {
@@ -354,37 +371,8 @@ fn note_certificates(front: &Front, gate: &Gate) {
     }
 }
 
-/// Offers the listeners to a successor.
-fn offer(
-    place: &Path,
-    listener: &Listener,
-    store: Arc<dyn Store>,
-    succeeded: &Arc<Notify>,
-) -> Result<JoinHandle<()>, ServeError> {
-    let offer = Offer::make(
-        place,
-        listener.spares(),
-        Box::new(move || store.freshness().usable),
-    );
-    let offer = offer.map_err(|error| ServeError::Offer {
-        path: place.display().to_string(),
-        error,
-    })?;
-    Ok(tokio::spawn(offer.serve(succeeded.clone())))
-}
-
-/// Starts the services behind the bound addresses.
-fn start(
-    listener: &Listener,
-    gate: &Arc<Gate>,
-    config: &Arc<ArcSwap<ConfigView>>,
-    history: &Arc<History>,
-    watch: &watch::Receiver<bool>,
-) -> std::io::Result<Bound> {
-    let settings = Arc::new(ServerConf {
-        max_retries: ATTEMPTS_MAX,
-        ..ServerConf::default()
-    });
+/// What operators see of a gateway.
+fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<History>) -> Admin {
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
         move || {
@@ -400,8 +388,7 @@ fn start(
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
-    let admin = Admin::new(store, metrics, history.clone(), view);
-    listener.start(&settings, gate, admin, watch)
+    Admin::new(store, metrics, history.clone(), view)
 }
 
 /// The quota day with the limits of the running configuration.

@@ -23,12 +23,16 @@ use serde::Serialize;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
+use crate::policy::clock_trust::Leap;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
 pub mod carried;
+pub mod chain;
+mod clock_watch;
 pub mod embedded;
+mod held_file;
 pub mod key_table;
 pub mod ledger;
 pub mod redis;
@@ -81,8 +85,8 @@ pub enum Decision {
     },
 }
 
-/// Proof that units were charged: consumed by [`Store::refund`] or dropped when the request was served. Not `Clone`, so
-/// that nothing is refunded twice.
+/// Proof that units were charged: consumed by [`Store::refund`] or [`Store::give_back`], or dropped when the request was
+/// served. Not `Clone`, so that nothing is refunded twice.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
     /// The key that was charged.
@@ -156,6 +160,10 @@ pub struct Health {
     pub pending_units: u64,
     /// Other gateways that did not sign off and are not heard of any more, as this one last read; see [`Store::await_applied`].
     pub silent_gateways: u64,
+    /// The last leap of the clock that days are counted by, until that can be relied on again.
+    pub clock_leap: Option<Leap>,
+    /// Why a file that the store needs cannot be used, with what to do; for operators.
+    pub file_trouble: Option<String>,
 }
 
 /// How far the replica of the key table can be relied on.
@@ -306,6 +314,9 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// being reachable. Does not wait longer than the store's timeout.
     async fn refund(&self, receipt: Receipt) -> Option<u64>;
 
+    /// Refunds a receipt as [`Store::refund`] does, for a request that is dropped. Never waits.
+    fn give_back(&self, receipt: Receipt);
+
     /// Units used by a key on a day, for an answer that costs nothing: what was learnt in the last second, else read
     /// once for all who ask at the same time.
     ///
@@ -380,9 +391,9 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// All records in the order of their creation, asked for.
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
 
-    /// The gateways that have not said that they applied the change: those that live, after waiting up to `patience` for them, and
-    /// those that did not sign off and are not heard of any more, which may be serving by what they knew. The embedded store has
-    /// none of the latter: its gateways read it for every charge, and one that cannot serves nobody.
+    /// The gateways that have not confirmed the change after up to `patience`: those that live, and those that did not sign off and
+    /// are not heard of any more, which may be serving the keys that they knew. The embedded store has none of the latter: its
+    /// gateways read it for every charge, and one that cannot read it serves no request.
     async fn await_applied(
         &self,
         mark: &ChangeMark,
@@ -427,6 +438,11 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
         to: Date,
         key: Option<KeyId>,
     ) -> Result<Vec<Proof>, StoreError>;
+
+    /// The chain of closed days, where the store keeps one.
+    fn chained(&self) -> Option<&dyn chain::Chained> {
+        None
+    }
 }
 
 impl Receipt {

@@ -192,7 +192,7 @@ fn place(one: &Series) -> (String, String) {
 }
 
 /// Whether a `Host` names this machine as such. A page of another site that has its own name resolve to 127.0.0.1 (DNS rebinding)
-/// comes with that name, and could else read from a listener without a token what only its operator may.
+/// sends that name, and could otherwise read from a listener without a token what only its operator may.
 pub fn is_local(host: Option<&HeaderValue>) -> bool {
     let Some(host) = host.and_then(|host| host.to_str().ok()) else {
         return false;

@@ -121,7 +121,7 @@ fn table_row(entry: &Entry) -> Vec<String> {
     ]
 }
 
-/// The id of the key that was changed, or what stands for none.
+/// The id of the key that was changed, or `none`.
 fn key(entry: &Entry, none: &str) -> String {
     entry
         .key

@@ -15,6 +15,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::DayUsage;
 
 mod bars;
+mod chain;
 mod grouping;
 mod invoice;
 mod report;
@@ -41,14 +42,28 @@ pub(super) struct UsageArguments {
 #[derive(Debug, Subcommand)]
 enum UsageCommand {
     /// Prove that the ledger reconciles: what was charged minus what was refunded at all endpoints, plus what a gateway
-    /// that died did not attribute, is what was used. Fails with the key and the day where it does not.
+    /// that died did not attribute, is what was used. On the embedded store also that the rows of closed days are those that
+    /// were there when they were closed. Fails with the day, and the key where it is known, that does not hold.
     #[command(after_help = "Example:\n  touchline usage verify --from 2026-10-01 --to 2026-10-31")]
     Verify {
         #[command(flatten)]
         asked: Asked,
+        /// A digest of the chain of closed days that an earlier verify or export gave; fails if the chain does not have it
+        /// any more.
+        #[arg(long, value_name = "SHA-256")]
+        digest: Option<String>,
         /// The form of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
+    },
+    /// Write the rows of the ledger and the chain of closed days, one JSON value a line, so that others can check the days
+    /// against their digests. The embedded store only.
+    #[command(
+        after_help = "Example:\n  touchline usage export --from 2026-10-01 --to 2026-10-31 > 2026-10.jsonl"
+    )]
+    Export {
+        #[command(flatten)]
+        span: chain::Span,
     },
     /// List a month by customer, key and tier, with days, units and prices.
     #[command(
@@ -104,9 +119,12 @@ pub(super) fn run(
     } = arguments;
     Session::run(config, async |session| match command {
         None => report::run(session, asked, *by, *output, out).await,
-        Some(UsageCommand::Verify { asked, output }) => {
-            verify::run(session, asked, *output, out).await
-        }
+        Some(UsageCommand::Verify {
+            asked,
+            digest,
+            output,
+        }) => verify::run(session, asked, digest.as_deref(), *output, out).await,
+        Some(UsageCommand::Export { span }) => chain::export(session, span, out).await,
         Some(UsageCommand::Invoice {
             month,
             customer,

@@ -7,15 +7,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderName;
-
 use super::Secret;
 use super::check::{Check, Wrong};
 use super::outline::Path;
 use super::scalar::{Percent, Text};
 use super::text::{
-    AdminText, EmbeddedText, ForwardText, HttpText, KeysText, ListenText, LoggingText, QuotaText,
-    RootText, RuntimeText, Section, StoreText,
+    AdminText, EmbeddedText, ForwardText, HttpText, KeysText, List, ListenText, LoggingText,
+    QuotaText, RootText, RuntimeText, Section, StoreText,
 };
 use super::{
     AccessLog, Cleartext, Config, Durability, Effective, EmbeddedStore, Forward, Http, Keys,
@@ -23,6 +21,7 @@ use super::{
 };
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
+use crate::policy::header_pattern::HeaderPattern;
 
 mod events;
 mod https;
@@ -42,16 +41,35 @@ const DATABASE_PATH: &str = "var/touchline.db";
 const REALM: &str = "touchline";
 const ZONE: &str = "UTC";
 /// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
-const HEADERS_DENIED: [HeaderName; 9] = [
-    http::header::COOKIE,
-    http::header::AUTHORIZATION,
-    http::header::PROXY_AUTHORIZATION,
-    HeaderName::from_static("x-original-url"),
-    HeaderName::from_static("x-rewrite-url"),
-    HeaderName::from_static("x-http-method-override"),
-    HeaderName::from_static("x-forwarded-prefix"),
-    HeaderName::from_static("x-real-ip"),
-    http::header::FORWARDED,
+const HEADERS_DENIED: [&str; 20] = [
+    "cookie",
+    "authorization",
+    "proxy-authorization",
+    "proxy",
+    "x-original-uri",
+    "x-original-url",
+    "x-rewrite-url",
+    "x-http-method",
+    "x-http-method-override",
+    "x-method-override",
+    "x-host",
+    "x-real-ip",
+    "x-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "x-remote-user",
+    "x-auth-request-*",
+    "x-forwarded-user",
+    "x-forwarded-prefix",
+    "forwarded",
+];
+/// Headers of answers that name the caller or the upstream's software, or that speak to browsers and proxies for the gateway.
+const ANSWER_HEADERS_DENIED: [&str; 5] = [
+    "x-consumer-*",
+    "x-powered-by",
+    "x-accel-*",
+    "alt-svc",
+    "strict-transport-security",
 ];
 
 const MS: Duration = Duration::from_millis(1);
@@ -371,19 +389,41 @@ fn keys(check: &mut Check<'_>, at: &Path, section: Section<KeysText>) -> Keys {
 
 fn forward(check: &mut Check<'_>, at: &Path, section: Section<ForwardText>) -> Forward {
     let text = check.section(at, section).unwrap_or_default();
-    let denied = check.texts(&at.key("headers_denied"), text.headers_denied, |text| {
-        text.parse::<HeaderName>().map_err(|_| {
+    let requests = at.key("headers_denied");
+    let answers = at.key("answer_headers_denied");
+    Forward {
+        headers_denied: patterns(check, &requests, text.headers_denied, &HEADERS_DENIED),
+        answer_headers_denied: patterns(
+            check,
+            &answers,
+            text.answer_headers_denied,
+            &ANSWER_HEADERS_DENIED,
+        ),
+    }
+}
+
+/// A list of header names, which may end with `*`.
+fn patterns(
+    check: &mut Check<'_>,
+    at: &Path,
+    list: List<Text>,
+    default: &[&str],
+) -> Vec<HeaderPattern> {
+    let given = check.texts(at, list, |text| {
+        text.parse::<HeaderPattern>().map_err(|_| {
             Wrong::new(
                 format!("{text:?} is not a header name"),
-                "write one like cookie",
+                "write one like cookie, or the beginning of one like x-auth-request-*",
             )
         })
     });
-    let names = HEADERS_DENIED.map(|name| name.as_str().to_owned());
-    check.default(&at.key("headers_denied"), names.to_vec());
-    Forward {
-        headers_denied: denied.unwrap_or_else(|| HEADERS_DENIED.to_vec()),
-    }
+    check.default(at, default.to_vec());
+    given.unwrap_or_else(|| {
+        default
+            .iter()
+            .filter_map(|name| name.parse().ok())
+            .collect()
+    })
 }
 
 fn runtime(check: &mut Check<'_>, at: &Path, section: Section<RuntimeText>) -> Runtime {

@@ -311,7 +311,7 @@ keys: {prefix: abc, realm: other}
 tiers: {pro: {daily: 7, price: 1}}
 endpoints: [{path: /b, tiers: [pro], upstream: v, cost: 3}]
 upstreams: {v: {servers: [127.0.0.1:9001], retries: 0}}
-forward: {headers_denied: []}
+forward: {headers_denied: [], answer_headers_denied: []}
 limits: {connections: 5}
 logging: {level: debug, format: pretty, access_log: off}
 ";

@@ -576,8 +576,10 @@ sections! {
         idle: Leaf<Duration>,
     }
     ForwardText {
-        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-* and hop-by-hop headers.
+        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers. A * at the end matches any rest of a name.
         headers_denied: List<Text>,
+        /// Headers of upstreams' answers that clients never see, beside Server, X-RateLimit-* and hop-by-hop headers. A * at the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
+        answer_headers_denied: List<Text>,
     }
     RuntimeText {
         /// Worker threads; 0 is one per core. A change needs a restart.
@@ -615,7 +617,8 @@ sections! {
         h2_streams: Leaf<u64>,
         /// About what the requests of one HTTP/2 connection may cost in memory; streams beyond it wait.
         h2_memory: Leaf<Bytes>,
-        /// HTTP/2 resets a second; five seconds' worth may come at once.
+        /// HTTP/2 resets a second; five seconds' worth may come at once. A stream that the gateway must reset because of what the
+        /// client sent counts as four.
         h2_resets: Leaf<u64>,
         /// SETTINGS, PING, PRIORITY, WINDOW_UPDATE, empty and unknown HTTP/2 frames a second, of each, beyond what streams and
         /// data pay for; five seconds' worth may come at once.

@@ -1,4 +1,4 @@
-//! The audit trail: what is told of each change of a key, and of the register of gateways. Entries are made here; stores keep them
+//! The audit trail: an entry for each change of a key, and of the register of gateways. Entries are made here; stores keep them
 //! with the change itself.
 //!
 //! Invariants: the entry of a key is a function of the record that the change made, so whoever has the record has the entry; no entry

@@ -1,7 +1,7 @@
 //! Endpoints (contract steps 4 to 6): which one a path is, and who may call it how.
 //!
-//! Patterns match exactly: case and trailing slash matter, `{name}` stands for one non-empty segment. No two patterns of
-//! a table match the same path, so the order in the file never matters.
+//! Patterns match exactly: case and trailing slash matter, `{name}` stands for one non-empty segment, and `{name...}` at the end for
+//! one or more. No two patterns of a table match the same path, so the order in the file never matters.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -79,9 +79,11 @@ impl Endpoint {
 
     /// The names of the pattern's parameters, in its order.
     pub fn parameters(&self) -> impl Iterator<Item = &str> {
-        self.pattern
+        let names = self
+            .pattern
             .split('/')
-            .filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'))
+            .filter_map(|segment| segment.strip_prefix('{')?.strip_suffix('}'));
+        names.map(|name| name.strip_suffix(REST).unwrap_or(name))
     }
 
     /// The methods it takes, `HEAD` behind `GET`.
@@ -164,6 +166,7 @@ impl EndpointTable {
                 .map(|(place, segment)| match segment {
                     Segment::Literal(text) => format!("/{text}"),
                     Segment::Parameter(_) => format!("/{{p{place}}}"),
+                    Segment::Rest(_) => format!("/{{*p{place}}}"),
                 })
                 .collect();
             if router.insert(canonical, index).is_err() {
@@ -203,10 +206,28 @@ impl EndpointTable {
     }
 }
 
+/// Ends the name of a parameter that stands for the rest of a path.
+const REST: &str = "...";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment<'a> {
     Literal(&'a str),
     Parameter(&'a str),
+    /// The last one: one or more segments.
+    Rest(&'a str),
+}
+
+impl<'a> Segment<'a> {
+    fn of(text: &'a str) -> Segment<'a> {
+        let name = text
+            .strip_prefix('{')
+            .and_then(|text| text.strip_suffix('}'));
+        match name.map(|name| (name, name.strip_suffix(REST))) {
+            Some((_, Some(name))) => Segment::Rest(name),
+            Some((name, None)) => Segment::Parameter(name),
+            None => Segment::Literal(text),
+        }
+    }
 }
 
 fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
@@ -215,15 +236,12 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
         .ok_or("a path begins with a slash, such as /api/v1/data/markets")?;
     let mut segments = Vec::new();
     for text in rest.split('/') {
-        let segment = match text
-            .strip_prefix('{')
-            .and_then(|text| text.strip_suffix('}'))
-        {
-            Some(name) => Segment::Parameter(name),
-            None => Segment::Literal(text),
-        };
+        let segment = Segment::of(text);
+        if let Some(Segment::Rest(_)) = segments.last() {
+            return Err("{name...} stands for the rest of a path: nothing can follow it");
+        }
         match segment {
-            Segment::Parameter(name) => {
+            Segment::Parameter(name) | Segment::Rest(name) => {
                 let fits = !name.is_empty()
                     && name
                         .bytes()
@@ -231,9 +249,15 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
                 if !fits {
                     return Err("a parameter is {name} with characters of a-z, A-Z, 0-9 and _");
                 }
-                if segments.contains(&segment) {
+                if segments.contains(&Segment::Parameter(name)) {
                     return Err("each parameter of a path needs a name of its own");
                 }
+            }
+            Segment::Literal(text) if text.contains('*') => {
+                return Err("for all paths below this one write {rest...} in place of the *");
+            }
+            Segment::Literal(text) if text.starts_with(':') => {
+                return Err("a parameter is written {id}, not :id");
             }
             Segment::Literal(text) if text.contains(['{', '}']) => {
                 return Err(
@@ -248,7 +272,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
         .iter()
         .map(|segment| match segment {
             Segment::Literal(text) => format!("/{text}"),
-            Segment::Parameter(_) => "/p".to_owned(),
+            Segment::Parameter(_) | Segment::Rest(_) => "/p".to_owned(),
         })
         .collect();
     match super::target::Target::parse(literal.as_bytes()) {
@@ -260,14 +284,27 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
     }
 }
 
+/// Whether some path matches both. A rest covers all segments from its own on, which are not one empty one.
 fn overlap(one: &[Segment<'_>], other: &[Segment<'_>]) -> bool {
-    one.len() == other.len()
-        && one.iter().zip(other).all(|pair| match pair {
-            (Segment::Literal(one), Segment::Literal(other)) => one == other,
-            (Segment::Literal(text), Segment::Parameter(_))
-            | (Segment::Parameter(_), Segment::Literal(text)) => !text.is_empty(),
-            (Segment::Parameter(_), Segment::Parameter(_)) => true,
-        })
+    for place in 0.. {
+        let (first, second) = (one.get(place), other.get(place));
+        match (first, second) {
+            (Some(Segment::Rest(_)), Some(next)) => {
+                return *next != Segment::Literal("") || other.len() > place + 1;
+            }
+            (Some(next), Some(Segment::Rest(_))) => {
+                return *next != Segment::Literal("") || one.len() > place + 1;
+            }
+            (Some(Segment::Literal(one)), Some(Segment::Literal(other))) if one == other => {}
+            (Some(Segment::Literal(text)), Some(Segment::Parameter(_)))
+            | (Some(Segment::Parameter(_)), Some(Segment::Literal(text)))
+                if !text.is_empty() => {}
+            (Some(Segment::Parameter(_)), Some(Segment::Parameter(_))) => {}
+            (None, None) => return true,
+            (Some(_), _) | (_, Some(_)) => return false,
+        }
+    }
+    false
 }
 
 #[cfg(test)]
@@ -327,12 +364,63 @@ mod tests {
     }
 
     #[test]
+    fn a_rest_matches_every_path_below_it_and_nothing_else() {
+        let table = table(&["/files/{rest...}", "/files", "/files/", "/{a}/{b}/{c}/x"]);
+        // The last one matches /files/b/c/x too.
+        assert!(table.is_err());
+        let table = EndpointTable::new(
+            ["/files/{rest...}", "/files", "/files/", "/d/{id}/{rest...}"]
+                .map(endpoint)
+                .to_vec(),
+        )
+        .unwrap();
+        for (path, pattern) in [
+            ("/files/a", Some("/files/{rest...}")),
+            ("/files/a/b/c.json", Some("/files/{rest...}")),
+            ("/files/a/", Some("/files/{rest...}")),
+            ("/files/", Some("/files/")),
+            ("/files", Some("/files")),
+            ("/filesx", None),
+            ("/Files/a", None),
+            ("/d/1", None),
+            ("/d/1/", None),
+            ("/d/1/2", Some("/d/{id}/{rest...}")),
+        ] {
+            let found = table.find(path).map(|endpoint| &*endpoint.pattern);
+            assert_eq!(found, pattern, "{path}");
+        }
+        let endpoint = table.find("/d/1/2").unwrap();
+        assert_eq!(endpoint.parameters().collect::<Vec<_>>(), ["id", "rest"]);
+    }
+
+    #[test]
+    fn wildcards_of_other_routers_are_refused_with_what_to_write() {
+        for (pattern, hint) in [
+            ("/a/*", "{rest...}"),
+            ("/a/*x", "{rest...}"),
+            ("/b/:id", "{id}"),
+        ] {
+            let problems = table(&[pattern]).unwrap_err();
+            let [(0, PatternError::Malformed { reason })] = problems.as_slice() else {
+                panic!("{pattern}: {problems:?}");
+            };
+            assert!(reason.contains(hint), "{reason}");
+        }
+        assert!(table(&["/a/b:c"]).is_ok());
+    }
+
+    #[test]
     fn overlapping_patterns_are_refused_whatever_their_order() {
         for (one, other) in [
             ("/a/b", "/a/b"),
             ("/a/{x}", "/a/b"),
             ("/a/{x}", "/a/{y}"),
             ("/{x}/b", "/a/{y}"),
+            ("/a/{r...}", "/a/b"),
+            ("/a/{r...}", "/a/{x}"),
+            ("/a/{r...}", "/a/b/"),
+            ("/a/{r...}", "/{x}/b/c"),
+            ("/a/{r...}", "/{q...}"),
         ] {
             for patterns in [[one, other], [other, one]] {
                 let problems = table(&patterns).unwrap_err();
@@ -351,8 +439,22 @@ mod tests {
     #[test]
     fn a_malformed_pattern_is_refused() {
         for bad in [
-            "a", "", "/a/{}", "/a/{b", "/a/x{b}", "/a/{*b}", "/{b}/{b}", "/a//b", "/a/../b",
-            "/a?b", "/a b", "/a;b", "/%61",
+            "a",
+            "",
+            "/a/{}",
+            "/a/{b",
+            "/a/x{b}",
+            "/a/{*b}",
+            "/{b}/{b}",
+            "/a//b",
+            "/a/../b",
+            "/a?b",
+            "/a b",
+            "/a;b",
+            "/%61",
+            "/a/{...}",
+            "/a/{b...}/c",
+            "/{b}/{b...}",
         ] {
             let problems = table(&[bad]).unwrap_err();
             assert!(
@@ -404,7 +506,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_table_that_was_accepted_gives_one_answer_in_any_order(patterns in proptest::collection::vec("(/(a|b|\\{x\\}|\\{y\\})){1,3}", 1..5), path in "(/(a|b|c)){1,3}") {
+        fn a_table_that_was_accepted_gives_one_answer_in_any_order(patterns in proptest::collection::vec("(/(a|b|\\{x\\}|\\{y\\})){1,3}(/\\{z\\.\\.\\.\\})?", 1..5), path in "(/(a|b|c)){1,3}") {
             let patterns: Vec<&str> = patterns.iter().map(String::as_str).collect();
             let mut reversed = patterns.clone();
             reversed.reverse();

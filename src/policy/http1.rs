@@ -10,16 +10,16 @@ use http::header::{CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 
 use super::octets::OctetSet;
 use super::rejection::{Malformed, Rejection};
-use super::target::Target;
+use super::target::Absolute;
 
 pub mod body;
+mod request_line;
 
 use body::Body;
+use request_line::{METHOD_BYTES_MAX, RequestLine, Version};
 
 /// Empty lines that may come before a request line (RFC 9112 section 2.2 asks for one at least).
 const EMPTY_LINES_MAX: usize = 2;
-/// No registered method is longer than 17 characters.
-const METHOD_BYTES_MAX: usize = 32;
 /// The methods that an endpoint can take, as in `Allow`.
 const ENDPOINT_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 /// What a request line has beside method and target: two spaces, the version, CR and LF.
@@ -53,6 +53,9 @@ pub enum Scan {
         end: usize,
         /// What follows it.
         body: Body,
+        /// The head, without the empty lines before it, as HTTP/1.0 or 1.1 with a target in origin-form, where it was sent in
+        /// another form.
+        rewritten: Option<Vec<u8>>,
     },
     /// To be refused; whatever follows cannot be told apart from it.
     Refused(Rejection),
@@ -69,17 +72,18 @@ pub fn scan(bytes: &[u8], seen: usize, bounds: &HeadBounds) -> Scan {
     let seen = seen.saturating_sub(start);
     let verdict = match end_of_head(head, seen) {
         Some(end) => {
-            check(head.get(..end).unwrap_or_default(), bounds).map(|body| Some((end, body)))
+            check(head.get(..end).unwrap_or_default(), bounds).map(|checked| Some((end, checked)))
         }
         None => check_partial(head, bounds).map(|()| None),
     };
     match verdict {
         Err(rejection) => Scan::Refused(rejection),
         Ok(None) => Scan::Partial,
-        Ok(Some((end, body))) => Scan::Whole {
+        Ok(Some((end, (body, rewritten)))) => Scan::Whole {
             skipped_bytes: start,
             end: start + end,
             body,
+            rewritten,
         },
     }
 }
@@ -134,7 +138,7 @@ fn check_partial(head: &[u8], bounds: &HeadBounds) -> Result<(), Rejection> {
         None => Ok(()),
         Some(end) => {
             let line = head.get(..=end).unwrap_or_default();
-            check_request_line(line, bounds)?;
+            RequestLine::parse(line, bounds)?;
             let header_bytes_max = bounds.header_bytes_max + SLACK_BYTES;
             if head.len() - line.len() > header_bytes_max {
                 return Err(Rejection::HeadersTooLarge);
@@ -163,10 +167,10 @@ fn too_long_a_line(line: &[u8]) -> Rejection {
     }
 }
 
-/// Checks a whole head, and says how its body is framed.
-fn check(head: &[u8], bounds: &HeadBounds) -> Result<Body, Rejection> {
+/// Checks a whole head: how its body is framed, and the head written anew where the library below could not read it.
+fn check(head: &[u8], bounds: &HeadBounds) -> Result<(Body, Option<Vec<u8>>), Rejection> {
     let mut lines = Lines(head);
-    let version = check_request_line(lines.next().unwrap_or_default(), bounds)?;
+    let request_line = RequestLine::parse(lines.next().unwrap_or_default(), bounds)?;
     let mut fields = Fields::default();
     let (mut count, mut header_bytes) = (0, 0);
     for line in lines {
@@ -191,7 +195,8 @@ fn check(head: &[u8], bounds: &HeadBounds) -> Result<Body, Rejection> {
         }
         fields.note(name, value)?;
     }
-    fields.check(version)
+    let body = fields.check(request_line.version)?;
+    Ok((body, request_line.rewritten(head)))
 }
 
 /// Line by line, each with its LF.
@@ -217,40 +222,6 @@ fn line_text(line: &[u8]) -> Result<&[u8], Rejection> {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
-    Http10,
-    Http11,
-}
-
-/// `method SP target SP version`, the target in origin-form.
-fn check_request_line(line: &[u8], bounds: &HeadBounds) -> Result<Version, Rejection> {
-    let mut words = line_text(line)?.split(|byte| *byte == b' ');
-    let (Some(method), Some(target), Some(version), None) =
-        (words.next(), words.next(), words.next(), words.next())
-    else {
-        return Err(unreadable());
-    };
-    let is_method = (1..=METHOD_BYTES_MAX).contains(&method.len()) && TOKEN.contains_all(method);
-    let version = match version {
-        b"HTTP/1.1" => Version::Http11,
-        b"HTTP/1.0" => Version::Http10,
-        _ => return Err(unreadable()),
-    };
-    if !is_method {
-        return Err(unreadable());
-    }
-    // Its target is an authority.
-    if method == b"CONNECT" {
-        return Err(connect_refused());
-    }
-    if target.len() > bounds.target_bytes_max {
-        return Err(Rejection::UriTooLong);
-    }
-    Target::parse(target).map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
-    Ok(version)
-}
-
 /// The fields on which the message's end and its host depend.
 #[derive(Default)]
 struct Fields {
@@ -268,11 +239,7 @@ impl Fields {
                 return Err(Rejection::BadRequest(Malformed::Host));
             }
         } else if is(&CONTENT_LENGTH) {
-            let digits = (1..=19).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
-            let text = std::str::from_utf8(value).ok().filter(|_| digits);
-            let length = text
-                .and_then(|text| text.parse().ok())
-                .ok_or_else(framing)?;
+            let length = length(value).ok_or_else(framing)?;
             if self.length.replace(length).is_some() {
                 return Err(framing());
             }
@@ -297,6 +264,24 @@ impl Fields {
             (false, length) => Ok(Body::of_length(length.unwrap_or(0))),
         }
     }
+}
+
+/// A length as `Content-Length` has it: digits and nothing else (RFC 9110 section 8.6), 19 at most.
+pub fn length(value: &[u8]) -> Option<u64> {
+    let is_number = (1..=19).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
+    let text = std::str::from_utf8(value).ok().filter(|_| is_number);
+    text.and_then(|text| text.parse().ok())
+}
+
+/// The one length that all values of `Content-Length` in an answer name, each a number or a list of numbers: a recipient may
+/// take equal ones for one (RFC 9110 section 8.6). `None` where they differ or are no numbers.
+pub fn agreed_length<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
+    let mut all = values
+        .into_iter()
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .map(|element| length(element.trim_ascii()));
+    let first = all.next()??;
+    all.all(|other| other == Some(first)).then_some(first)
 }
 
 /// A registered name or address with an optional port; no user, path, list or space (RFC 9110 section 7.2).
@@ -344,6 +329,11 @@ pub fn told_apart(head: &[u8]) -> (String, String) {
         String::from_utf8_lossy(word).into_owned()
     };
     let (method, target) = (word(), word());
+    let absolute = Absolute::of(target.as_bytes()).map(|absolute| absolute.origin_form());
+    let target = match &absolute {
+        Some(origin) => String::from_utf8_lossy(origin),
+        None => target.into(),
+    };
     let path = target.split(['?', '#']).next().unwrap_or_default();
     (method, path.to_owned())
 }

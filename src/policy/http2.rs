@@ -3,7 +3,9 @@
 //!
 //! The HTTP library below the gateway bounds what a peer makes it remember, not what it makes it do: SETTINGS, PING,
 //! PRIORITY, WINDOW_UPDATE, empty DATA and unknown frames are answered or ignored without end. Here each kind has a
-//! budget that grows with honest use (streams, data) or slowly with time. Time is an argument.
+//! budget that grows with honest use (streams, data) or slowly with time. A stream that the library has to reset because of
+//! what the client sent (CVE-2025-8671, "MadeYouReset") counts as a reset of the client's, several times over. Time is an
+//! argument.
 
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,9 @@ pub const CALM_DOWN: [u8; 17] = [
 ];
 
 const HEADER_BYTES: usize = 9;
+/// The error code that is all of a RST_STREAM's payload (RFC 9113 section 6.4).
+const REASON_BYTES: usize = 4;
+const RST_STREAM: u8 = 3;
 const END_STREAM: u8 = 1;
 /// Seconds of its rate that a budget holds at once.
 const BURST_SECONDS: u32 = 5;
@@ -23,6 +28,15 @@ const BURST_SECONDS: u32 = 5;
 const UPDATES_PER_DATA: f64 = 4.0;
 const UPDATES_PER_STREAM: f64 = 2.0;
 const PRIORITIES_PER_STREAM: f64 = 10.0;
+/// Resets of the client's own that one it provoked counts as: clients cancel requests often, and break the protocol hardly ever.
+const RESETS_PER_ERROR: f64 = 4.0;
+/// The error codes (RFC 9113 section 7) of streams that are reset because of what the client sent: PROTOCOL_ERROR,
+/// FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR. Streams that the gateway gives up itself bear NO_ERROR (an upload that is not
+/// read), INTERNAL_ERROR, CANCEL (an answer that is cut) or REFUSED_STREAM.
+const CLIENTS_ERRORS: [u32; 4] = [PROTOCOL_ERROR, 3, 5, 6];
+/// The error code of a stream whose request is malformed: a head that cannot be read, a body that breaks its length, trailers that
+/// do not end it (RFC 9113 section 8.1.1).
+const PROTOCOL_ERROR: u32 = 1;
 /// Some clients measure the round trip once for each burst of data.
 const PINGS_PER_DATA: f64 = 1.0;
 
@@ -32,13 +46,23 @@ pub struct Frame {
     kind: u8,
     flags: u8,
     payload_bytes: u32,
+    /// The error code of a RST_STREAM; 0 for other frames.
+    reason: u32,
+}
+
+impl Frame {
+    /// Whether it resets a stream because what came on it is malformed.
+    pub fn is_of_malformed(self) -> bool {
+        self.kind == RST_STREAM && self.reason == PROTOCOL_ERROR
+    }
 }
 
 /// Finds the frames in one direction of a connection, however its bytes are cut.
 #[derive(Debug, Clone)]
 pub struct Frames {
     preface_left: usize,
-    header: [u8; HEADER_BYTES],
+    /// With the error code behind it, of a RST_STREAM.
+    header: [u8; HEADER_BYTES + REASON_BYTES],
     header_bytes: usize,
     payload_left: u32,
 }
@@ -56,7 +80,7 @@ impl Frames {
     pub fn of_server() -> Frames {
         Frames {
             preface_left: 0,
-            header: [0; HEADER_BYTES],
+            header: [0; HEADER_BYTES + REASON_BYTES],
             header_bytes: 0,
             payload_left: 0,
         }
@@ -82,24 +106,49 @@ impl Frames {
     }
 
     fn find_head(&mut self, bytes: &[u8], found: &mut impl FnMut(Frame)) -> usize {
-        let room = self.header.get_mut(self.header_bytes..).unwrap_or_default();
+        let wanted = self.wanted_bytes();
+        let room = self.header.get_mut(self.header_bytes..wanted);
+        let room = room.unwrap_or_default();
         let taken = room.len().min(bytes.len());
         for (to, from) in room.iter_mut().zip(bytes) {
             *to = *from;
         }
         self.header_bytes += taken;
-        if self.header_bytes == HEADER_BYTES {
-            let [high, middle, low, kind, flags, ..] = self.header;
-            let payload_bytes = u32::from_be_bytes([0, high, middle, low]);
+        if self.header_bytes == self.wanted_bytes() {
+            let [_, _, _, kind, flags, _, _, _, _, reason @ ..] = self.header;
+            let payload_bytes = self.payload_bytes();
+            let (payload_left, reason) = match self.has_reason() {
+                true => (0, u32::from_be_bytes(reason)),
+                false => (payload_bytes, 0),
+            };
             self.header_bytes = 0;
-            self.payload_left = payload_bytes;
+            self.payload_left = payload_left;
             found(Frame {
                 kind,
                 flags,
                 payload_bytes,
+                reason,
             });
         }
         taken
+    }
+
+    /// How many bytes there must be before the present frame is known.
+    fn wanted_bytes(&self) -> usize {
+        match self.header_bytes >= HEADER_BYTES && self.has_reason() {
+            true => HEADER_BYTES + REASON_BYTES,
+            false => HEADER_BYTES,
+        }
+    }
+
+    fn payload_bytes(&self) -> u32 {
+        let [high, middle, low, ..] = self.header;
+        u32::from_be_bytes([0, high, middle, low])
+    }
+
+    fn has_reason(&self) -> bool {
+        let [_, _, _, kind, ..] = self.header;
+        kind == RST_STREAM && self.payload_bytes() as usize == REASON_BYTES
     }
 
     /// Whether the bytes so far end with the end of a frame, so that another can be put behind them.
@@ -205,27 +254,43 @@ impl Budgets {
                 return Ok(());
             }
             2 | 16 => (&mut self.priorities, Flood::Priority),
-            3 => (&mut self.resets, Flood::Reset),
+            RST_STREAM => (&mut self.resets, Flood::Reset),
             4 => (&mut self.settings, Flood::Settings),
             6 => (&mut self.pings, Flood::Ping),
             8 => (&mut self.window_updates, Flood::WindowUpdate),
             _ => (&mut self.others, Flood::Other),
         };
         *budget -= 1.0;
-        if *budget < 0.0 {
+        self.judge(flood, now)
+    }
+
+    /// Counts a frame of ours.
+    ///
+    /// # Errors
+    /// If it is a reset that the client provoked, and there were too many; the connection should be closed.
+    pub fn send(&mut self, frame: Frame, now: Instant) -> Result<(), Flood> {
+        match frame.kind {
+            0 => {
+                self.window_updates += UPDATES_PER_DATA;
+                self.pings += PINGS_PER_DATA;
+                Ok(())
+            }
+            RST_STREAM if CLIENTS_ERRORS.contains(&frame.reason) => {
+                self.resets -= RESETS_PER_ERROR;
+                self.judge(Flood::Reset, now)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a budget that something was just taken from held it.
+    fn judge(&mut self, flood: Flood, now: Instant) -> Result<(), Flood> {
+        if self.of(flood) < 0.0 {
             self.refill(now);
         }
         match self.of(flood) < 0.0 {
             true => Err(flood),
             false => Ok(()),
-        }
-    }
-
-    /// Counts a frame of ours.
-    pub fn send(&mut self, frame: Frame) {
-        if frame.kind == 0 {
-            self.window_updates += UPDATES_PER_DATA;
-            self.pings += PINGS_PER_DATA;
         }
     }
 
@@ -278,6 +343,15 @@ mod tests {
             kind,
             flags: 0,
             payload_bytes: 8,
+            reason: 0,
+        }
+    }
+
+    fn reset(reason: u32) -> Frame {
+        Frame {
+            reason,
+            payload_bytes: 4,
+            ..frame(RST_STREAM)
         }
     }
 
@@ -321,7 +395,7 @@ mod tests {
         for _ in 0..1_000 {
             assert_eq!(budgets.receive(frame(1), start), Ok(()));
             assert_eq!(budgets.receive(frame(0), start), Ok(()));
-            budgets.send(frame(0));
+            assert_eq!(budgets.send(frame(0), start), Ok(()));
             for kind in [8, 8, 8, 8, 6, 2] {
                 assert_eq!(budgets.receive(frame(kind), start), Ok(()));
             }
@@ -337,6 +411,7 @@ mod tests {
             kind: 0,
             flags,
             payload_bytes: 0,
+            reason: 0,
         };
         for _ in 0..100 {
             assert_eq!(budgets.receive(empty(END_STREAM), start), Ok(()));
@@ -345,6 +420,42 @@ mod tests {
             assert_eq!(budgets.receive(empty(0), start), Ok(()));
         }
         assert_eq!(budgets.receive(empty(0), start), Err(Flood::Empty));
+    }
+
+    #[test]
+    fn resets_that_the_client_provokes_take_more_of_its_budget_and_ours_take_none() {
+        let start = Instant::now();
+        let mut budgets = Budgets::new(RATES, start);
+        for ours in [0, 2, 7, 8] {
+            for _ in 0..100 {
+                assert_eq!(budgets.send(reset(ours), start), Ok(()));
+            }
+        }
+        for provoked in [1, 3] {
+            assert_eq!(budgets.send(reset(provoked), start), Ok(()));
+        }
+        assert_eq!(budgets.receive(reset(8), start), Ok(()));
+        assert_eq!(budgets.send(reset(5), start), Err(Flood::Reset));
+        // What was too much is owed.
+        let later = start + Duration::from_secs(2);
+        assert_eq!(budgets.receive(reset(8), later), Ok(()));
+        assert_eq!(budgets.send(reset(6), later), Err(Flood::Reset));
+    }
+
+    #[test]
+    fn the_error_code_of_a_reset_is_read_and_no_other_payload() {
+        let sent = [
+            bytes_of(RST_STREAM, 0, &[0, 0, 1, 2]),
+            bytes_of(8, 0, &[0, 0, 0, 9]),
+            // Not a frame that any peer takes.
+            bytes_of(RST_STREAM, 0, &[0, 0, 0, 3, 0]),
+        ];
+        let (mut frames, mut found) = (Frames::of_server(), Vec::new());
+        for byte in sent.concat() {
+            frames.find(&[byte], |frame| found.push((frame.kind, frame.reason)));
+        }
+        assert_eq!(found, [(RST_STREAM, 0x102), (8, 0), (RST_STREAM, 0)]);
+        assert!(frames.is_between());
     }
 
     proptest! {

@@ -30,6 +30,8 @@ const ETAG_BYTES: usize = 16;
 
 /// What one segment of a path can stand for (see [`super::target`]): no separator, no control, no dots alone.
 const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
+/// What the rest of a path can stand for: one or more segments.
+const REST: &str = r"^[^/\\\u0000-\u001f\u007f]+(/[^/\\\u0000-\u001f\u007f]+)*/?$";
 
 /// What is described.
 #[derive(Debug)]
@@ -95,7 +97,8 @@ fn describe(api: &Api<'_>) -> Value {
     let mut names = HashSet::new();
     for endpoint in api.endpoints.iter() {
         let path = endpoint_item(endpoint, &mut names);
-        paths.insert(endpoint.pattern.to_string(), path);
+        // A template has no form for several segments: the parameter's schema lets them in.
+        paths.insert(endpoint.pattern.replace("...}", "}"), path);
     }
     for own in OwnPath::ALL {
         paths.insert(own.as_str().to_owned(), own_item(own, &mut names));
@@ -135,9 +138,11 @@ fn describe(api: &Api<'_>) -> Value {
 fn endpoint_item(endpoint: &Endpoint, names: &mut HashSet<String>) -> Value {
     let mut parameters = vec![json!({ "$ref": "#/components/parameters/RequestId" })];
     for name in endpoint.parameters() {
+        let is_rest = endpoint.pattern.ends_with(&format!("/{{{name}...}}"));
+        let pattern = if is_rest { REST } else { SEGMENT };
         parameters.push(json!({
             "name": name, "in": "path", "required": true,
-            "schema": { "type": "string", "pattern": SEGMENT },
+            "schema": { "type": "string", "pattern": pattern },
         }));
     }
     let mut item = Map::from_iter([("parameters".to_owned(), Value::from(parameters))]);

@@ -166,7 +166,11 @@ impl Body<'_> {
     /// Makes it the body of a 429 (draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types").
     fn exceed(&mut self, standing: &Standing, policy: &'static str, now: Timestamp) {
         self.r#type = QUOTA_EXCEEDED_TYPE;
-        self.title = "Request cannot be satisfied as assigned quota has been exceeded";
+        self.title = match policy {
+            DAILY_POLICY => "Request cannot be satisfied as assigned quota has been exceeded",
+            // The daily quota may be untouched.
+            _ => "Too many requests at once",
+        };
         self.quota = Some(ExceededQuota {
             limit: standing.limit,
             used: standing.used,
@@ -510,6 +514,7 @@ mod tests {
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!([policy]));
             assert_eq!(rejection.policy(), Some(policy));
+            assert_eq!(body["title"], "Too many requests at once");
             assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
             let detail = body["detail"].as_str().unwrap();
             assert!(detail.contains(told), "{detail}");

@@ -4,6 +4,8 @@
 //! no normal form: a target that another server might read differently (RFC 3986 sections 2 to 3.4 and 6.2.2) is
 //! refused, and what was accepted is forwarded byte for byte.
 
+use std::borrow::Cow;
+
 use super::octets::OctetSet;
 
 /// Why a request target is refused.
@@ -11,6 +13,8 @@ use super::octets::OctetSet;
 pub enum TargetError {
     /// Not origin-form: it does not begin with `/`.
     NotOriginForm,
+    /// Absolute-form without a host, with a user, or with a port that is none.
+    InvalidAuthority,
     /// A character outside RFC 3986: a control, a space, a byte of 0x80 or above, one of `"<>\^{|}` or the backquote, or `#`.
     ForbiddenCharacter,
     /// `;`, which some servers take as the end of a segment.
@@ -32,6 +36,9 @@ impl TargetError {
     pub fn detail(self) -> &'static str {
         match self {
             TargetError::NotOriginForm => "The request target must begin with a slash.",
+            TargetError::InvalidAuthority => {
+                "The request target must have a host, and nothing before it."
+            }
             TargetError::ForbiddenCharacter => {
                 "The request target has a character that must be percent-encoded."
             }
@@ -78,6 +85,42 @@ impl<'a> Target<'a> {
                 .try_for_each(|escape| escape.map(|_| ()).ok_or(TargetError::InvalidEscape))?;
         }
         Ok(Target { path, query })
+    }
+}
+
+/// A target in absolute-form: a URL of http or https (RFC 9112 section 3.2.2). Neither part has been checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Absolute<'a> {
+    /// What takes the place of `Host`.
+    pub authority: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl<'a> Absolute<'a> {
+    /// The parts of `raw`; `None` where it is no absolute-form. Cost: nothing for others, one pass over the authority.
+    pub fn of(raw: &'a [u8]) -> Option<Absolute<'a>> {
+        let after = |scheme: &[u8]| {
+            let (start, rest) = raw.split_at_checked(scheme.len())?;
+            start.eq_ignore_ascii_case(scheme).then_some(rest)
+        };
+        let url = after(b"http://").or_else(|| after(b"https://"))?;
+        let is_end = |byte: &u8| matches!(byte, b'/' | b'?' | b'#');
+        let end = url.iter().position(is_end).unwrap_or(url.len());
+        let (authority, rest) = url.split_at(end);
+        Some(Absolute { authority, rest })
+    }
+
+    /// Whether there is neither path nor query.
+    pub fn is_bare(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    /// Path and query; an empty path is `/` (RFC 9112 section 3.2.1).
+    pub fn origin_form(&self) -> Cow<'a, [u8]> {
+        match self.rest.first() {
+            Some(b'/') => Cow::Borrowed(self.rest),
+            Some(_) | None => Cow::Owned([b"/", self.rest].concat()),
+        }
     }
 }
 
@@ -223,6 +266,35 @@ mod tests {
             assert_eq!(Target::parse(raw.as_bytes()), Err(reason), "{raw:?}");
         }
         assert_eq!(Target::parse(b"/a\xff"), Err(ForbiddenCharacter));
+    }
+
+    #[test]
+    fn an_absolute_form_is_an_authority_and_an_origin_form() {
+        for (raw, authority, origin) in [
+            ("http://h/a?b", "h", "/a?b"),
+            ("HTTPS://[::1]:8443/a//b", "[::1]:8443", "/a//b"),
+            ("http://h", "h", "/"),
+            ("http://h?a=/b", "h", "/?a=/b"),
+            ("http://h#a", "h", "/#a"),
+            ("http://u@h/a", "u@h", "/a"),
+            ("http:///a", "", "/a"),
+            ("http://", "", "/"),
+        ] {
+            let absolute = Absolute::of(raw.as_bytes()).unwrap();
+            assert_eq!(absolute.authority, authority.as_bytes(), "{raw}");
+            assert_eq!(*absolute.origin_form(), *origin.as_bytes(), "{raw}");
+        }
+        for other in [
+            "",
+            "/http://h/",
+            "http:/h/",
+            "http:h",
+            "ftp://h/",
+            "httpx://h/",
+            "h:80",
+        ] {
+            assert_eq!(Absolute::of(other.as_bytes()), None, "{other}");
+        }
     }
 
     proptest! {

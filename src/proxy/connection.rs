@@ -10,6 +10,7 @@
 //! | [`census`] | how many connections there are, in all and of each client address |
 //! | [`guard`] | the stream that pingora reads from and writes to |
 //! | [`http1`] | what of an HTTP/1 connection pingora may read yet |
+//! | [`http2`] | one request over HTTP/2, as pingora drives it |
 //! | [`pace`] | how many requests of an HTTP/2 connection are worked on while its client takes nothing |
 //! | [`redirect`] | a connection without TLS that is led to HTTPS |
 //! | [`refusal`] | the answer to what is refused before pingora sees it, its line in the log and its traces in the metrics |
@@ -22,9 +23,9 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
-use http::HeaderValue;
+use http::{HeaderValue, Version};
 use pingora::proxy::Session;
 use tokio::sync::Notify;
 
@@ -33,6 +34,7 @@ use super::forward;
 pub mod census;
 pub mod guard;
 pub mod http1;
+pub mod http2;
 pub mod pace;
 pub mod redirect;
 pub mod refusal;
@@ -51,7 +53,12 @@ pub struct Connection {
     retire: Notify,
     body_fault: AtomicU8,
     broken_off: AtomicBool,
+    malformed: AtomicU32,
 }
+
+/// Heads over HTTP/2 without a usable target or host on one connection before it takes no further request. Over HTTP/1 the first
+/// one ends it. pingora's own loop allows as many.
+const MALFORMED_MAX: u32 = 32;
 
 /// What was wrong with a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +67,11 @@ pub enum BodyFault {
     Framing,
     /// It did not come in time.
     Late,
+}
+
+/// Whether a request came over HTTP/2. pingora's own `is_http2` knows only its own sessions.
+pub fn is_http2(session: &Session) -> bool {
+    session.req_header().version == Version::HTTP_2
 }
 
 impl Connection {
@@ -72,6 +84,7 @@ impl Connection {
             retire: Notify::new(),
             body_fault: AtomicU8::new(0),
             broken_off: AtomicBool::new(false),
+            malformed: AtomicU32::new(0),
         })
     }
 
@@ -96,6 +109,14 @@ impl Connection {
     /// Whether it takes no further request.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
+    }
+
+    /// Notes a head without a usable target or host.
+    pub fn note_malformed(&self) {
+        let before = self.malformed.fetch_add(1, Ordering::Relaxed);
+        if before + 1 >= MALFORMED_MAX {
+            self.retire();
+        }
     }
 
     /// Returns when it has been retired.

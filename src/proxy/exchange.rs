@@ -21,7 +21,11 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
-use crate::store::{KeyEntry, Receipt};
+use crate::store::KeyEntry;
+
+mod charged;
+
+use charged::Charged;
 
 /// Between two parts of a body, a shorter wait for the client says nothing: networks do that.
 const LONG_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -108,11 +112,13 @@ pub struct Forwarding {
     pub encoder: Option<Box<Encoder>>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
+    /// Whether that is all of the request's body.
+    pub request_whole: bool,
     /// When the client let the gateway wait.
     pub client_waits: ClientWaits,
     /// How it ended, unless served whole.
     pub ending: Option<Ending>,
-    receipt: Option<Receipt>,
+    charged: Charged,
     /// Its place among the key's requests under way, where those are limited.
     slot: Option<Slot>,
 }
@@ -183,6 +189,8 @@ pub enum RefundReason {
     Slow,
     /// The request's body was refused while it was forwarded.
     Body,
+    /// The client went before anything was sent to an upstream.
+    Unsent,
 }
 
 impl RefundReason {
@@ -192,6 +200,7 @@ impl RefundReason {
             RefundReason::Cut => "cut",
             RefundReason::Slow => "slow",
             RefundReason::Body => "body",
+            RefundReason::Unsent => "unsent",
         }
     }
 }
@@ -251,7 +260,7 @@ impl Served {
 impl Forwarding {
     /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
     /// connection has refused bytes so far.
-    pub fn begin(permit: Permit, client_blocked: Duration) -> Forwarding {
+    pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let (standing, waived) = (permit.standing(), permit.waived());
@@ -273,9 +282,10 @@ impl Forwarding {
             announced_bytes: None,
             encoder: None,
             request_body_bytes: 0,
+            request_whole: false,
             client_waits: ClientWaits::of_connection(client_blocked),
             ending: None,
-            receipt: Some(receipt),
+            charged: Charged::new(gate.clone(), receipt),
             slot,
         }
     }
@@ -285,6 +295,7 @@ impl Forwarding {
         self.attempts += 1;
         self.header_after = None;
         self.encoder = None;
+        self.request_body_bytes = 0;
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server().clone());
         }
@@ -344,21 +355,20 @@ impl Forwarding {
         self.slot = None;
     }
 
+    /// Notes that the request is about to be written to a connection of the present server.
+    pub fn note_sent(&mut self) {
+        self.charged.note_sent();
+    }
+
+    /// Whether something of the request was sent, to any server.
+    pub fn was_sent(&self) -> bool {
+        self.charged.was_sent()
+    }
+
     /// Gives the units back, once; a second call does nothing.
-    pub async fn refund(&mut self, gate: &Gate, reason: RefundReason) {
-        if let Some(receipt) = self.receipt.take() {
-            let asked = Instant::now();
-            self.standing.used = gate.store.refund(receipt).await;
-            gate.metrics.store_call("refund", asked.elapsed(), Ok(()));
-            gate.metrics
-                .refunds
-                .with_label_values(&[reason.as_str()])
-                .inc();
-            let tier = self.key.record.tier.as_str();
-            gate.metrics
-                .quota_units
-                .with_label_values(&[tier, "refunded"])
-                .inc_by(u64::from(self.units));
+    pub async fn refund(&mut self, reason: RefundReason) {
+        if let Some(used) = self.charged.refund(reason).await {
+            self.standing.used = used;
         }
     }
 
@@ -374,7 +384,7 @@ impl Forwarding {
 
     /// Whether the units were given back.
     pub fn refunded(&self) -> bool {
-        self.receipt.is_none()
+        self.charged.refunded()
     }
 }
 

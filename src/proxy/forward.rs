@@ -6,21 +6,21 @@
 //! Fields are changed in the maps of the `http` crate, not through pingora, which would keep beside each name how it was
 //! spelt: names have no case (RFC 9110 section 5.1), and that costs as much as all the rest of forwarding.
 
-use std::collections::HashSet;
 use std::mem;
 use std::net::IpAddr;
 
 use http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, TE, TRAILER,
-    TRANSFER_ENCODING, UPGRADE, VARY,
+    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, SET_COOKIE, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE, VARY,
 };
 use http::uri::Uri;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request, response};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::{ErrorType, OrErr};
 
+use crate::policy::header_pattern::{self, HeaderNames, HeaderPattern};
 use crate::policy::trace_context::TraceContext;
-use crate::policy::{caching, own_header, rate_limit};
+use crate::policy::{caching, http1, own_header, rate_limit};
 
 /// The header that carries the API key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -69,27 +69,21 @@ pub struct Identity<'a> {
 
 /// Request headers that never reach an upstream, beside those that are always removed. Made once for a configuration.
 #[derive(Debug, Default)]
-pub struct DeniedHeaders(HashSet<HeaderName>);
+pub struct DeniedHeaders(HeaderNames);
 
 impl DeniedHeaders {
-    /// Denies `names`.
-    pub fn new(names: impl IntoIterator<Item = HeaderName>) -> DeniedHeaders {
-        DeniedHeaders(names.into_iter().collect())
+    /// Denies what `patterns` name.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> DeniedHeaders {
+        DeniedHeaders(HeaderNames::new(patterns))
     }
 
     fn contains(&self, name: &HeaderName) -> bool {
-        let text = name.as_str();
-        let folded = if text.contains('_') {
-            HeaderName::try_from(text.replace('_', "-")).ok()
-        } else {
-            None
-        };
-        let name = folded.as_ref().unwrap_or(name);
-        let text = name.as_str();
+        let folded = header_pattern::folded(name);
+        let text = folded.as_str();
         // In another spelling those that are read or set here would pass as the client's own.
         own_header::tells_who_calls(text)
-            || (folded.is_some() && own_header::is_read_or_set(text))
-            || self.0.contains(name)
+            || (*folded != *name && own_header::is_read_or_set(text))
+            || self.0.contains(&folded)
     }
 }
 
@@ -113,6 +107,10 @@ pub fn rebuild_request(
         let stale = !goes_on && *name == TRACESTATE;
         !(ours || passed || stale || denied.contains(name))
     });
+    let length = fields.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+    if let Some(length) = length.and_then(http1::length) {
+        fields.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
     fields.insert(TRACEPARENT, value(&traceparent)?);
     fields.insert(X_REQUEST_ID, identity.request_id.clone());
     fields.insert(X_CONSUMER_ID, value(identity.key_id)?);
@@ -237,20 +235,35 @@ const NOT_PASSED_ON: [HeaderName; 11] = [
     SURROGATE_CONTROL,
 ];
 
-/// Removes from the upstream's answer what is between it and us, or ours to say, and lets `add` say that.
-pub fn clean_response(header: &mut ResponseHeader, add: impl FnOnce(&mut HeaderMap)) {
+/// Removes from the upstream's answer the hop-by-hop headers, the gateway's own and those `denied`, then lets `add` insert the
+/// gateway's own.
+pub fn clean_response(
+    header: &mut ResponseHeader,
+    denied: &HeaderNames,
+    add: impl FnOnce(&mut HeaderMap),
+) {
     let mut parts = response_parts(header);
     let fields = mem::take(&mut parts.headers);
     let nominated = nominated(&fields);
     let empty = parts.status == StatusCode::NO_CONTENT;
+    // Caches and other clients may see an interim answer; a cookie in it would be the final answer's to set.
+    let interim = parts.status.is_informational();
     let mut fields = kept(fields, ADDED_TO_ANSWER, |name| {
+        if [CONTENT_LENGTH, TRANSFER_ENCODING].contains(name) {
+            return !empty;
+        }
         let ours = NOT_PASSED_ON.contains(name) || rate_limit::ALL.contains(name);
-        let frames_nothing = empty && [CONTENT_LENGTH, TRANSFER_ENCODING].contains(name);
-        !(ours || frames_nothing || nominated.contains(name))
+        let early = interim && *name == SET_COOKIE;
+        let denied = denied.contains(&header_pattern::folded(name));
+        !(ours || early || denied || nominated.contains(name))
     });
-    if let Some(length) = fields.get(CONTENT_LENGTH).cloned() {
-        // One that was repeated comes back as one; pingora has refused different ones.
-        fields.insert(CONTENT_LENGTH, length);
+    if fields.contains_key(CONTENT_LENGTH) {
+        // Written anew as one number. pingora has refused what frames a body by others; what frames none may name anything.
+        let sent = fields.get_all(CONTENT_LENGTH).iter();
+        match http1::agreed_length(sent.map(HeaderValue::as_bytes)) {
+            Some(length) => fields.insert(CONTENT_LENGTH, HeaderValue::from(length)),
+            None => fields.remove(CONTENT_LENGTH),
+        };
     }
     add(&mut fields);
     parts.headers = fields;
@@ -288,10 +301,8 @@ mod tests {
             upstream_host: "127.0.0.1:9000",
             recorded: None,
         };
-        let denied = DeniedHeaders::new([
-            HeaderName::from_static("cookie"),
-            HeaderName::from_static("x-real-ip"),
-        ]);
+        let denied = ["cookie", "x-real-ip"].map(|name| name.parse().unwrap());
+        let denied = DeniedHeaders::new(&denied);
         rebuild_request(&mut header, &identity, &denied).unwrap();
         assert_eq!(header.raw_path(), b"/a?b=%20c");
         header.headers.clone()
@@ -385,7 +396,7 @@ mod tests {
         ] {
             header.append_header(name, value).unwrap();
         }
-        clean_response(&mut header, |_| ());
+        clean_response(&mut header, &HeaderNames::default(), |_| ());
         let mut names: Vec<&str> = header.headers.keys().map(HeaderName::as_str).collect();
         names.sort_unstable();
         assert_eq!(names, ["content-length", "etag"]);

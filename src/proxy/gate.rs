@@ -20,6 +20,7 @@ use crate::config::{self, Config, Limits};
 use crate::policy::address;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, CalendarError, Day};
+use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
 use crate::policy::openapi::{self, Document};
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 use crate::store::Store;
@@ -50,6 +51,8 @@ pub struct Snapshot {
     pub head_limits: HeadLimits,
     /// Request headers that are not forwarded.
     pub denied: DeniedHeaders,
+    /// Headers of answers that are not passed on.
+    pub answer_denied: HeaderNames,
     /// What `/openapi.json` answers.
     pub document: Document,
     /// How much of an answer some upstream may send before the gateway takes it.
@@ -88,13 +91,15 @@ impl Snapshot {
             .upstreams
             .iter()
             .filter_map(|upstream| upstream.header.as_ref());
-        let secrets = secrets.map(|header| &header.name);
-        let denied = config.forward.headers_denied.iter().chain(secrets);
-        let denied = DeniedHeaders::new(denied.cloned());
+        let secrets: Vec<HeaderPattern> = secrets
+            .map(|header| HeaderPattern::Name(header.name.clone()))
+            .collect();
+        let denied = DeniedHeaders::new(config.forward.headers_denied.iter().chain(&secrets));
         let windows = upstreams.values().map(|upstream| upstream.window_bytes());
         Snapshot {
             document: document(&config),
             window_bytes: windows.max().unwrap_or(0),
+            answer_denied: HeaderNames::new(&config.forward.answer_headers_denied),
             config,
             head_limits,
             denied,

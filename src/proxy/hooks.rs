@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Digest;
 use pingora::proxy::{FailToProxy, ProxyHttp, ProxyWarnLogContext, Session};
@@ -18,8 +18,8 @@ use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
 use super::admission::{self, Admitted, Refusal};
-use super::connection::Connection;
 use super::connection::pace::{self, Part};
+use super::connection::{self, Connection};
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
 use super::forward::{self, Identity, TRACEPARENT, X_REQUEST_ID};
 use super::framing;
@@ -29,15 +29,17 @@ use super::record;
 use super::respond::{self, Answer, announce, insert_standing};
 use super::trace::Recording;
 use super::well_formed;
+use crate::policy::http1;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::Rejection;
 
 mod answering;
 mod compressing;
 mod failure;
+mod request_body;
 
 use failure::{
-    BODY_TOO_LARGE, Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, header_passed,
+    Fate, UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, gone_before, header_passed,
     is_other_protocol, is_upstreams, is_worth_another, not_http2, over_time,
 };
 
@@ -79,7 +81,8 @@ impl ProxyHttp for Edge {
         session: &mut Session,
         exchange: &mut Exchange,
     ) -> pingora::Result<bool> {
-        let limits = &exchange.snapshot.config.limits;
+        let snapshot = exchange.snapshot.clone();
+        let limits = &snapshot.config.limits;
         // What HTTP/1.0 had for it was never standardised.
         let old = session.req_header().version == http::Version::HTTP_10;
         let keepalive = if old || self.gate.is_draining() || is_retired(session) {
@@ -92,7 +95,7 @@ impl ProxyHttp for Edge {
         session.set_read_timeout(Some(limits.request_read));
         // Over HTTP/1 the connection's guard looks at what the client reads; over HTTP/2 it cannot, because a client that does not
         // read says so in frames.
-        let is_http2 = session.is_http2();
+        let is_http2 = connection::is_http2(session);
         session.set_write_timeout(is_http2.then_some(limits.response_write));
         let sent = &session.req_header().headers;
         exchange.identify(sent.get(X_REQUEST_ID));
@@ -103,18 +106,19 @@ impl ProxyHttp for Edge {
         if is_encrypted(session) {
             exchange.hsts = respond::hsts(&exchange.snapshot.config);
         }
+        let bodiless =
+            request_body::expect_none(session, &snapshot.head_limits, limits.request_read).await;
         let raw = session
             .as_http1()
             .map(|session| session.get_headers_raw_bytes());
-        let snapshot = exchange.snapshot.clone();
-        let admitted = admission::admit(
-            &self.gate,
-            &snapshot,
-            session.req_header(),
-            raw.as_deref(),
-            &mut exchange.steps,
-        )
-        .await;
+        let header = session.req_header();
+        let admitted = match bodiless {
+            Ok(()) => {
+                let (raw, steps) = (raw.as_deref(), &mut exchange.steps);
+                admission::admit(&self.gate, &snapshot, header, raw, steps).await
+            }
+            Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
+        };
         match admitted {
             Err(refusal) => {
                 self.refuse(session, exchange, refusal).await?;
@@ -144,7 +148,8 @@ impl ProxyHttp for Edge {
                     .quota_units
                     .with_label_values(&[tier, "charged"])
                     .inc_by(charged);
-                let forwarding = Forwarding::begin(permit, client_blocked(session));
+                let blocked = client_blocked(session);
+                let forwarding = Forwarding::begin(&self.gate, permit, blocked);
                 exchange.stage = Stage::Forwarding(Box::new(forwarding));
                 if well_formed::expects_continue(session.req_header()) && !session.is_body_done() {
                     // Should the client be gone, reading its body will tell.
@@ -265,7 +270,7 @@ impl ProxyHttp for Edge {
 
     async fn upstream_request_filter(
         &self,
-        _: &mut Session,
+        session: &mut Session,
         request: &mut RequestHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
@@ -280,6 +285,12 @@ impl ProxyHttp for Edge {
         };
         if !forwarding.upstream.takes(request.version) {
             return Err(not_http2());
+        }
+        if pace::is_given_up() {
+            return Err(given_up());
+        }
+        if let Some(gone) = gone_before(session).await {
+            return Err(gone);
         }
         let recorded = exchange.steps.recording.as_mut().map(|recording| {
             let span = recording.attempt(forwarding.server());
@@ -300,6 +311,8 @@ impl ProxyHttp for Edge {
         if let Some((name, value)) = &forwarding.upstream.header {
             request.insert_header(name.clone(), value.clone())?;
         }
+        // What is left before it is written fails as a 500, which is refunded.
+        forwarding.note_sent();
         Ok(())
     }
 
@@ -307,17 +320,14 @@ impl ProxyHttp for Edge {
         &self,
         _: &mut Session,
         body: &mut Option<Bytes>,
-        _end_of_stream: bool,
+        end_of_stream: bool,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
         let limit = exchange.snapshot.head_limits.body_bytes_max;
-        if let (Some(body), Some(forwarding)) = (body.as_ref(), exchange.forwarding()) {
-            forwarding.request_body_bytes += body.len();
-            if forwarding.request_body_bytes > limit {
-                return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
-            }
+        match exchange.forwarding() {
+            Some(forwarding) => request_body::pass(forwarding, body, end_of_stream, limit),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     async fn upstream_response_filter(
@@ -365,8 +375,9 @@ impl ProxyHttp for Edge {
         response: &mut ResponseHeader,
         exchange: &mut Exchange,
     ) -> pingora::Result<()> {
+        let snapshot = exchange.snapshot.clone();
         if response.status.is_informational() {
-            forward::clean_response(response, |_| ());
+            forward::clean_response(response, &snapshot.answer_denied, |_| ());
             return Ok(());
         }
         if self.gate.is_draining() {
@@ -379,7 +390,7 @@ impl ProxyHttp for Edge {
             response.set_version(http::Version::HTTP_11);
         }
         let request = session.req_header();
-        forward::clean_response(response, |fields| {
+        forward::clean_response(response, &snapshot.answer_denied, |fields| {
             respond::insert_common(fields, exchange);
             forward::confine_response(fields);
             if let Some(forwarding) = exchange.forwarding() {
@@ -534,5 +545,6 @@ fn is_retired(session: &Session) -> bool {
 
 /// The length of the body that a message announces, if it does and can be read.
 fn content_length(fields: &HeaderMap) -> Option<u64> {
-    fields.get(CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+    let values = fields.get_all(CONTENT_LENGTH).iter();
+    http1::agreed_length(values.map(HeaderValue::as_bytes))
 }

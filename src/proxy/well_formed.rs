@@ -1,8 +1,8 @@
 //! Contract step 1: is the request well-formed and within the limits.
 //!
 //! Works on the header as pingora parsed it and, over HTTP/1, on the bytes it was parsed from, because pingora cuts a
-//! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). What pingora
-//! refuses before any hook runs never gets here.
+//! fragment off the target and drops `Content-Length` beside `Transfer-Encoding` (RFC 9112 section 6.1). Over HTTP/1 what the
+//! guard refuses never gets here, over HTTP/2 what the library resets the stream of.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
 use http::{HeaderName, HeaderValue, Method, Version};
@@ -148,16 +148,20 @@ fn raw_target(head: &[u8]) -> Option<&[u8]> {
     line.split(|byte| *byte == b' ').nth(1)
 }
 
-/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` stands for it.
+/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` may replace it, and both must be equal
+/// (RFC 9113 section 8.3.1).
 fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
     let mut hosts = header.headers.get_all(HOST).iter();
-    match (hosts.next(), hosts.next()) {
-        (Some(host), None) if is_host(host.as_bytes()) => Ok(()),
+    let host = match (hosts.next(), hosts.next()) {
+        (host, None) => host.map(HeaderValue::as_bytes),
+        (_, Some(_)) => return Err(malformed(Malformed::Host)),
+    };
+    let authority = header.uri.authority();
+    let authority = authority.map(|authority| authority.as_str().as_bytes());
+    match (host.or(authority), authority) {
+        (Some(host), None) if is_host(host) => Ok(()),
+        (Some(host), Some(authority)) if is_host(host) && host == authority => Ok(()),
         (None, None) if header.version == Version::HTTP_10 => Ok(()),
-        (None, None) if header.version == Version::HTTP_2 => match header.uri.authority() {
-            Some(authority) if is_host(authority.as_str().as_bytes()) => Ok(()),
-            _ => Err(malformed(Malformed::Host)),
-        },
         _ => Err(malformed(Malformed::Host)),
     }
 }
@@ -219,11 +223,9 @@ fn check_body(
     let mut lengths = header.headers.get_all(CONTENT_LENGTH).iter();
     let length = match (lengths.next(), lengths.next()) {
         (None, _) => 0,
-        (Some(length), None) => std::str::from_utf8(length.as_bytes())
-            .ok()
-            .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()))
-            .and_then(|text| text.parse::<u64>().ok())
-            .ok_or_else(|| malformed(Malformed::Framing))?,
+        (Some(length), None) => {
+            http1::length(length.as_bytes()).ok_or_else(|| malformed(Malformed::Framing))?
+        }
         (Some(_), Some(_)) => return Err(malformed(Malformed::Framing)),
     };
     if (length > 0 || chunked) && !takes_body(&header.method) {

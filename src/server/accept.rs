@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pingora::apps::{HttpServerApp, ServerApp};
+use pingora::apps::HttpServerApp;
 use pingora::proxy::HttpProxy;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
@@ -259,7 +259,7 @@ impl Room {
     ) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
-        let mut serving = std::pin::pin!(application.process_new(Box::new(guard), &ending));
+        let mut serving = std::pin::pin!(application.serve(guard, &ending));
         let stopping = tokio::select! {
             _ = &mut serving => return,
             () = connection.retired() => false,

@@ -1,21 +1,23 @@
 //! An upgrade without a gap: a gateway that runs hands its listening sockets to its successor.
 //!
 //! The running gateway listens on a Unix socket (`listen.upgrade`). `touchline serve --upgrade` reads and checks its own
-//! configuration first, asks there for the listening sockets, opens the store, begins to accept on the same sockets, and only
-//! then says that it is ready; the old gateway goes on until it hears that, then takes nothing new and ends with what it has
-//! in flight. A successor that fails on the way leaves it as it was. A socket is never closed and opened again: a connection
-//! that waits to be accepted is accepted by whoever is there.
+//! configuration first, asks there for the listening sockets, opens the store, and reports that it is ready once nothing is
+//! left that can fail. The old gateway confirms, takes nothing new and ends with what it has in flight; on the confirmation the
+//! new one moves its own Unix socket into place and accepts on the same listeners. These are never closed and opened again:
+//! while neither process accepts, connections wait.
 //!
-//! Invariant: a gateway that knows the keys is not succeeded by one that does not.
+//! Invariants: until the confirmation the successor accepts no connection and leaves the Unix socket's place alone, so that one
+//! that fails, is killed or hangs until then costs no request and no later upgrade; a successor that the old gateway no longer
+//! waits for does not begin; a gateway that knows the keys is not succeeded by one that does not.
 //!
 //! Whoever may open the Unix socket may take the listeners: it is its owner's alone.
 
-use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
-use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Write};
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -42,13 +44,17 @@ const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const KEYS_PATIENCE: Duration = Duration::from_secs(15);
 /// How often it looks.
 const KEYS_LOOK: Duration = Duration::from_millis(50);
-/// What a successor says when it accepts connections.
+/// Sent by a successor that only has to begin.
 const READY: u8 = b'R';
-/// What a successor says that has no usable key table: has the old gateway?
+/// Follows [`READY`]: the successor begins when that is confirmed. Earlier versions begin by themselves and hang up.
+const AWAITS: u8 = b'A';
+/// Asked by a successor without a usable key table: does the old gateway have one?
 const KNOWS_KEYS: u8 = b'K';
-/// The two answers.
+/// The two answers; the first also confirms [`READY`].
 const YES: u8 = b'Y';
 const NO: u8 = b'N';
+/// The last byte for a successor that the old gateway waits for no longer.
+const GIVEN_UP: u8 = b'G';
 
 /// Whether a gateway can serve by its key table now.
 type Known = dyn Fn() -> bool + Send + Sync;
@@ -118,16 +124,15 @@ impl Predecessor {
     /// gone.
     ///
     /// # Errors
-    /// [`Ignorance::NoKeys`] where it still cannot after [`KEYS_PATIENCE`].
+    /// [`Withdrawal::NoKeys`] where it still cannot after [`KEYS_PATIENCE`].
     pub async fn until_keys_are_known(
         self,
         known: impl Fn() -> bool,
-    ) -> Result<Predecessor, Ignorance> {
+    ) -> Result<Predecessor, Withdrawal> {
         if known() {
             return Ok(self);
         }
-        self.0.set_nonblocking(true)?;
-        let mut stream = tokio::net::UnixStream::from_std(self.0)?;
+        let mut stream = self.asynchronous()?;
         match knows_keys(&mut stream).await {
             Ok(YES) => await_keys(known, &mut stream).await?,
             Ok(NO) => {
@@ -143,18 +148,49 @@ impl Predecessor {
         Ok(Predecessor(stream))
     }
 
-    /// Tells the old gateway that connections are accepted, so that it ends.
+    /// Takes the place of the old gateway, which takes nothing new from now on. Not asked where it is gone.
     ///
     /// # Errors
-    /// Where it has ended already.
-    pub fn take_over(mut self) -> io::Result<()> {
-        self.0.write_all(&[READY])
+    /// [`Withdrawal::GivenUp`] and [`Withdrawal::Unanswered`] where it goes on serving instead.
+    pub async fn take_over(self) -> Result<(), Withdrawal> {
+        let mut stream = self.asynchronous()?;
+        // Where this cannot be sent, what was received before says why.
+        let _ = stream.write_all(&[READY, AWAITS]).await;
+        let answer = match timeout(STEP, stream.read_u8()).await {
+            Ok(answer) => answer,
+            Err(_) => last_answer(stream.into_std()?),
+        };
+        match answer {
+            Ok(YES) => Ok(()),
+            Ok(_) => Err(Withdrawal::GivenUp),
+            // Earlier versions end without an answer too.
+            Err(error) if matches!(error.kind(), UnexpectedEof | ConnectionReset) => {
+                tracing::info!("the gateway that ran has ended");
+                Ok(())
+            }
+            Err(error) => Err(Withdrawal::Unanswered(error)),
+        }
+    }
+
+    fn asynchronous(self) -> io::Result<tokio::net::UnixStream> {
+        self.0.set_nonblocking(true)?;
+        tokio::net::UnixStream::from_std(self.0)
+    }
+}
+
+/// The answer that came after all, once none can come any more: the old gateway either has sent it, or cannot and goes on.
+fn last_answer(mut stream: UnixStream) -> io::Result<u8> {
+    stream.shutdown(Shutdown::Read)?;
+    let mut answer = [0];
+    match stream.read(&mut answer)? {
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Ok(u8::from_be_bytes(answer)),
     }
 }
 
 /// Why a successor leaves everything to the gateway that runs.
 #[derive(Debug, thiserror::Error)]
-pub enum Ignorance {
+pub enum Withdrawal {
     /// It has no usable key table.
     #[error(
         "the key table could not be loaded within {} s, and the gateway that runs has one: that one goes on serving; see that \
@@ -168,6 +204,18 @@ pub enum Ignorance {
          was; see that the store answers (touchline store status), then upgrade again"
     )]
     Untold(#[from] io::Error),
+    /// It took too long.
+    #[error(
+        "the gateway that runs has waited {} s for this one and goes on serving; see what held this one up, then upgrade again",
+        SUCCESSOR_PATIENCE.as_secs()
+    )]
+    GivenUp,
+    /// The gateway that runs does not confirm.
+    #[error(
+        "the gateway that runs does not confirm that this one takes its place ({0}): that one is left as it was; see whether it \
+         still serves, then upgrade again or stop it"
+    )]
+    Unanswered(io::Error),
 }
 
 /// What the old gateway answers to [`KNOWS_KEYS`].
@@ -185,57 +233,108 @@ fn gone() {
 async fn await_keys(
     known: impl Fn() -> bool,
     predecessor: &mut tokio::net::UnixStream,
-) -> Result<(), Ignorance> {
+) -> Result<(), Withdrawal> {
     tracing::warn!("the key table is not loaded: the gateway that runs goes on meanwhile");
     let end = Instant::now() + KEYS_PATIENCE;
     while !known() {
         if Instant::now() >= end {
-            return Err(Ignorance::NoKeys);
+            return Err(Withdrawal::NoKeys);
         }
         tokio::select! {
             () = sleep(KEYS_LOOK) => {}
-            // It has nothing to say: it is gone.
-            _ = predecessor.read_u8() => {
-                gone();
-                return Ok(());
+            byte = predecessor.read_u8() => match byte {
+                Ok(_) => return Err(Withdrawal::GivenUp),
+                Err(_) => {
+                    gone();
+                    return Ok(());
+                }
             }
         }
     }
     Ok(())
 }
 
+/// A listening Unix socket and its place.
+struct Place {
+    path: PathBuf,
+    /// Where the socket is until it is moved to `path`.
+    beside: PathBuf,
+    socket: tokio::net::UnixListener,
+    /// The device and inode of the socket's file.
+    file: (u64, u64),
+}
+
+impl Place {
+    /// Binds a socket beside its place, open to its owner only before any process can find it.
+    fn beside(path: &Path) -> io::Result<Place> {
+        let beside = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
+        let _ = std::fs::remove_file(&beside);
+        let socket = UnixListener::bind(&beside)?;
+        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
+        socket.set_nonblocking(true)?;
+        Ok(Place {
+            path: path.to_owned(),
+            socket: tokio::net::UnixListener::from_std(socket)?,
+            file: file_at(&beside)?,
+            beside,
+        })
+    }
+
+    /// Moves the socket to its place, over whatever is there.
+    fn take(&self) -> io::Result<()> {
+        std::fs::rename(&self.beside, &self.path)
+    }
+
+    fn is_taken(&self) -> bool {
+        file_at(&self.path).is_ok_and(|file| file == self.file)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        // There unless it was moved.
+        let _ = std::fs::remove_file(&self.beside);
+    }
+}
+
+fn file_at(path: &Path) -> io::Result<(u64, u64)> {
+    let file = std::fs::symlink_metadata(path)?;
+    Ok((file.dev(), file.ino()))
+}
+
 /// The offer of a running gateway to its successor. Dropping it gives its copies of the sockets up.
 pub struct Offer {
-    socket: tokio::net::UnixListener,
+    place: Place,
     handed: Vec<Handed>,
     known: Box<Known>,
 }
 
 impl Offer {
-    /// Offers `handed` at `path`, in the place of whatever offer was there. `known` says whether this gateway can serve by its
-    /// key table.
+    /// Prepares an offer of `handed` at `path`, which no process finds before [`Offer::publish`]. `known` says whether this
+    /// gateway can serve by its key table.
     ///
     /// # Errors
-    /// Where the place cannot be written. Needs a tokio runtime.
-    pub fn make(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
-        // Bound beside its place and moved there, closed to others before anybody can find it.
-        let beside = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
-        let _ = std::fs::remove_file(&beside);
-        let socket = UnixListener::bind(&beside)?;
-        std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
-        std::fs::rename(&beside, path)?;
-        socket.set_nonblocking(true)?;
+    /// Where nothing can be written beside the place. Needs a tokio runtime.
+    pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
         Ok(Offer {
-            socket: tokio::net::UnixListener::from_std(socket)?,
+            place: Place::beside(path)?,
             handed,
             known,
         })
     }
 
-    /// Serves successors until one is ready; then wakes `succeeded`.
-    pub async fn serve(self, succeeded: Arc<Notify>) {
+    /// Puts the offer into its place, over whatever offer was there.
+    ///
+    /// # Errors
+    /// Where the place cannot be written.
+    pub fn publish(&self) -> io::Result<()> {
+        self.place.take()
+    }
+
+    /// Serves successors until one takes over; then wakes `succeeded`.
+    pub async fn serve(mut self, succeeded: Arc<Notify>) {
         loop {
-            let Ok((successor, _)) = self.socket.accept().await else {
+            let Ok((successor, _)) = self.place.socket.accept().await else {
                 tokio::time::sleep(STEP).await;
                 continue;
             };
@@ -244,6 +343,25 @@ impl Offer {
                 Ok(()) => return succeeded.notify_one(),
                 Err(error) => tracing::warn!(%error, "the successor is gone: going on as before"),
             }
+            self.take_back();
+        }
+    }
+
+    /// Takes the place back from a successor that is gone: one of an earlier version takes it before it is ready.
+    fn take_back(&mut self) {
+        if self.place.is_taken() {
+            return;
+        }
+        let anew = Place::beside(&self.place.path).and_then(|place| {
+            place.take()?;
+            Ok(place)
+        });
+        match anew {
+            Ok(place) => {
+                tracing::warn!("listen.upgrade was not this gateway's any more: taken back");
+                self.place = place;
+            }
+            Err(error) => tracing::error!(%error, "listen.upgrade cannot be taken back"),
         }
     }
 
@@ -268,12 +386,16 @@ impl Offer {
         self.hear(&mut successor).await
     }
 
-    /// Answers a successor until it is ready.
+    /// Answers a successor until it has taken over.
     async fn hear(&self, successor: &mut tokio::net::UnixStream) -> io::Result<()> {
         loop {
-            let said = timeout(SUCCESSOR_PATIENCE, successor.read_u8()).await;
-            match said.map_err(|_| io::ErrorKind::TimedOut)?? {
-                READY => return Ok(()),
+            let Ok(said) = timeout(SUCCESSOR_PATIENCE, successor.read_u8()).await else {
+                // It may only hang, and must not begin when it goes on.
+                let _ = successor.write_all(&[GIVEN_UP]).await;
+                return Err(io::ErrorKind::TimedOut.into());
+            };
+            match said? {
+                READY => return confirm(successor).await,
                 KNOWS_KEYS => {
                     tracing::warn!("the successor has not loaded the key table");
                     let known = if (self.known)() { YES } else { NO };
@@ -285,8 +407,21 @@ impl Offer {
     }
 }
 
+/// Confirms that a successor takes over, which fails where it died since it was ready.
+async fn confirm(successor: &mut tokio::net::UnixStream) -> io::Result<()> {
+    let next = timeout(STEP, successor.read_u8()).await;
+    match next.map_err(|_| io::ErrorKind::TimedOut)? {
+        Ok(AWAITS) => successor.write_all(&[YES]).await,
+        Ok(_) => Err(io::ErrorKind::InvalidData.into()),
+        // An earlier version, which has begun.
+        Err(error) if error.kind() == UnexpectedEof => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -297,6 +432,12 @@ mod tests {
         theirs.set_nonblocking(true).unwrap();
         let theirs = tokio::net::UnixStream::from_std(theirs).unwrap();
         (Predecessor(ours), theirs)
+    }
+
+    /// An offer of nothing by a gateway that has keys.
+    fn offer(directory: &tempfile::TempDir) -> Offer {
+        let place = directory.path().join("upgrade.sock");
+        Offer::prepare(&place, Vec::new(), Box::new(|| true)).unwrap()
     }
 
     #[tokio::test]
@@ -310,8 +451,10 @@ mod tests {
             known.store(true, Ordering::SeqCst);
         };
         let (asked, ()) = tokio::join!(asking, answering);
-        asked.unwrap().take_over().unwrap();
-        assert_eq!(old.read_u8().await.unwrap(), READY);
+        let offer = offer(&tempfile::tempdir().unwrap());
+        let (taken, heard) = tokio::join!(asked.unwrap().take_over(), offer.hear(&mut old));
+        taken.unwrap();
+        heard.unwrap();
     }
 
     #[tokio::test]
@@ -345,7 +488,7 @@ mod tests {
             old.write_all(&[YES]).await.unwrap();
         };
         let (asked, ()) = tokio::join!(asking, answering);
-        assert!(matches!(asked, Err(Ignorance::NoKeys)), "{asked:?}");
+        assert!(matches!(asked, Err(Withdrawal::NoKeys)), "{asked:?}");
     }
 
     #[tokio::test]
@@ -356,6 +499,84 @@ mod tests {
             old.read_u8().await.unwrap();
         };
         let (asked, ()) = tokio::join!(asking, answering);
-        assert!(matches!(asked, Err(Ignorance::Untold(_))), "{asked:?}");
+        assert!(matches!(asked, Err(Withdrawal::Untold(_))), "{asked:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_that_the_old_gateway_gave_up_does_not_begin() {
+        for has_keys in [true, false] {
+            let (successor, mut old) = pair();
+            let offer = offer(&tempfile::tempdir().unwrap());
+            let given_up = offer.hear(&mut old).await.unwrap_err();
+            assert_eq!(given_up.kind(), io::ErrorKind::TimedOut);
+            drop(old);
+            let begun = async {
+                let known = successor.until_keys_are_known(|| has_keys).await?;
+                known.take_over().await
+            };
+            begun.await.unwrap_err();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_successor_that_gets_no_confirmation_withdraws_and_the_old_gateway_goes_on() {
+        let (successor, mut old) = pair();
+        let begun = successor.take_over().await;
+        assert!(matches!(begun, Err(Withdrawal::Unanswered(_))), "{begun:?}");
+        let offer = offer(&tempfile::tempdir().unwrap());
+        let heard = offer.hear(&mut old).await.unwrap_err();
+        assert_eq!(heard.kind(), BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_confirmation_at_the_last_moment_counts_on_both_sides() {
+        let (successor, mut old) = pair();
+        old.write_all(&[YES]).await.unwrap();
+        assert_eq!(last_answer(successor.0).unwrap(), YES);
+        let (successor, mut old) = pair();
+        let none = last_answer(successor.0.try_clone().unwrap()).unwrap_err();
+        assert_eq!(none.kind(), io::ErrorKind::TimedOut);
+        let late = old.write_all(&[YES]).await.unwrap_err();
+        assert_eq!(late.kind(), BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_successor_that_died_when_it_was_ready_is_not_confirmed() {
+        let (mut successor, mut old) = pair();
+        successor.0.write_all(&[READY, AWAITS]).unwrap();
+        drop(successor);
+        let offer = offer(&tempfile::tempdir().unwrap());
+        let heard = offer.hear(&mut old).await.unwrap_err();
+        assert_eq!(heard.kind(), BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn earlier_versions_succeed_and_are_succeeded_without_a_confirmation() {
+        let (mut successor, mut old) = pair();
+        successor.0.write_all(&[READY]).unwrap();
+        drop(successor);
+        let offer = offer(&tempfile::tempdir().unwrap());
+        offer.hear(&mut old).await.unwrap();
+
+        let (successor, mut old) = pair();
+        let hears = async move { assert_eq!(old.read_u8().await.unwrap(), READY) };
+        let (begun, ()) = tokio::join!(successor.take_over(), hears);
+        begun.unwrap();
+    }
+
+    #[tokio::test]
+    async fn an_offer_that_is_prepared_and_dropped_leaves_the_place_and_nothing_beside_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = directory.path().join("upgrade.sock");
+        let running = offer(&directory);
+        running.publish().unwrap();
+        drop(offer(&directory));
+        UnixStream::connect(&place).unwrap();
+        let files = std::fs::read_dir(directory.path()).unwrap();
+        let files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+        assert_eq!(files, [place.as_path()]);
+        let next = offer(&directory);
+        next.publish().unwrap();
+        assert!(next.place.is_taken() && !running.place.is_taken());
     }
 }

@@ -151,24 +151,17 @@ impl Listener {
         }
     }
 
-    /// Opens every address. Those of clients close when `watch` says so; the admin listener goes on until the [`Bound`]
-    /// is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
+    /// Prepares the services behind every address, with everything that can fail; none accepts a connection before
+    /// [`Ready::open`]. Needs a tokio runtime.
     ///
     /// # Errors
     /// If the runtime does not take a socket.
-    pub fn start(
+    pub fn prepare(
         &self,
         settings: &Arc<ServerConf>,
         gate: &Arc<Gate>,
         admin: Admin,
-        watch: &watch::Receiver<bool>,
-    ) -> std::io::Result<Bound> {
-        let (admin_stop, admin_watch) = watch::channel(false);
-        let mut bound = Bound {
-            services: JoinSet::new(),
-            admin: JoinSet::new(),
-            admin_stop,
-        };
+    ) -> std::io::Result<Ready> {
         let proxy = application::proxy(settings, gate);
         let census = Census::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
@@ -180,46 +173,63 @@ impl Listener {
             .redirect
             .as_ref()
             .map(|socket| (socket, Behind::Redirect));
+        let mut doors = Vec::new();
         for (socket, behind) in clear.into_iter().chain(tls).chain(redirect) {
             let Some(listener) = socket.listener.lock().take() else {
                 continue;
             };
-            let door = Door {
+            doors.push(Door {
                 listener: tokio::net::TcpListener::from_std(listener)?,
                 behind,
                 proxy: proxy.clone(),
                 gate: gate.clone(),
                 census: census.clone(),
-            };
-            bound.services.spawn(door.serve(watch.clone()));
+            });
         }
-        start_admin(&mut bound.admin, admin, &self.admin, &admin_watch);
-        Ok(bound)
+        let admin = admin_service(admin, &self.admin);
+        Ok(Ready { doors, admin })
     }
 }
 
-/// Starts pingora's own service for operators, who are few and trusted.
-fn start_admin(
-    services: &mut JoinSet<()>,
-    admin: Admin,
-    socket: &Socket,
-    watch: &watch::Receiver<bool>,
-) {
-    let Some(listener) = socket.listener.lock().take() else {
-        return;
-    };
+/// pingora's own service for operators, who are few and trusted, with its socket.
+fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)> {
+    let listener = socket.listener.lock().take()?;
     let address = socket.address.to_string();
     let mut fds = Fds::new();
     fds.add(address.clone(), listener.into_raw_fd());
     let buffers = L4BufferSettings::new(ADMIN_BUFFER_BYTES, ADMIN_BUFFER_BYTES);
     let mut service = Service::new("admin".into(), admin);
     service.add_listener(ListenerConfig::tcp(address).l4_buffer(buffers));
-    let watch = watch.clone();
-    services.spawn(async move {
-        service
-            .start_service(Some(Arc::new(Mutex::new(fds))), watch, 1)
-            .await;
-    });
+    Some((service, fds))
+}
+
+/// Services that only have to be opened.
+pub struct Ready {
+    doors: Vec<Door>,
+    admin: Option<(Service<Admin>, Fds)>,
+}
+
+impl Ready {
+    /// Accepts connections at every address. Those of clients close when `watch` says so; the admin listener goes on until the
+    /// [`Bound`] is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
+    pub fn open(self, watch: &watch::Receiver<bool>) -> Bound {
+        let (admin_stop, admin_watch) = watch::channel(false);
+        let mut bound = Bound {
+            services: JoinSet::new(),
+            admin: JoinSet::new(),
+            admin_stop,
+        };
+        for door in self.doors {
+            bound.services.spawn(door.serve(watch.clone()));
+        }
+        if let Some((mut service, fds)) = self.admin {
+            bound.admin.spawn(async move {
+                let fds = Some(Arc::new(Mutex::new(fds)));
+                service.start_service(fds, admin_watch, 1).await;
+            });
+        }
+        bound
+    }
 }
 
 /// The running services; dropping them ends them.

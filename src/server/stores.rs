@@ -32,6 +32,7 @@ pub async fn open_store_at(
     let keeping = Keeping {
         settle_window: config.ledger.settle_window,
         retention: config.ledger.retention,
+        ..Keeping::default()
     };
     match store {
         StoreConfig::Embedded(settings) => {

@@ -16,6 +16,7 @@
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
+//! | `closing` | the chain of closed days |
 //! | `usage` | reading and proving the ledger |
 //! | `retention` | dropping days that were kept long enough |
 //! | `status` | what the file says of itself, for operators |
@@ -32,6 +33,7 @@
 //! caller's record, unlike in a store that can lose its memory.
 
 mod carrying;
+mod closing;
 mod copied;
 mod events;
 mod feed;
@@ -63,6 +65,8 @@ use self::inbox::{Verdict, Waiting};
 use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::carried::{Carried, Carrying, Taken, Taking};
+use super::chain::{Chained, Piece};
+use super::held_file::HeldConnection;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -127,7 +131,7 @@ pub struct EmbeddedStore {
     durability: Durability,
     timeout: Duration,
     /// For readings that no request waits in line for: ledger, records, progress of gateways.
-    reader: Arc<Mutex<Connection>>,
+    reader: Arc<Mutex<HeldConnection>>,
     polled: Arc<Polled>,
     stop: Arc<Stop>,
     /// Whether the writer takes this gateway off the list when it leaves.
@@ -264,14 +268,38 @@ impl Carrying for EmbeddedStore {
         // As for an import: the lock is nobody's meanwhile.
         tokio::time::sleep(IMPORT_PAUSE).await;
         self.on_writer(move |connection, desk| {
-            carrying::take_in(connection, &desk.path, &carried, taking)
+            let now = desk.clock.now().as_second();
+            carrying::take_in(connection, (&desk.path, now), &carried, taking)
         })
         .await?
     }
 }
 
 #[async_trait]
+impl Chained for EmbeddedStore {
+    async fn read_chain(
+        &self,
+        days: Option<(Date, Date)>,
+        pieces: mpsc::Sender<Piece>,
+    ) -> Result<(), StoreError> {
+        let (path, durability) = (self.desk.path.clone(), self.durability);
+        let work = move || {
+            let connection = schema::connect(&path, durability)?;
+            let read = || closing::read(&*connection.unchecked_transaction()?, days, &pieces);
+            read().map_err(|error| schema::failure(&path, &error))
+        };
+        tokio::task::spawn_blocking(work)
+            .await
+            .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
+    }
+}
+
+#[async_trait]
 impl Store for EmbeddedStore {
+    fn chained(&self) -> Option<&dyn Chained> {
+        Some(self)
+    }
+
     fn keys(&self) -> &KeyTable {
         self.desk.keys.table()
     }
@@ -289,6 +317,7 @@ impl Store for EmbeddedStore {
     }
 
     async fn charge(&self, charge: Charge) -> Result<Decision, StoreError> {
+        self.desk.require_file()?;
         let now = self.desk.clock.now();
         if !charge.day.contains(now) {
             return Ok(Decision::OtherDay { now });
@@ -312,7 +341,12 @@ impl Store for EmbeddedStore {
         tokio::time::timeout(self.timeout, answer).await.ok()?.ok()
     }
 
+    fn give_back(&self, receipt: Receipt) {
+        self.desk.inbox.put_refund(receipt, None);
+    }
+
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        self.desk.require_file()?;
         if let Some(used) = self.desk.learnt.used(key, day) {
             return Ok(used);
         }
@@ -328,12 +362,15 @@ impl Store for EmbeddedStore {
     }
 
     fn health(&self) -> Health {
+        let trouble = self.desk.file_trouble();
         Health {
-            up: self.desk.up.load(Ordering::Relaxed),
+            up: trouble.is_none() && self.desk.up.load(Ordering::Relaxed),
             keys: self.freshness(),
             without_store: WithoutStore::Denies,
             pending_units: 0,
             silent_gateways: 0,
+            clock_leap: self.desk.clock_watch.leap(),
+            file_trouble: trouble.map(|trouble| trouble.text.clone()),
         }
     }
 
@@ -350,7 +387,8 @@ impl Store for EmbeddedStore {
     ) -> Result<Claim, StoreError> {
         let (crossing, node) = (crossing.clone(), node.clone());
         self.on_writer(move |connection, desk| {
-            events::claim(connection, &crossing, &node, delivery, desk.clock.now())
+            let settled = desk.clock_watch.settled_at();
+            events::claim(connection, &crossing, &node, delivery, settled)
         })
         .await
     }

@@ -13,6 +13,7 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use crate::policy::api_key::KeyId;
+use crate::policy::clock_trust;
 use crate::policy::key_record::{KeyRecord, TierName};
 
 /// The endpoint under which requests are counted that no endpoint matched. Not a path, so that it is none's name.
@@ -27,6 +28,8 @@ pub struct Keeping {
     pub settle_window: Duration,
     /// How long after its end a day is kept; longer than the settle window. Default: 396 days (13 months).
     pub retention: Duration,
+    /// How long wall clock and boot-time clock must have agreed before a day goes. Default: an hour.
+    pub agreement: Duration,
 }
 
 impl Default for Keeping {
@@ -35,6 +38,7 @@ impl Default for Keeping {
         Keeping {
             settle_window: 7 * DAY,
             retention: 396 * DAY,
+            agreement: clock_trust::AGREEMENT,
         }
     }
 }

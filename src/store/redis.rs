@@ -19,6 +19,7 @@
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
 //! | `carrying` | carrying all of it away, and taking in what was carried here |
+//! | `retention` | dropping days of the ledger that were kept long enough |
 //! | `import`, `trail` | bringing many keys in; reading the audit trail |
 //! | `events` | keys near their limits: who tells of it, and what is to be delivered |
 //! | `index` | finding all records without walking past counts |
@@ -27,7 +28,7 @@
 //! | `replica` | the same as it is saved on this machine |
 //! | `home` | which store a file on this machine is of |
 //! | `register` | which gateways live and how far each has followed; which did not sign off |
-//! | `heartbeat`, `presence`, `seat` | what a gateway says there; its own entry; whose entry it takes over |
+//! | `heartbeat`, `presence`, `seat` | the contents of an entry; a gateway's own entry; which entry it takes over |
 //! | `status` | what Redis says of itself, for operators |
 //! | `time`, `producer` | the store's clock; the names we count under |
 //!
@@ -86,6 +87,7 @@ mod producer;
 mod records;
 mod register;
 mod replica;
+mod retention;
 mod script;
 mod seat;
 pub mod settings;
@@ -196,7 +198,7 @@ pub async fn open(
         .as_ref()
         .map(|outage| outage.journal.clone());
     let local_clock = clock.clone();
-    let clock = Arc::new(StoreClock::new(clock));
+    let clock = Arc::new(StoreClock::new(clock, settings.keeping.agreement));
     let command_timeout = COMMAND_TIMEOUT.max(settings.timeout);
     let request_timeout = match role {
         Role::Gateway(_) => settings.timeout,
@@ -351,6 +353,13 @@ impl Parts {
             }
         }
     }
+
+    /// Gives units back. Answers the units used afterwards as Redis counts them, if that is known.
+    fn give_back(&self, receipt: &Receipt) -> Option<u64> {
+        self.ledger.refunded(receipt);
+        self.accounts
+            .refund(receipt.key, receipt.day, receipt.units)
+    }
 }
 
 impl RedisStore {
@@ -446,13 +455,16 @@ impl Store for RedisStore {
     }
 
     async fn refund(&self, receipt: Receipt) -> Option<u64> {
-        self.parts.ledger.refunded(&receipt);
         let (key, day) = (receipt.key, receipt.day);
-        let used = self.parts.accounts.refund(key, day, receipt.units);
+        let used = self.parts.give_back(&receipt);
         match &self.parts.outage {
             Some(outage) if !self.parts.guard.is_closed() => outage.used(key, day),
             Some(_) | None => used,
         }
+    }
+
+    fn give_back(&self, receipt: Receipt) {
+        self.parts.give_back(&receipt);
     }
 
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError> {
@@ -481,6 +493,8 @@ impl Store for RedisStore {
             },
             pending_units: outage.map_or(0, |outage| outage.pending_units()),
             silent_gateways: self.parts.presence.as_ref().map_or(0, Presence::silent),
+            clock_leap: self.parts.clock.leap(),
+            file_trouble: outage.and_then(|outage| outage.journal_trouble()),
         }
     }
 
@@ -534,10 +548,10 @@ impl Store for RedisStore {
             // Where the name stays, the next process reads what needs no reading.
             let _ = outage.journal().leave().await;
         }
-        if let Some(feed) = &parts.feed {
-            if let Err(error) = feed.save().await {
-                tracing::error!(%error, "closed without saving the replica of the key table");
-            }
+        if let Some(feed) = &parts.feed
+            && let Err(error) = feed.save().await
+        {
+            tracing::error!(%error, "closed without saving the replica of the key table");
         }
         if let Some(presence) = &parts.presence
             && let Err(error) = presence.sign_off().await

@@ -236,9 +236,9 @@ pub struct SilentFacts {
     pub name: String,
     /// When it was last heard of.
     pub since: Timestamp,
-    /// The version of its program; `None` where it did not say.
+    /// The version of its program; `None` if its last heartbeat cannot be read.
     pub version: Option<String>,
-    /// The last change that it applied, as far as it said.
+    /// The last change that it is known to have applied.
     pub applied: Option<String>,
 }
 

@@ -87,6 +87,8 @@ pub struct Metrics {
     pub journal_pending: IntGauge,
     /// `touchline_journal_failed`: 1 while the journal cannot be written.
     pub journal_failed: IntGauge,
+    /// `touchline_clock_leap_seconds`: by how much the clock leapt last; 0 while it can be relied on.
+    pub clock_leap: Gauge,
     /// `touchline_keys`: keys in the replica of the key table.
     keys: IntGauge,
     /// `touchline_keys_loaded`: 1 once the key table was loaded.
@@ -150,6 +152,11 @@ impl Metrics {
             &[],
         )?;
         registry.register(Box::new(keys_age.clone()))?;
+        let clock_leap = Gauge::new(
+            "touchline_clock_leap_seconds",
+            "By how much the clock leapt last; 0 while it can be relied on",
+        )?;
+        registry.register(Box::new(clock_leap.clone()))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
@@ -332,6 +339,7 @@ impl Metrics {
                 "touchline_gateways_silent",
                 "Gateways that did not sign off and are not heard of any more",
             )?,
+            clock_leap,
             certificate_end,
             handshakes_failed,
             access_log_dropped: gauge(

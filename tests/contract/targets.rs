@@ -1,6 +1,6 @@
 //! Step 1, the target: what two servers might read differently is refused, everything else goes through byte for byte.
 
-use harness::{Call, Protocol, Scene};
+use harness::{Call, EndpointSpec, Protocol, Scene};
 
 use super::{MARKETS, TOUCHLINE, assert_problem, raw_get};
 
@@ -43,7 +43,11 @@ const AMBIGUOUS: &[&[u8]] = &[
     b"/api/v1/data/markets#fragment",
     b"/api/v1/data/markets?a=%",
     b"/api/v1/data/markets?a=%g0",
-    b"http://localhost/api/v1/data/markets",
+    b"http://localhost/api/v1/data/../data/markets",
+    b"http://localhost//api/v1/data/markets",
+    b"http://u@localhost/api/v1/data/markets",
+    b"http:///api/v1/data/markets",
+    b"ftp://localhost/api/v1/data/markets",
     b"api/v1/data/markets",
     b"*",
     b"?a",
@@ -55,7 +59,7 @@ const UNPARSEABLE: &[&[u8]] = &[
     b"/api/v1/data/predictions/a b",
     b"/api/v1/data/predictions/a<b>",
     b"/api/v1/data/predictions/a^b`c",
-    b"http://evil/api/v1/data/markets",
+    b"http://evil/api/v1/data/markets x",
     b"/api/v1/data/predictions/a\tb",
     b"/api/v1/data/predictions/a\x00b",
     b"/api/v1/data/predictions/a\x7fb",
@@ -149,4 +153,40 @@ async fn an_accepted_target_reaches_the_upstream_byte_for_byte() {
         }
     }
     scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_prefix_endpoint_takes_every_path_below_it_byte_for_byte_and_charges_each() {
+    const PREFIX: &str = "/api/v1/data/files/{rest...}";
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints.push(EndpointSpec::get(PREFIX, &["pro"])))
+        .start()
+        .await;
+    let key = scene.issue("pro").await;
+    let paths = ["a", "a/b.json", "a/b/", "%20/b?c=d/e", "2026/11/22"];
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for rest in paths {
+            let target = format!("/api/v1/data/files/{rest}");
+            let answer = client.get(&key, &target).await;
+            assert_eq!(answer.status, 200, "{target}: {answer:?}");
+            let sent = scene.upstream.take().pop().unwrap();
+            assert_eq!(sent.target_text(), target);
+        }
+        for (target, code) in [
+            ("/api/v1/data/files", "NOT_FOUND"),
+            ("/api/v1/data/files/", "NOT_FOUND"),
+            ("/api/v1/data/files/a/../b", "BAD_REQUEST"),
+            ("/api/v1/data/files//a", "BAD_REQUEST"),
+        ] {
+            let answer = client.get(&key, target).await;
+            assert_eq!(answer.code().as_deref(), Some(code), "{target}");
+        }
+    }
+    let calls = (Protocol::ALL.len() * paths.len()) as u64;
+    scene.expect_used(&key, calls).await;
+    let usage = scene
+        .cli(&["usage", "--by", "endpoint", "--output", "json"])
+        .await;
+    assert!(usage.contains(PREFIX), "{usage}");
 }

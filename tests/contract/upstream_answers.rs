@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use harness::client::Until;
 use harness::upstream::Script;
 use harness::{Behaviour, Protocol, Scene, Store};
 
@@ -134,4 +135,75 @@ async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_standing
     assert_problem(&answer, 500, "INTERNAL_ERROR");
     assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
     assert!(answer.number("x-ratelimit-reset").is_some());
+}
+
+#[tokio::test]
+async fn what_an_upstream_says_of_the_caller_and_of_itself_stays_with_the_gateway() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let private = [
+        "X-Consumer-Id",
+        "X-Consumer-Username",
+        "X-Powered-By",
+        "Alt-Svc",
+        "X-Accel-Redirect",
+        "X-Accel-Buffering",
+        "Strict-Transport-Security",
+    ];
+    let mut script = Script::json(200, "{}").header("Set-Cookie", "a=b");
+    for name in private {
+        script = script.header(name, "private");
+    }
+    scene.upstream.always(Behaviour::Answer(script));
+    for protocol in Protocol::ALL {
+        let answer = scene.client(protocol).get(&key, MARKETS).await;
+        assert_eq!(answer.status, 200);
+        for name in private {
+            let name = name.to_ascii_lowercase();
+            assert_eq!(answer.header(&name), None, "{answer:?}");
+        }
+        assert_eq!(answer.header("set-cookie"), Some("a=b"), "{answer:?}");
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_gateways_own_transport_security_stands_in_the_place_of_an_upstreams() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.https_extra = "hsts: 30d".into())
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let script = Script::json(200, "{}").header("Strict-Transport-Security", "max-age=1");
+    scene.upstream.always(Behaviour::Answer(script));
+    for (protocol, expected) in [
+        (Protocol::Http1, None),
+        (Protocol::Http1Tls, Some("max-age=2592000")),
+        (Protocol::Http2Tls, Some("max-age=2592000")),
+    ] {
+        let answer = scene.client(protocol).get(&key, MARKETS).await;
+        assert_eq!(answer.header("strict-transport-security"), expected);
+    }
+}
+
+#[tokio::test]
+async fn an_interim_answer_sets_no_cookie() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let hint = "HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\nSet-Cookie: interim=1\r\nX-Powered-By: x\r\n\r\n";
+    let answer = "HTTP/1.1 200 OK\r\nSet-Cookie: final=1\r\nContent-Length: 2\r\n\r\n{}";
+    let bytes = format!("{hint}{answer}").into_bytes();
+    scene.upstream.always(Behaviour::Raw(bytes));
+    let request = format!(
+        "GET {MARKETS} HTTP/1.1\r\nHost: h\r\nX-API-Key: {}\r\nConnection: close\r\n\r\n",
+        key.key
+    );
+    let client = scene.client(Protocol::Http1);
+    let exchange = client.raw(request, Until::Closed).await;
+    let text = String::from_utf8_lossy(&exchange.bytes).to_ascii_lowercase();
+    assert!(text.contains("http/1.1 103"), "{text}");
+    assert!(text.contains("</a>; rel=preload"), "{text}");
+    assert!(!text.contains("interim=1"), "{text}");
+    assert!(!text.contains("x-powered-by"), "{text}");
+    assert!(text.contains("set-cookie: final=1"), "{text}");
 }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use harness::upstream::{Outcome, Script};
-use harness::{Allowances, Behaviour, Call, Protocol, Scene, SceneBuilder, eventually};
+use harness::{
+    Allowances, Behaviour, Call, GatewaySpec, Protocol, Scene, SceneBuilder, eventually,
+};
 use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -227,7 +229,11 @@ async fn a_request_that_a_server_says_it_has_not_looked_at_is_sent_again_and_cha
 #[tokio::test]
 async fn a_post_that_is_refused_before_its_body_has_come_is_sent_again_with_all_of_it() {
     const BODY_BYTES: usize = 20_000;
-    let scene = over_http2().start().await;
+    // Each attempt may carry a body of the full size.
+    let limited = |spec: &mut GatewaySpec| {
+        spec.extra_yaml = format!("limits: {{ body_bytes: {BODY_BYTES}B }}");
+    };
+    let scene = over_http2().spec(limited).start().await;
     let key = scene.issue("starter").await;
     let body: String = (0..BODY_BYTES / 10).map(|n| format!("{n:09},")).collect();
     let mut refused = 0;

@@ -1,7 +1,7 @@
 //! Step 9, the way there: the request is rebuilt, not relayed.
 
-use harness::upstream::Recorded;
-use harness::{Call, Protocol, Scene};
+use harness::upstream::{Recorded, Script};
+use harness::{Behaviour, Call, Protocol, Scene};
 
 use super::{MARKETS, TOUCHLINE};
 
@@ -135,6 +135,94 @@ async fn nominating_our_own_headers_removes_none_of_them() {
             "x-request-id",
         ] {
             assert_eq!(request.values(ours).len(), 1, "{ours}: {}", request.text());
+        }
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+/// Request headers that servers and frameworks take for the method, the target, the host or the caller.
+const BELIEVED: [&str; 20] = [
+    "Cookie",
+    "Authorization",
+    "X-HTTP-Method",
+    "X-HTTP-Method-Override",
+    "X-Method-Override",
+    "Proxy",
+    "X-Original-URI",
+    "X-Original-URL",
+    "X-Rewrite-URL",
+    "X-Host",
+    "X-Real-IP",
+    "True-Client-IP",
+    "X-Client-IP",
+    "CF-Connecting-IP",
+    "X-Remote-User",
+    "X-Auth-Request-User",
+    "X-Auth-Request-Email",
+    "X-Auth-Request-",
+    "X-Forwarded-User",
+    "Forwarded",
+];
+
+#[tokio::test]
+async fn headers_that_servers_take_for_the_method_the_target_or_the_caller_never_reach_the_upstream()
+ {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let mut call = Call::get(MARKETS).key(&key).header("x-auth-requested", "1");
+        for name in BELIEVED {
+            call = call
+                .header(&name.to_ascii_lowercase(), "forged")
+                .header(&name.to_ascii_lowercase().replace('-', "_"), "forged");
+        }
+        let request = forwarded(&scene, protocol, call).await;
+        assert!(!request.text().contains("forged"), "{}", request.text());
+        assert_eq!(request.values("x-auth-requested"), ["1"]);
+    }
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn operators_choose_which_headers_pass_in_both_directions() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| {
+            spec.extra_yaml = "forward: { headers_denied: [x-own-*, x_single], \
+                               answer_headers_denied: [X-Internal-*, server-timing] }"
+                .into();
+        })
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let script = Script::json(200, "{}")
+        .header("X-Internal-Node", "7")
+        .header("X_Internal_Node", "7")
+        .header("Server-Timing", "db;dur=7")
+        .header("X-Powered-By", "shown")
+        .header("X-Internals", "shown");
+    scene.upstream.always(Behaviour::Answer(script));
+    for protocol in Protocol::ALL {
+        let call = Call::get(MARKETS)
+            .key(&key)
+            .header("x-own-a", "1")
+            .header("x_own_b", "1")
+            .header("x-single", "1")
+            .header("x_single", "1")
+            .header("cookie", "a=b")
+            .header("x-owner", "1");
+        let answer = scene.client(protocol).call(call).await;
+        let id = answer.header("x-request-id").unwrap();
+        let request = scene.upstream.recorded_as(id).pop().unwrap();
+        for gone in ["x-own-a", "x_own_b", "x-single", "x_single"] {
+            assert!(request.values(gone).is_empty(), "{}", request.text());
+        }
+        assert_eq!(request.values("x-owner"), ["1"]);
+        assert_eq!(request.values("cookie"), ["a=b"]);
+        for gone in ["x-internal-node", "x_internal_node", "server-timing"] {
+            assert_eq!(answer.header(gone), None, "{answer:?}");
+        }
+        for kept in ["x-powered-by", "x-internals"] {
+            assert_eq!(answer.header(kept), Some("shown"), "{answer:?}");
         }
     }
     scene.assert_ledgers_agree().await;

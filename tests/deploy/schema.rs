@@ -216,6 +216,7 @@ fn every_key_has_a_description_and_where_it_can_have_one_a_default() {
         ".endpoints.methods",
         ".upstreams.timeouts.read",
         ".forward.headers_denied",
+        ".forward.answer_headers_denied",
         ".limits.connections",
         ".logging.access_log",
     ] {

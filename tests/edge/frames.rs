@@ -1,7 +1,9 @@
 //! HTTP/2 by hand: frames as bytes, so that they can be wrong.
 
-use harness::{PATIENCE, Scene};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use std::collections::VecDeque;
+
+use harness::{PATIENCE, Protocol, Scene};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 pub const DATA: u8 = 0;
@@ -77,11 +79,17 @@ pub fn block(fields: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// A connection over clear TCP with prior knowledge.
-pub struct Wire {
-    pub socket: TcpStream,
+/// A connection, over clear TCP with prior knowledge unless another stream is given.
+pub struct Wire<S = TcpStream> {
+    pub socket: S,
     received: Vec<u8>,
+    /// Frames that came while another one was waited for.
+    kept: VecDeque<Frame>,
 }
+
+/// A stream in clear or over TLS.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 impl Wire {
     /// A connection that has said nothing.
@@ -91,6 +99,7 @@ impl Wire {
         Wire {
             socket,
             received: Vec::new(),
+            kept: VecDeque::new(),
         }
     }
 
@@ -101,7 +110,30 @@ impl Wire {
 
     /// The same with settings of the client's.
     pub async fn with_settings(scene: &Scene, settings: &[(u16, u32)]) -> Wire {
-        let mut wire = Wire::silent(scene).await;
+        Wire::silent(scene).await.greet(settings).await
+    }
+}
+
+impl Wire<Box<dyn Stream>> {
+    /// A connection in this version of HTTP/2 whose settings were exchanged.
+    pub async fn over(protocol: Protocol, scene: &Scene) -> Wire<Box<dyn Stream>> {
+        let socket: Box<dyn Stream> = if protocol.is_tls() {
+            Box::new(scene.client(protocol).tls_stream().await)
+        } else {
+            Box::new(Wire::silent(scene).await.socket)
+        };
+        let silent = Wire {
+            socket,
+            received: Vec::new(),
+            kept: VecDeque::new(),
+        };
+        silent.greet(&[]).await
+    }
+}
+
+impl<S: Stream> Wire<S> {
+    /// Exchanges settings with the gateway.
+    async fn greet(mut self, settings: &[(u16, u32)]) -> Wire<S> {
         let mut payload = Vec::new();
         for (name, value) in settings {
             payload.extend(name.to_be_bytes());
@@ -109,18 +141,32 @@ impl Wire {
         }
         let mut hello = PREFACE.to_vec();
         hello.extend(Frame::new(SETTINGS, 0, 0, payload).bytes());
-        wire.socket.write_all(&hello).await.unwrap();
+        self.socket.write_all(&hello).await.unwrap();
+        self.socket.flush().await.unwrap();
         loop {
-            let frame = wire.next().await.expect("the server's settings");
+            let frame = self.next().await.expect("the server's settings");
             if frame.kind == SETTINGS && frame.flags & ACK != 0 {
-                return wire;
+                return self;
             }
         }
     }
 
+    /// Returns when the gateway has read everything that was sent before, or has closed.
+    pub async fn settle(&mut self) {
+        self.send(&Frame::new(PING, 0, 0, *b"settling")).await;
+        let mut kept = VecDeque::new();
+        while let Some(frame) = self.next().await {
+            if frame.kind == PING && frame.flags & ACK != 0 {
+                break;
+            }
+            kept.push_back(frame);
+        }
+        self.kept = kept;
+    }
+
     /// Sends a frame; false if the gateway has closed.
     pub async fn send(&mut self, frame: &Frame) -> bool {
-        self.socket.write_all(&frame.bytes()).await.is_ok()
+        self.socket.write_all(&frame.bytes()).await.is_ok() && self.socket.flush().await.is_ok()
     }
 
     /// Opens a stream.
@@ -142,8 +188,29 @@ impl Wire {
         self.headers(stream, &fields, true).await
     }
 
+    /// The head of a POST whose body follows, with more fields.
+    pub async fn post(
+        &mut self,
+        stream: u32,
+        path: &str,
+        key: &str,
+        more: &[(&str, &str)],
+    ) -> bool {
+        let fields = [
+            (":method", "POST"),
+            (":scheme", "http"),
+            (":authority", "localhost"),
+            (":path", path),
+            ("x-api-key", key),
+        ];
+        self.headers(stream, &[&fields, more].concat(), false).await
+    }
+
     /// The next frame; settings and pings are acknowledged. `None` when the gateway has closed.
     pub async fn next(&mut self) -> Option<Frame> {
+        if let Some(frame) = self.kept.pop_front() {
+            return Some(frame);
+        }
         tokio::time::timeout(PATIENCE, self.read_frame())
             .await
             .expect("a frame or the end")

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use harness::client::{HOST, Until};
-use harness::{Protocol, Scene};
+use harness::{Behaviour, Call, Protocol, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -16,7 +16,9 @@ const UNREADABLE: &[&[u8]] = &[
     b"GET  /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET\t/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets\r\n",
-    b"GET /api/v1/data/markets HTTP/1.2\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.10\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.x\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET /api/v1/data/markets HTTP/1.2\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets HTTP/2.0\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets http/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets HTTP/1.1\nHost: h\nX-API-Key: KEY\n\n",
@@ -33,8 +35,21 @@ const UNREADABLE: &[&[u8]] = &[
     b"GET /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets HTTP/1.1\r\nHost: u@h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET /api/v1/data/markets HTTP/1.1\r\nX-API-Key: KEY\r\n\r\n",
-    b"GET http://h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
-    b"GET http://evil/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/markets HTTP/1.1\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/markets HTTP/1.1\r\nHost: u@h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://u@h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h:x/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http:///api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http:/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http:\\\\h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h\\evil/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/../data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api//v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h/api/v1/data/markets#f HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET http://h#/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"GET ftp://h/api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
+    b"OPTIONS http://h HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET h:80 HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"OPTIONS * HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"G(T /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
@@ -185,5 +200,142 @@ async fn a_short_http_1_0_request_is_served_and_its_connection_closed() {
         exchange.closed && exchange.answers[0].status == 200,
         "{exchange:?}"
     );
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn an_absolute_target_is_served_and_its_authority_takes_the_place_of_host() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http1, Protocol::Http1Tls] {
+        let client = scene.client(protocol);
+        for (target, version, host, path, forwarded_host) in [
+            (
+                "http://api.example",
+                "1.1",
+                "Host: other\r\n",
+                "?a=http://x/",
+                "api.example",
+            ),
+            (
+                "HTTPS://API.example:8443",
+                "1.1",
+                "Host: api.example\r\n",
+                "",
+                "API.example:8443",
+            ),
+            ("http://[::1]:80", "1.2", "Host: [::1]\r\n", "?", "[::1]:80"),
+            ("http://api.example", "1.0", "", "", "api.example"),
+        ] {
+            let path = format!("{MARKETS}{path}");
+            let request = format!(
+                "GET {target}{path} HTTP/{version}\r\nX-Own: 1\r\n{host}X-API-Key: {}\r\n\r\n",
+                key.key
+            );
+            let until = match version {
+                "1.0" => Until::Closed,
+                _ => Until::Answers(1),
+            };
+            let exchange = client.raw(request, until).await;
+            let answer = &exchange.answers[0];
+            assert_eq!(answer.status, 200, "{target}: {exchange:?}");
+            assert_eq!(exchange.closed, version == "1.0");
+            let id = answer.header("x-request-id").unwrap().to_owned();
+            let request = scene.upstream.recorded_as(&id).pop().unwrap();
+            assert_eq!(request.target_text(), path);
+            assert_eq!(request.values("x-forwarded-host"), [forwarded_host]);
+            assert_eq!(request.values("host").len(), 1);
+            assert_eq!(request.values("x-own"), ["1"]);
+            let line = scene.gateways[0].logged_where(|line| line["request_id"] == id.as_str());
+            assert_eq!(line.await["path"], MARKETS);
+        }
+        // Each of several on one connection, and the root without its slash.
+        let one = format!(
+            "GET http://h{MARKETS} HTTP/1.1\r\nHost: x\r\nX-API-Key: {}\r\n\r\n",
+            key.key
+        );
+        let root = "GET http://h?a HTTP/1.1\r\nHost: x\r\n\r\n";
+        let exchange = client.raw(one.repeat(3) + root, Until::Answers(4)).await;
+        let statuses: Vec<u16> = exchange.answers.iter().map(|one| one.status).collect();
+        assert_eq!(statuses, [200, 200, 200, 401], "{exchange:?}");
+    }
+    scene.expect_used(&key, 14).await;
+    assert_eq!(scene.upstream.count(), 14);
+}
+
+#[tokio::test]
+async fn a_head_of_a_later_minor_version_is_read_as_http_1_1() {
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in [Protocol::Http1, Protocol::Http1Tls] {
+        let client = scene.client(protocol);
+        for version in ["1.2", "1.9"] {
+            let post = format!(
+                "\r\nPOST {MARKETS} HTTP/{version}\r\nHost: {HOST}\r\nX-API-Key: {}\r\nX-Request-Id: later-{version}\r\n\
+                 Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+                key.key
+            );
+            let exchange = client.raw(post.repeat(2), Until::Answers(2)).await;
+            let statuses: Vec<u16> = exchange.answers.iter().map(|one| one.status).collect();
+            assert_eq!(statuses, [200, 200], "{exchange:?}");
+            assert!(!exchange.closed);
+            let recorded = scene.upstream.recorded_as(&format!("later-{version}"));
+            assert_eq!(recorded[0].body, b"hello");
+            assert_eq!(recorded[0].version, http::Version::HTTP_11);
+        }
+    }
+    scene.expect_used(&key, 8).await;
+    assert_eq!(scene.upstream.count(), 8);
+}
+
+#[tokio::test]
+async fn content_length_is_written_anew_towards_both_sides() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    for protocol in Protocol::ALL {
+        let client = scene.client(protocol);
+        for (sent, written) in [("5", "5"), ("005", "5"), ("0000000000000000005", "5")] {
+            let call = Call::new("POST", MARKETS)
+                .key(&key)
+                .header("content-length", sent)
+                .body("hello");
+            let answer = client.call(call).await;
+            assert_eq!(answer.status, 200, "{protocol:?} {sent}: {answer:?}");
+            let id = answer.header("x-request-id").unwrap();
+            let request = scene.upstream.recorded_as(id).pop().unwrap();
+            assert_eq!(request.values("content-length"), [written], "{protocol:?}");
+            assert_eq!(request.body, b"hello");
+        }
+        for framing in [
+            "Content-Length: 2\r\n",
+            "Content-Length: 002\r\n",
+            "Content-Length: 2, 2\r\n",
+            "Content-Length: 2,2 ,\t2\r\n",
+            "Content-Length: 2\r\nContent-Length: 2\r\n",
+        ] {
+            let bytes = format!("HTTP/1.1 200 OK\r\n{framing}\r\n{{}}").into_bytes();
+            scene.upstream.always(Behaviour::Raw(bytes));
+            for method in ["GET", "HEAD"] {
+                let answer = client.call(Call::new(method, MARKETS).key(&key)).await;
+                assert_eq!(answer.status, 200, "{protocol:?} {framing:?}: {answer:?}");
+                let lengths: Vec<&str> = answer
+                    .headers
+                    .iter()
+                    .filter(|(name, _)| name.as_str() == "content-length")
+                    .map(|(_, value)| value.to_str().unwrap())
+                    .collect();
+                assert_eq!(lengths, ["2"], "{protocol:?} {framing:?}");
+                let body: &[u8] = if method == "GET" { b"{}" } else { b"" };
+                assert_eq!(answer.body, body);
+            }
+        }
+        scene.upstream.always(Behaviour::Echo);
+    }
     scene.assert_ledgers_agree().await;
 }

@@ -17,7 +17,7 @@ mod requests;
 mod stream_frames;
 mod streams;
 
-use harness::{PATIENCE, Scene};
+use harness::{IssuedKey, PATIENCE, Scene};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
@@ -92,7 +92,7 @@ type Case = (&'static str, &'static str, Vec<Frame>, Expected);
 
 struct Stage {
     scene: Scene,
-    key: String,
+    key: IssuedKey,
 }
 
 impl Stage {
@@ -101,7 +101,7 @@ impl Stage {
             .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
             .start()
             .await;
-        let key = scene.issue("enterprise").await.key;
+        let key = scene.issue("enterprise").await;
         Stage { scene, key }
     }
 
@@ -112,7 +112,7 @@ impl Stage {
             (":scheme", "http"),
             (":authority", "localhost"),
             (":path", MARKETS),
-            ("x-api-key", &self.key),
+            ("x-api-key", &self.key.key),
         ]);
         fields.extend(block(more));
         fields
@@ -142,6 +142,7 @@ impl Stage {
         let mut wire = Wire::open(&self.scene).await;
         wire.send(&self.get(1)).await;
         assert!(!wire.body(1).await.is_empty());
+        super::charged_were_sent(&self.scene, &self.key.id).await;
     }
 
     async fn outcome(&self, sent: &[Frame], expected: Expected) -> Outcome {

@@ -59,6 +59,10 @@ async fn a_request_without_tls_is_led_to_the_same_place_with_tls() {
         assert_eq!(answer.header("strict-transport-security"), None);
         assert!(answer.body.is_empty());
     }
+    let absolute = b"GET http://API.example:80/a?b HTTP/1.2\r\nHost: other\r\n\r\n";
+    let answer = answered(&scene, absolute).await;
+    let location = "\r\nlocation: https://api.example:8443/a?b\r\n";
+    assert!(answer.contains(location), "{answer}");
     let line = scene.gateways[0]
         .logged_where(|line| line["method"] == "POST")
         .await;
@@ -67,7 +71,7 @@ async fn a_request_without_tls_is_led_to_the_same_place_with_tls() {
     assert_eq!(line["path"], "/api/v1/data/markets");
     let redirected =
         "touchline_requests_total{endpoint=\"none\",outcome=\"redirected\",tier=\"none\"}";
-    assert_eq!(scene.metric(redirected).await, 4.0);
+    assert_eq!(scene.metric(redirected).await, 5.0);
     assert_eq!(limit_hits(&scene, "cleartext_key").await, 0.0);
     assert!(scene.upstream.recorded().is_empty());
 }
@@ -104,7 +108,8 @@ async fn nobody_is_led_to_another_host_or_by_an_ambiguous_request() {
         "GET / HTTP/1.1\r\nHost: api.example\r\nHost: evil.example\r\n\r\n",
         "GET / HTTP/1.1\r\n\r\n",
         "GET / HTTP/1.0\r\n\r\n",
-        "GET http://api.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n",
+        "GET http://evil.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n",
+        "GET http://api.example@evil.example/ HTTP/1.1\r\nHost: api.example\r\n\r\n",
         "GET //evil.example HTTP/1.1\r\nHost: api.example\r\n\r\n",
         "GET /\\evil.example HTTP/1.1\r\nHost: api.example\r\n\r\n",
         "GET /a/../b HTTP/1.1\r\nHost: api.example\r\n\r\n",

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use harness::client::Until;
 use harness::{Answer, Call, Client, Protocol, Scene, Store, eventually};
 
 use super::{STORES, TOUCHLINE};
@@ -48,6 +49,7 @@ async fn a_gateway_says_that_it_lives_and_is_ready() {
             "keys_age_seconds": null,
             "keys_usable": true,
             "keys": 1,
+            "reasons": [],
             "config": null,
         });
         assert_eq!(body, expected);
@@ -189,4 +191,50 @@ async fn a_token_opens_the_metrics_and_health_needs_none() {
     assert_eq!(ready["store_up"], true);
     let said = scene.gateways[0].output();
     assert!(!said.contains(TOKEN), "{said}");
+}
+
+#[tokio::test]
+async fn without_a_token_every_admin_path_refuses_the_name_of_another_site() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let client = Client::new(Protocol::Http1, scene.gateways[0].admin, Arc::default());
+    for path in PATHS.into_iter().chain(["/none"]) {
+        for method in ["GET", "HEAD", "POST"] {
+            for foreign in ["evil.example:9090", "127.0.0.1.evil.example", "gateway"] {
+                let call = Call::new(method, path).header("Host", foreign);
+                let answer = client.call(call).await;
+                assert_eq!(answer.status, 421, "{method} {path} for {foreign}");
+                assert_eq!(answer.body.is_empty(), method == "HEAD");
+                if method != "HEAD" {
+                    let hint = answer.json()["hint"].clone();
+                    let hint = hint.as_str().unwrap();
+                    for remedy in ["localhost", "an address", "listen.admin.token"] {
+                        assert!(hint.contains(remedy), "{hint}");
+                    }
+                }
+            }
+        }
+        let known = if path == "/none" { 404 } else { 200 };
+        for own in ["localhost", "a.localhost:9090", "10.1.2.3:9090", "[::1]"] {
+            let answer = client.call(Call::get(path).header("Host", own)).await;
+            assert_eq!(answer.status, known, "{path} for {own}");
+        }
+    }
+    let nameless = client.raw("GET /metrics HTTP/1.0\r\n\r\n", Until::Closed);
+    assert_eq!(nameless.await.answers[0].status, 421);
+}
+
+#[tokio::test]
+async fn with_a_token_the_admin_listener_is_asked_for_by_any_name() {
+    const TOKEN: &str = "0123456789abcdef-token";
+    let scene = Scene::builder(TOUCHLINE)
+        .spec(|spec| spec.admin_extra = format!("token: {TOKEN}"))
+        .start()
+        .await;
+    let client = Client::new(Protocol::Http1, scene.gateways[0].admin, Arc::default());
+    for path in PATHS {
+        let call = Call::get(path)
+            .header("Host", "touchline.monitoring.svc:9090")
+            .header("Authorization", format!("Bearer {TOKEN}"));
+        assert_eq!(client.call(call).await.status, 200, "{path}");
+    }
 }

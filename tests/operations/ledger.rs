@@ -1,6 +1,7 @@
 //! The ledger against what the clients and the upstream saw; the proof that fails; the invoice.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use harness::upstream::Script;
 use harness::{Allowances, Behaviour, Call, IssuedKey, Protocol, Scene, Store, eventually};
@@ -303,5 +304,77 @@ async fn the_ledger_reconciles_after_a_gateway_was_killed_and_its_disk_is_gone()
             (answered..=answered + 4).contains(&number("used")),
             "{answered} answered, {proof}"
         );
+    }
+}
+
+/// Deaths of all gateways at once, each with a Redis that is empty afterwards.
+const DEATHS: usize = 5;
+
+/// The units that the journals of all gateways hold.
+fn journaled(scene: &Scene) -> i64 {
+    let units = |number: usize| -> Option<i64> {
+        let path = format!("gateway-{number}/var/journal.db");
+        let journal = rusqlite::Connection::open(scene.directory().join(path)).ok()?;
+        journal.busy_timeout(Duration::from_secs(5)).ok()?;
+        let sum = "SELECT coalesce(sum(ack - rack), 0) FROM counts";
+        journal.query_row(sum, [], |row| row.get(0)).ok()
+    };
+    let all = 0..scene.gateways.len();
+    all.map(|number| units(number).unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .gateways(2)
+        .daily("starter", 1_000_000)
+        // As often as it may be, so that many a death falls into the writing of the journal.
+        .spec(|spec| spec.redis_extra = "timeout: 2s, journal_interval: 10ms".into())
+        .start()
+        .await;
+    let mut keys = Vec::new();
+    for _ in 0..10 {
+        keys.push(scene.issue("starter").await);
+    }
+    let mut told = 0;
+    for death in 0..DEATHS {
+        let before = scene.client_ledger().entries().len();
+        let mut clients = tokio::task::JoinSet::new();
+        for number in 0..8 {
+            let (client, keys) = (scene.client_of(number % 2, Protocol::Http1), keys.clone());
+            clients.spawn(async move {
+                for turn in number.. {
+                    let call = Call::get(MARKETS).key(&keys[turn % keys.len()]);
+                    if client.try_call(call).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        eventually("the gateways are under load, and journal it", async || {
+            let answered = scene.client_ledger().entries().len() > before + 400;
+            (answered && journaled(&scene) > told + 100).then_some(())
+        })
+        .await;
+        for gateway in &mut scene.gateways {
+            gateway.kill9();
+        }
+        clients.join_all().await;
+        let redis = scene.redis.as_ref().unwrap();
+        assert_eq!(redis.command(&["FLUSHALL"]).await.unwrap(), "+OK\r\n");
+        for gateway in &mut scene.gateways {
+            gateway.restart().await;
+        }
+        // Nothing is charged any more: the journals are all that is known.
+        told = journaled(&scene);
+        eventually("the counts are told again", async || {
+            let ran = run_beside(&scene.gateways[0], &["usage", "--output", "json"]).await;
+            let report: Value = serde_json::from_str(&ran.stdout).ok()?;
+            (report["total"]["used"].as_i64()? == told).then_some(())
+        })
+        .await;
+        let ran = run_beside(&scene.gateways[0], &["usage", "verify"]).await;
+        assert_eq!(ran.code, Some(0), "death {death}: {ran:?}");
     }
 }

@@ -146,6 +146,12 @@ async fn nothing_that_clients_choose_becomes_a_label() {
     for seed in 0..12 {
         client.call(hostile(seed, &key)).await;
     }
+    eventually("what the server answered is shown", async || {
+        let (_, metrics) = scene.admin(0, "/metrics").await;
+        let answered = "\ntouchline_upstream_server_answered{";
+        metrics.contains(answered).then_some(())
+    })
+    .await;
     let before: Vec<String> = counted(&scene, 12.0).await.into_keys().collect();
     for seed in 12..212 {
         client.call(hostile(seed, &key)).await;

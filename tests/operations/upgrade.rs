@@ -1,11 +1,15 @@
 //! `touchline serve --upgrade`: another process takes the place of the one that runs, and nobody notices.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use harness::process::Process;
 use harness::upstream::Release;
 use harness::{Behaviour, Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use tokio::io::AsyncReadExt;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 
 use super::{MARKETS, STORES, TOUCHLINE, run_on};
@@ -201,6 +205,170 @@ async fn call_on(client: Arc<harness::Client>, key: IssuedKey, stop: Arc<AtomicB
         }
     }
     calls
+}
+
+/// Callers of every protocol, which go on until they are stopped.
+struct Callers {
+    stop: Arc<AtomicBool>,
+    running: JoinSet<u64>,
+}
+
+impl Callers {
+    fn start(scene: &Scene, key: &IssuedKey) -> Callers {
+        let (stop, mut running) = (Arc::new(AtomicBool::new(false)), JoinSet::new());
+        for protocol in Protocol::ALL {
+            let client = Arc::new(scene.client(protocol));
+            running.spawn(call_on(client, key.clone(), stop.clone()));
+        }
+        Callers { stop, running }
+    }
+
+    /// The calls made, none of which failed.
+    async fn stop(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.running.join_all().await.into_iter().sum()
+    }
+}
+
+/// A gateway under a load that no limit ends.
+async fn under_load(store: Store) -> (Scene, IssuedKey, Callers) {
+    let scene = upgradable(store)
+        .daily("enterprise", 100_000_000)
+        .spec(move |spec| {
+            spec.endpoints[0].methods.push("POST".into());
+            if matches!(store, Store::Redis) {
+                spec.redis_extra = "timeout: 100ms".into();
+            }
+        })
+        .durable_redis()
+        .start()
+        .await;
+    let key = scene.issue("enterprise").await;
+    let callers = Callers::start(&scene, &key);
+    (scene, key, callers)
+}
+
+async fn logs(process: &Process, part: &str) {
+    eventually(part, async || process.output().contains(part).then_some(())).await;
+}
+
+#[tokio::test]
+async fn a_successor_killed_when_it_was_ready_fails_no_request_and_the_next_one_takes_over() {
+    let (mut scene, key, callers) = under_load(Store::Redis).await;
+    let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let socket = scene.gateways[0].config.with_file_name("upgrade.sock");
+    let inode = || std::fs::metadata(&socket).unwrap().ino();
+    let of_the_gateway = inode();
+    let (mut held, release) = (JoinSet::new(), Release::default());
+    let held_back = release.clone();
+    scene
+        .upstream
+        .behave(move |asked| match asked.values("x-held").is_empty() {
+            true => Behaviour::Echo,
+            false => Behaviour::Until(held_back.clone(), Box::new(Behaviour::Echo)),
+        });
+    for round in 1..=2 {
+        // It knows no key until Redis is back, so that it can be met where it has the listeners and is not ready.
+        let elsewhere = format!("timeout: 100ms, replica: other-{round}/keys.db");
+        let elsewhere = good.replace("timeout: 100ms", &elsewhere);
+        scene.gateways[0].put_file(&elsewhere);
+        scene.redis.as_mut().unwrap().kill9();
+        let mut successor = scene.gateways[0].begin_upgrade(&format!("successor-{round}"));
+        logs(&successor, "the gateway that runs goes on meanwhile").await;
+        // As long as this one does not run, the successor cannot hear from it.
+        scene.gateways[0].process().stop();
+        // New connections wait for it, and are none of the successor's.
+        for protocol in Protocol::ALL {
+            let call = Call::get(MARKETS).key(&key).header("x-held", "yes");
+            let client = scene.client(protocol);
+            held.spawn(async move { client.call(call).await });
+        }
+        scene.redis.as_mut().unwrap().restart().await;
+        logs(&successor, "ready to take over").await;
+        assert_eq!(inode(), of_the_gateway, "the socket is the gateway's still");
+        successor.kill9();
+        scene.gateways[0].process().resume();
+        eventually("the gateway goes on", async || {
+            let output = scene.gateways[0].output();
+            (output.matches("going on as before").count() == round).then_some(())
+        })
+        .await;
+        assert_eq!(scene.gateways[0].process().ended(), None);
+    }
+    let held_calls = held.len() as u64;
+    release.give();
+    for answer in held.join_all().await {
+        assert!(answer.status == 200 && answer.complete, "{answer:?}");
+    }
+    scene.gateways[0].put_file(&good);
+    for _ in 0..2 {
+        scene.gateways[0].upgrade().await;
+    }
+    let calls = callers.stop().await;
+    scene.expect_used(&key, calls + held_calls).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_gateway_takes_its_upgrade_socket_back_from_a_successor_that_is_gone() {
+    let (mut scene, key, callers) = under_load(Store::Embedded).await;
+    let socket = scene.gateways[0].config.with_file_name("upgrade.sock");
+    for round in 1..=2 {
+        // As a successor of an earlier version, which takes the place before it is ready.
+        let mut successor = UnixStream::connect(&socket).await.unwrap();
+        successor.read_u8().await.unwrap();
+        let beside = socket.with_extension(round.to_string());
+        let offer = UnixListener::bind(&beside).unwrap();
+        std::fs::rename(&beside, &socket).unwrap();
+        drop((successor, offer));
+        eventually("the gateway goes on", async || {
+            UnixStream::connect(&socket).await.ok()
+        })
+        .await;
+    }
+    for _ in 0..2 {
+        scene.gateways[0].upgrade().await;
+    }
+    let calls = callers.stop().await;
+    scene.expect_used(&key, calls).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn a_second_successor_is_refused_while_the_first_one_waits_for_its_keys() {
+    let (mut scene, key, elsewhere) = successor_without_keys().await;
+    let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    scene.gateways[0].put_file(&elsewhere);
+    let mut first = scene.gateways[0].begin_upgrade("first");
+    logs(&first, "the gateway that runs goes on meanwhile").await;
+    let said = scene.gateways[0].fail_to_upgrade(&good).await;
+    assert!(
+        said.contains("does not hand its listeners over now"),
+        "{said}"
+    );
+    first.kill9();
+    scene.gateways[0].put_file(&good);
+    scene.gateways[0].upgrade().await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 2).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test]
+async fn of_two_successors_at_once_one_is_left_and_no_request_fails() {
+    for store in STORES {
+        let (mut scene, key, callers) = under_load(store).await;
+        let old = scene.gateways[0].process().pid();
+        let successors = ["one", "two"].map(|name| scene.gateways[0].begin_upgrade(name));
+        scene.gateways[0].upgraded_by(successors).await;
+        assert_ne!(scene.gateways[0].process().pid(), old);
+        scene.gateways[0].upgrade().await;
+        let calls = callers.stop().await;
+        scene.expect_used(&key, calls).await;
+        scene.assert_ledgers_agree().await;
+    }
 }
 
 #[tokio::test]

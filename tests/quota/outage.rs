@@ -1,7 +1,10 @@
 //! Redis dies under load: paying customers go on within the bound, and every unit is counted once when it returns.
 
+use std::time::Duration;
+
 use harness::client::Ending;
-use harness::{Call, Protocol, Scene, Store, eventually};
+use harness::{Call, IssuedKey, Protocol, Scene, SceneBuilder, Store, eventually};
+use rusqlite::{Connection, OpenFlags};
 
 use super::{MARKETS, TOUCHLINE};
 
@@ -111,5 +114,128 @@ async fn deny_answers_500_and_is_not_ready_while_redis_is_away() {
     .await;
     scene.redis.as_mut().unwrap().restart().await;
     scene.expect_used(&key, 1).await;
+    scene.assert_ledgers_agree().await;
+}
+
+/// Gateways on a Redis, with 100 calls a day for the tier starter.
+fn on_redis(redis_extra: &'static str) -> SceneBuilder {
+    Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .daily("starter", 100)
+        .spec(move |spec| spec.redis_extra = redis_extra.into())
+}
+
+/// Waits until the first gateway has counted so many that live, as its journal has it.
+async fn counted(scene: &Scene, gateways: u64) {
+    let directory = scene.gateways[0].config.parent().unwrap();
+    let journal = directory.join("var/journal.db");
+    eventually("the gateways are counted", async || {
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
+        let journal = Connection::open_with_flags(&journal, flags).ok()?;
+        let sql = "SELECT value FROM meta WHERE name = 'nodes'";
+        let number: String = journal.query_row(sql, [], |row| row.get(0)).ok()?;
+        (number == gateways.to_string()).then_some(())
+    })
+    .await;
+}
+
+/// A key of which 20 of 100 are used.
+async fn key_used_by_20(scene: &Scene) -> IssuedKey {
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    for _ in 0..20 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    key
+}
+
+/// Calls through the first gateway until one is refused; how many were served.
+async fn served_until_refused(scene: &Scene, key: &IssuedKey) -> u64 {
+    let client = scene.client(Protocol::Http1);
+    let mut served = 0;
+    loop {
+        match client.get(key, MARKETS).await.status {
+            200 => served += 1,
+            500 => return served,
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_is_alone_serves_the_share_of_one_of_min_nodes() {
+    let mut scene = on_redis("timeout: 300ms, min_nodes: 4").start().await;
+    let key = key_used_by_20(&scene).await;
+    counted(&scene, 1).await;
+    scene.redis.as_mut().unwrap().kill9();
+    let served = served_until_refused(&scene, &key).await;
+    assert_eq!(served, 20, "a quarter of the 80 that were left");
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 40).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_pauses_is_left_its_share() {
+    let mut scene = on_redis("timeout: 300ms").gateways(2).start().await;
+    let key = key_used_by_20(&scene).await;
+    counted(&scene, 2).await;
+    scene.gateways[1].process().stop();
+    // The first one counts again and again meanwhile.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    scene.redis.as_mut().unwrap().kill9();
+    let served = served_until_refused(&scene, &key).await;
+    assert_eq!(served, 40, "half of the 80 that were left");
+    scene.gateways[1].process().resume();
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 60).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_an_emptied_redis_does_not_know_is_left_its_share() {
+    let mut scene = on_redis("timeout: 300ms").gateways(2).start().await;
+    let key = key_used_by_20(&scene).await;
+    counted(&scene, 2).await;
+    // It cannot make itself known again.
+    scene.gateways[1].process().stop();
+    let redis = scene.redis.as_mut().unwrap();
+    redis.command(&["FLUSHALL"]).await.unwrap();
+    // The first one counts again and again meanwhile, and finds itself alone.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    redis.kill9();
+    let served = served_until_refused(&scene, &key).await;
+    assert_eq!(served, 40, "half of the 80 that were left");
+    scene.gateways[1].process().resume();
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 60).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_that_is_older_than_count_staleness_is_unknown() {
+    // It takes Redis 2 s to be away, and the last count is older than 1 s then.
+    let mut scene = on_redis("timeout: 2s, count_staleness: 1s").start().await;
+    let key = key_used_by_20(&scene).await;
+    scene.redis.as_mut().unwrap().stop();
+    let served = served_until_refused(&scene, &key).await;
+    assert_eq!(served, 2, "2 % of the limit");
+    scene.redis.as_mut().unwrap().resume();
+    scene.expect_used(&key, 22).await;
+    scene.assert_ledgers_agree().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_count_of_a_key_that_is_not_called_is_read_again_before_it_is_unknown() {
+    let mut scene = on_redis("timeout: 300ms, count_staleness: 4s")
+        .start()
+        .await;
+    let key = key_used_by_20(&scene).await;
+    // Long enough that the count would be unknown.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    scene.redis.as_mut().unwrap().kill9();
+    assert_eq!(served_until_refused(&scene, &key).await, 80);
+    scene.redis.as_mut().unwrap().restart().await;
+    scene.expect_used(&key, 100).await;
     scene.assert_ledgers_agree().await;
 }

@@ -276,7 +276,7 @@ async fn a_silent_gateway_is_struck_off_by_an_operator_which_is_in_the_audit_tra
         "{all}"
     );
 
-    // It was not gone: whoever is heard of is on the register.
+    // It was cut off, not gone: a gateway that is heard of is on the register.
     wire.set(Wire::Passes);
     eventually("the gateway is on the register again", async || {
         let live = names(&scene, "gateways").await;

@@ -1,6 +1,6 @@
 //! Revocation holds from the next request, on every gateway.
 
-use harness::{Call, IssuedKey, Protocol, Scene, Store};
+use harness::{Call, IssuedKey, Protocol, Scene, Store, eventually};
 
 use super::{MARKETS, TOUCHLINE};
 
@@ -60,6 +60,33 @@ async fn a_key_is_served_from_the_next_request_after_it_was_issued() {
             let key = scene.issue("starter").await;
             assert_all_gateways_say(&scene, &key, false).await;
         }
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_pauses_is_named_by_a_command_that_it_has_not_applied() {
+    for store in [Store::Embedded, Store::Redis] {
+        let mut scene = Scene::builder(TOUCHLINE)
+            .store(store)
+            .gateways(2)
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let pids = [0, 1].map(|gateway| format!("-{}-", scene.gateways[gateway].process().pid()));
+        // On a busy machine the command may last longer than a gateway that pauses counts as alive.
+        eventually("it is named", async || {
+            scene.cli(&["keys", "resume", &key.id]).await;
+            scene.gateways[1].process().stop();
+            let output = scene.gateways[0]
+                .cli(&["keys", "suspend", &key.id, "--yes"])
+                .await;
+            scene.gateways[1].process().resume();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let named = pids.each_ref().map(|pid| said.contains(pid));
+            (!output.status.success() && named == [false, true]).then_some(())
+        })
+        .await;
         scene.assert_ledgers_agree().await;
     }
 }

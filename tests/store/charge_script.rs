@@ -119,7 +119,6 @@ async fn run(
             .arg(&call.record.packed)
             .arg(call.start)
             .arg(call.end)
-            .arg(call.end + 3_024_000)
             .arg(call.settle_window);
     }
     let reply: Vec<redis::Value> = command.query_async(connection).await.unwrap();

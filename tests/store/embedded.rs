@@ -66,6 +66,7 @@ impl Fixture for EmbeddedFixture {
     }
 }
 
+mod closing;
 mod model;
 mod reckoning;
 
@@ -147,6 +148,33 @@ async fn the_last_and_first_second_around_a_day_of_23_hours_count_for_their_own_
 async fn the_last_and_first_second_around_a_day_of_25_hours_count_for_their_own_days() {
     let (last, first) = ("2026-11-02T04:59:59.999Z", "2026-11-02T05:00:00Z");
     each_side_of_midnight_has_its_own_count("America/New_York", 25, last, first).await;
+}
+
+#[tokio::test]
+async fn a_charge_that_waits_for_the_lock_until_the_day_is_over_is_not_counted_on_it() {
+    let fixture = EmbeddedFixture::new();
+    let hands = Hands::default();
+    hands.set("2026-11-21T23:59:59.999Z");
+    let store = fixture.gateway_at(ZONE, hands.clock()).await;
+    let key = issue(&store).await;
+    let day = Calendar::of_zone(ZONE)
+        .and_then(|calendar| calendar.day_at(store.now()))
+        .unwrap();
+    let other = Connection::open(fixture.path()).unwrap();
+    other.busy_timeout(PATIENCE).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let midnight = async {
+        hands.set("2026-11-22T00:00:00Z");
+        other.execute_batch("ROLLBACK").unwrap();
+    };
+    // The charge is on its way, and its day is right, when midnight comes.
+    let charged = store.charge(charge(&key, day, 2, 1));
+    let (decision, ()) = tokio::join!(biased; charged, midnight);
+    let Ok(Decision::OtherDay { now }) = decision else {
+        panic!("{decision:?}");
+    };
+    assert_eq!(now.as_second(), day.end);
+    assert_eq!(store.used(key.record.id, day).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -251,7 +279,7 @@ async fn a_database_from_before_the_audit_trail_is_brought_up_to_date() {
     let older = Connection::open(&path).unwrap();
     older
         .execute_batch(
-            "DROP TABLE audit; PRAGMA user_version = 1;
+            "DROP TABLE audit; DROP TABLE chain; PRAGMA user_version = 1;
              UPDATE keys SET record = json_remove(record, '$.last_change')",
         )
         .unwrap();

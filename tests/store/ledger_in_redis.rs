@@ -1,17 +1,19 @@
-//! The ledger in Redis: proofs that fail, gateways that die, journals that come late, names that expire, and what older
+//! The ledger in Redis: proofs that fail, gateways that die, journals that come late, days that go, and what older
 //! versions wrote.
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use touchline::clock::Clock;
-use touchline::policy::calendar::Day;
+use touchline::policy::calendar::{Calendar, Day};
 use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings, open};
-use touchline::store::{Keeping, KeyEntry, NodeName, Proof, Role, Store};
+use touchline::store::{Claim, Delivery, Keeping, KeyEntry, NodeName, Proof, Role, Store};
 
+use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, eventually, granted, issue, today};
+use crate::suite::{ZONE, charge, crossing, eventually, granted, issue, today};
 
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -289,31 +291,195 @@ async fn units_above_the_limit_after_an_outage_stand_as_over() {
     assert_eq!(usage.tiers["pro"].charged, 17);
 }
 
+/// Puts counts and ledger of a key's day into Redis, as a gateway of that day left them.
+async fn put_day(server: &RedisServer, key: &KeyEntry, days_ago: i64) -> Day {
+    let calendar = Calendar::of_zone(ZONE).unwrap();
+    let today = calendar.day_at(jiff::Timestamp::now()).unwrap().date;
+    let date = today - jiff::Span::new().days(days_ago);
+    let day = calendar.day_of(date).unwrap();
+    let (counts, entries) = names(key, day);
+    let (start, end) = (day.start, day.end);
+    run(
+        server,
+        &format!("HSET {counts} t 2 ga.1 2 s {start} e {end}"),
+    )
+    .await;
+    let sheet = "1 2 0 0 0 0 0 0 0 10 0 pro";
+    let mut put = redis::cmd("HSET");
+    put.arg((entries, "a.2|markets", sheet));
+    let _: i64 = put.query_async(&mut server.connect().await).await.unwrap();
+    run(server, &format!("SADD touchline:days {date}")).await;
+    day
+}
+
+/// Whether counts, ledger and name of a day are there; all of them, or none.
+async fn is_there(server: &RedisServer, key: &KeyEntry, day: Day) -> bool {
+    let (counts, entries) = names(key, day);
+    let names = run(server, &format!("EXISTS {counts} {entries}")).await;
+    let listed = run(server, &format!("SISMEMBER touchline:days {}", day.date)).await;
+    assert!(
+        [(0, 0), (2, 1)].contains(&(names, listed)),
+        "{names} {listed}"
+    );
+    listed == 1
+}
+
+/// Of a gateway that trusts its clock from the start.
+fn trusting(server: &RedisServer) -> Settings {
+    Settings {
+        keeping: Keeping {
+            retention: Duration::from_secs(62 * 86_400),
+            agreement: Duration::ZERO,
+            ..Keeping::default()
+        },
+        ..settings(server)
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counts_and_ledger_go_together_when_the_retention_is_over() {
     let server = RedisServer::start().await;
-    let keeping = Keeping {
-        retention: Duration::from_secs(62 * 86_400),
-        ..Keeping::default()
+    let key = {
+        let first: Arc<dyn Store> = gateway_with(trusting(&server)).await;
+        issue(&first).await
     };
-    let store = gateway_with(Settings {
-        keeping,
-        ..settings(&server)
-    })
-    .await;
-    let commands: Arc<dyn Store> = store.clone();
-    let (key, day) = (issue(&commands).await, today());
+    // Of one the retention ended with the last midnight, of the other it ends with the next.
+    let over = put_day(&server, &key, 63).await;
+    let kept = put_day(&server, &key, 62).await;
+    for days_ago in [3, 2] {
+        put_day(&server, &key, days_ago).await;
+    }
+    let store = gateway_with(trusting(&server)).await;
+    let day = today();
     granted(store.charge(charge(&key, day, 100, 2)).await);
     settled(&*store, &key, day).await;
+    eventually("the day is gone", async || {
+        let listed = run(&server, &format!("SISMEMBER touchline:days {}", over.date)).await;
+        (listed == 0).then_some(())
+    })
+    .await;
+    assert!(!is_there(&server, &key, over).await);
+    assert!(is_there(&server, &key, kept).await);
     let (counts, entries) = names(&key, day);
-    let kept_until = day.end + 62 * 86_400;
     for name in [counts, entries] {
         let expires = run(&server, &format!("EXPIRETIME {name}")).await;
-        assert!(
-            (kept_until..kept_until + 3_600).contains(&expires),
-            "{name}: {expires}, kept until {kept_until}"
-        );
+        assert_eq!(expires, -1, "{name} goes by the clock of Redis");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_two_days_charged_last_stay_in_redis_whatever_the_clock_says() {
+    let server = RedisServer::start().await;
+    let key = {
+        let first: Arc<dyn Store> = gateway_with(trusting(&server)).await;
+        issue(&first).await
+    };
+    let mut days = Vec::new();
+    for days_ago in [500, 400, 399] {
+        days.push(put_day(&server, &key, days_ago).await);
+    }
+    let log = log_lines();
+    let _store = gateway_with(trusting(&server)).await;
+    eventually("the oldest is gone", async || {
+        let listed = run(
+            &server,
+            &format!("SISMEMBER touchline:days {}", days[0].date),
+        )
+        .await;
+        (listed == 0).then_some(())
+    })
+    .await;
+    assert!(!is_there(&server, &key, days[0]).await);
+    eventually("it has its line", async || {
+        let date = days[0].date.to_string();
+        (log.with(&["was dropped", &date]) == 1).then_some(())
+    })
+    .await;
+    for day in &days[1..] {
+        assert!(is_there(&server, &key, *day).await, "{}", day.date);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_whose_clocks_disagree_drops_nothing_from_redis() {
+    let server = RedisServer::start().await;
+    let key = issue(&gateway(&server).await).await;
+    let mut days = Vec::new();
+    for days_ago in [800, 700, 600] {
+        days.push(put_day(&server, &key, days_ago).await);
+    }
+    let boot = Arc::new(AtomicU64::new(500));
+    let hands = boot.clone();
+    let clock = Clock::system().beside(move || Duration::from_secs(hands.load(Ordering::SeqCst)));
+    let role = Role::Gateway(NodeName("b".into()));
+    let keeping = Keeping {
+        agreement: Duration::from_secs(30),
+        ..Keeping::default()
+    };
+    let careful = Settings {
+        keeping,
+        ..settings(&server)
+    };
+    let store = open(careful, role, ZONE, clock).await.unwrap();
+    // Several looks at the clock, which are several turns at dropping days.
+    let mut leaps = Vec::new();
+    while leaps.len() < 4 {
+        let leap = eventually("the clocks disagree", async || {
+            boot.fetch_add(5, Ordering::SeqCst);
+            let leap = store.health().clock_leap?;
+            (!leaps.contains(&leap)).then_some(leap)
+        })
+        .await;
+        assert!(leap.by.as_secs() < -60, "{leap}");
+        leaps.push(leap);
+    }
+    for day in &days {
+        assert!(is_there(&server, &key, *day).await, "{}", day.date);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_expiry_that_an_older_version_gave_a_day_is_taken_off() {
+    let server = RedisServer::start().await;
+    let key = issue(&gateway(&server).await).await;
+    let day = put_day(&server, &key, 3).await;
+    let (counts, entries) = names(&key, day);
+    let until = day.end + 396 * 86_400;
+    for name in [&counts, &entries] {
+        run(&server, &format!("EXPIREAT {name} {until}")).await;
+    }
+    run(&server, "DEL touchline:unexpiring").await;
+    let _store = gateway(&server).await;
+    eventually("nothing expires", async || {
+        let expire = run(&server, &format!("EXPIRETIME {counts}")).await
+            + run(&server, &format!("EXPIRETIME {entries}")).await;
+        (expire == -2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_waits_has_no_expiry_and_goes_after_a_week_of_a_clock_that_is_trusted() {
+    let server = RedisServer::start().await;
+    let store = gateway_with(settings(&server)).await;
+    let node = NodeName("a".into());
+    let claimed = store.claim(&crossing(80, 0), &node, Delivery::Wanted).await;
+    assert_eq!(claimed.unwrap(), Claim::Made);
+    let waiting = "touchline:{events}:pending";
+    let now = jiff::Timestamp::now().as_millisecond();
+    let week = 7 * 86_400_000;
+    // A minute more than a week ago, and a minute less.
+    for (since, name) in [(now - week - 60_000, "over"), (now - week + 60_000, "kept")] {
+        run(&server, &format!("ZADD {waiting} {since} {name}")).await;
+    }
+    assert_eq!(run(&server, &format!("EXPIRETIME {waiting}")).await, -1);
+    let _trusting = gateway_with(trusting(&server)).await;
+    eventually("the old one is gone", async || {
+        (run(&server, &format!("ZCARD {waiting}")).await == 2).then_some(())
+    })
+    .await;
+    let left = format!("ZCOUNT {waiting} {} +inf", now - week + 60_000);
+    assert_eq!(run(&server, &left).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -326,13 +492,13 @@ async fn what_an_older_version_wrote_beside_is_counted_without_its_tier() {
     let (counts, entries) = names(&key, day);
     // As the first version charged and wrote: no settle window in the call, five numbers in the entry.
     let old_script = touchline::store::redis::CHARGE_SCRIPT
-        .replace("tonumber(ARGV[at + 11])", "error('asked for')");
+        .replace("tonumber(ARGV[at + 10])", "error('asked for')");
     let id = key.record.id;
     let mut connection = server.connect().await;
     let (_, answer): (i64, String) = redis::cmd("EVAL")
         .arg((old_script, 2, format!("touchline:k:{{{id}}}"), &counts))
         .arg(("old.1", 0, 0, 3, 100, key.record.version, ""))
-        .arg((day.start, day.end, day.end + 3_024_000))
+        .arg((day.start, day.end))
         .query_async(&mut connection)
         .await
         .unwrap();
@@ -352,24 +518,4 @@ async fn what_an_older_version_wrote_beside_is_counted_without_its_tier() {
         (2, 3)
     );
     assert_eq!(granted(store.charge(charge(&key, day, 100, 1)).await).0, 6);
-}
-
-#[tokio::test]
-async fn dates_whose_counts_are_gone_leave_the_list_of_days_and_others_stay() {
-    let server = RedisServer::start().await;
-    let today = today().date;
-    let kept = [0, 1, 395].map(|days| today - jiff::Span::new().days(days));
-    let gone = [400, 4_000].map(|days| today - jiff::Span::new().days(days));
-    for date in kept.iter().chain(&gone) {
-        run(&server, &format!("SADD touchline:days {date}")).await;
-    }
-    let _store = gateway_with(settings(&server)).await;
-    eventually("the list is tidied", async || {
-        (run(&server, "SCARD touchline:days").await == 3).then_some(())
-    })
-    .await;
-    for date in kept {
-        let is_there = run(&server, &format!("SISMEMBER touchline:days {date}")).await;
-        assert_eq!(is_there, 1, "{date}");
-    }
 }

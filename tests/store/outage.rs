@@ -3,9 +3,11 @@
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use harness::SLACK;
+use jiff::Timestamp;
 use tokio::time::Instant;
 use touchline::clock::Clock;
 use touchline::policy::api_key::KeyId;
@@ -410,6 +412,51 @@ async fn a_day_that_ends_in_an_outage_is_settled_on_its_own_date() {
     back(&store).await;
     eventually_counted(&server, &key, ending, 10).await;
     eventually_counted(&server, &key, next, 2).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clock_that_leaps_in_an_outage_drops_nothing_from_the_journal() {
+    const LEAP_SECONDS: i64 = 800 * 86_400;
+    let (mut server, directory) = (RedisServer::start().await, tempfile::tempdir().unwrap());
+    let (key, day) = (issued(&server).await, today());
+    let ahead = Arc::new(AtomicI64::new(0));
+    let hands = ahead.clone();
+    let wall =
+        move || Timestamp::now() + Duration::from_secs(hands.load(Ordering::SeqCst).unsigned_abs());
+    let started = Instant::now();
+    let clock = Clock::from_fn(wall).beside(move || started.elapsed());
+    let journal = directory.path().join("journal.db");
+    let settings = Settings {
+        timeout: TIMEOUT,
+        outage: Some(OutageSettings {
+            journal_interval: Duration::from_millis(50),
+            ..OutageSettings::of_journal(&journal)
+        }),
+        ..Settings::of_url(server.url())
+    };
+    let role = Role::Gateway(NodeName("a".into()));
+    let store = open(settings, role, ZONE, clock).await.unwrap();
+    granted(store.charge(charge(&key, day, 100, 1)).await);
+    server.kill();
+    away(&store).await;
+    for _ in 0..7 {
+        granted(store.charge(charge(&key, day, 100, 1)).await);
+    }
+    ahead.store(LEAP_SECONDS, Ordering::SeqCst);
+    let file = rusqlite::Connection::open(&journal).unwrap();
+    let number = |sql: &str| -> i64 { file.query_row(sql, [], |row| row.get(0)).unwrap() };
+    eventually("the journal is kept at the wrong time", async || {
+        let seen = number("SELECT max(seen) FROM processes");
+        (seen > day.end + LEAP_SECONDS / 2).then_some(())
+    })
+    .await;
+    assert_eq!(number("SELECT sum(untold) FROM counts"), 7);
+    assert!(number("SELECT sum(charged) FROM sheets") >= 7);
+    // Whoever comes after a death settles them.
+    drop(store);
+    server.restart().await;
+    let _next = gateway(server.url(), directory.path(), |_| ()).await;
+    eventually_counted(&server, &key, day, 8).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

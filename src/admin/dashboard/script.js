@@ -89,7 +89,7 @@
     const p99 = last && last.duration_seconds.p99 !== null ? rounded(last.duration_seconds.p99 * 1000) + " ms" : "–";
     const wait = last && last.store_seconds.p99 !== null ? "store p99 " + rounded(last.store_seconds.p99 * 1000) + " ms" : "";
     const tiles = [
-      ["Gateway", gateway, ""],
+      ["Gateway", gateway, readiness.reasons.join("; ")],
       ["Store", store, storeNote.join("; ")],
       ["Requests a second", rate, last ? "in the last " + rounded(last.seconds) + " s" : "no sample yet"],
       ["Failed", last ? state(failed > 0 ? "bad" : "", failed > 0 ? "■" : "", number(failed)) : "–", last ? "in the last " + rounded(last.seconds) + " s" : ""],
@@ -97,7 +97,7 @@
       ["In flight", last ? number(last.in_flight) : "–", last ? plural(last.connections, "connection", "connections") : ""],
       ["Keys", number(readiness.keys), keysNote],
     ];
-    const facts = [readiness.status, readiness.draining, readiness.store_up, storeNote, keysNote, readiness.keys, last];
+    const facts = [readiness.status, readiness.reasons, readiness.draining, readiness.store_up, storeNote, keysNote, readiness.keys, last];
     fill(by("now"), facts, () => tiles.map(([name, value, note]) =>
       node("div", "", node("dt", "", name), node("dd", "", value, note ? node("small", "", note) : ""))));
   }

@@ -257,7 +257,7 @@ async fn finish(
             out.flush()?;
         }
     }
-    // What changed nothing is confirmed all the same: whoever repeats a command wants to know whether it holds.
+    // An operator who repeats a command, which then changes nothing, wants to know whether the change holds.
     session
         .applied(outcome.made.as_ref().map(|(_, mark)| mark))
         .await

@@ -1,4 +1,4 @@
-//! `touchline usage verify`: the ledger held against the counts, and what does not hold.
+//! `touchline usage verify`: the ledger held against the counts, closed days against their digests, and what does not hold.
 //!
 //! A gateway that charges is now and then caught between a count and its entry in the ledger, for less than a second. So
 //! what does not hold is looked at again until it does, for at most [`PATIENCE`].
@@ -10,9 +10,10 @@ use jiff::civil::Date;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Asked, Session, is_of, records};
+use super::{Asked, Session, chain, is_of, records};
 use crate::cli::output::{RecordFormat, write_json, write_record, write_table};
 use crate::policy::api_key::KeyId;
+use crate::store::chain::Checked;
 use crate::store::{Proof, Totals};
 
 /// How long a day may need until it reconciles: several times what a gateway takes to write.
@@ -35,13 +36,30 @@ struct Verdict {
     over: u64,
     /// Units settled after their day was closed.
     adjusted: i64,
+    /// The chain of closed days, where the store keeps one.
+    chain: Option<Chain>,
     faults: Vec<Fault>,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize)]
+struct Chain {
+    entries: u64,
+    closed_days: u64,
+    /// The last of them.
+    closed_through: Option<Date>,
+    /// Closed days among those asked for, whose rows were held against their digest; none where a key or customer was asked for.
+    compared_days: u64,
+    /// How often rows came to a closed day.
+    reopenings: u64,
+    /// That of the last entry, which covers all before it.
+    digest: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Fault {
     date: Date,
-    key: KeyId,
+    /// `None` where the day as a whole does not hold.
+    key: Option<KeyId>,
     fault: String,
 }
 
@@ -52,6 +70,7 @@ struct Fault {
 pub(super) async fn run(
     session: &Session,
     asked: &Asked,
+    digest: Option<&str>,
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
@@ -72,17 +91,52 @@ pub(super) async fn run(
             }
         }
     }
-    let verdict = verdict((from, to), &proofs);
+    let mut verdict = verdict((from, to), &proofs);
+    // A day's digest is one of all its keys.
+    let is_of_all = asked.key.is_none() && asked.customer.is_none();
+    let days = is_of_all.then_some((from, to));
+    let mut missing = None;
+    if let Some(checked) = chain::check(session, days, digest).await? {
+        missing.clone_from(&checked.missing);
+        verdict.take(checked);
+    }
     match output {
         RecordFormat::Json => write_json(out, &verdict)?,
         RecordFormat::Table => table(out, &verdict)?,
     }
     match verdict.faults.first() {
-        None => Ok(()),
+        None => {}
         Some(Fault { date, key, fault }) => anyhow::bail!(
-            "the ledger does not reconcile in {} places; the first is key {key} on {date}: {fault}",
-            verdict.faults.len()
+            "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
+            verdict.faults.len(),
+            key.map_or_else(String::new, |key| format!("key {key} on ")),
         ),
+    }
+    match (digest, &verdict.chain, missing) {
+        (None, _, _) | (Some(_), Some(_), None) => Ok(()),
+        (Some(_), None, _) => anyhow::bail!("this store keeps no chain of closed days"),
+        (Some(_), Some(_), Some(digest)) => anyhow::bail!(
+            "no entry of the chain of closed days has the digest {digest}: the chain is not the one that it was taken from"
+        ),
+    }
+}
+
+impl Verdict {
+    fn take(&mut self, checked: Checked) {
+        let faults = checked.faults.into_iter();
+        self.faults.extend(faults.map(|one| Fault {
+            date: one.date,
+            key: None,
+            fault: one.fault,
+        }));
+        self.chain = Some(Chain {
+            entries: checked.entries,
+            closed_days: checked.closed_days,
+            closed_through: checked.closed_through,
+            compared_days: checked.compared_days,
+            reopenings: checked.reopenings,
+            digest: checked.digest,
+        });
     }
 }
 
@@ -101,6 +155,7 @@ fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
         unattributed: 0,
         over: 0,
         adjusted: 0,
+        chain: None,
         faults: Vec::new(),
     };
     for Proof { usage, faults } in proofs {
@@ -122,7 +177,7 @@ fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
         verdict.adjusted += usage.adjusted();
         verdict.faults.extend(faults.into_iter().map(|fault| Fault {
             date: usage.date,
-            key: usage.key,
+            key: Some(usage.key),
             fault,
         }));
     }
@@ -134,6 +189,21 @@ fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
         0 => "reconciles".to_owned(),
         faults => format!("does not reconcile in {faults} places"),
     };
+    let (closed, digest) = match &verdict.chain {
+        None => (
+            "this store keeps no chain of them".to_owned(),
+            "-".to_owned(),
+        ),
+        Some(chain) => {
+            let through = chain.closed_through;
+            let through = through.map_or_else(String::new, |date| format!(" through {date}"));
+            let counts = format!(
+                "{}{through}, {} compared, {} times reopened",
+                chain.closed_days, chain.compared_days, chain.reopenings
+            );
+            (counts, chain.digest.clone())
+        }
+    };
     write_record(
         out,
         &[
@@ -144,6 +214,8 @@ fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
             ("unattributed", verdict.unattributed.to_string()),
             ("over", verdict.over.to_string()),
             ("adjusted", verdict.adjusted.to_string()),
+            ("closed days", closed),
+            ("chain", digest),
             ("result", result),
         ],
     )?;
@@ -156,7 +228,7 @@ fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
         .map(|fault| {
             vec![
                 fault.date.to_string(),
-                fault.key.to_string(),
+                fault.key.map_or_else(String::new, |key| key.to_string()),
                 fault.fault.clone(),
             ]
         })
@@ -200,7 +272,12 @@ mod tests {
                 "its tiers sum to 0, 1 units are unattributed, and 7 are used"
             ]
         );
-        assert!(found.faults.iter().all(|fault| fault.key == record.id));
+        assert!(
+            found
+                .faults
+                .iter()
+                .all(|fault| fault.key == Some(record.id))
+        );
         let mut out = Vec::new();
         table(&mut out, &found).unwrap();
         let text = String::from_utf8(out).unwrap();

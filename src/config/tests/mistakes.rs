@@ -283,6 +283,14 @@ fn each_mistake_is_told_with_its_line_column_and_path() {
             "1:36 forward.headers_denied[1]: \"a b\" is not a header name",
         ),
         (
+            "forward: {headers_denied: [\"*\"]}",
+            "1:28 forward.headers_denied[0]: \"*\" is not a header name",
+        ),
+        (
+            "forward: {answer_headers_denied: [alt-svc, x-*-y]}",
+            "1:44 forward.answer_headers_denied[1]: \"x-*-y\" is not a header name",
+        ),
+        (
             "forward: {headers_denied: cookie}",
             "1:27 forward.headers_denied: expected a list, found a text",
         ),

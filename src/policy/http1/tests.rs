@@ -27,11 +27,13 @@ fn a_plain_head_is_found_to_its_end_and_no_further() {
         skipped_bytes,
         end,
         body,
+        rewritten,
     } = scan(&more, 0, &BOUNDS)
     else {
         panic!("a head");
     };
     assert_eq!((skipped_bytes, end), (2, head.len() + 2));
+    assert_eq!(rewritten, None);
     assert!(body.is_done());
     for end in 0..head.len() {
         assert_eq!(outcome(&head[..end]), Ok(None), "{end}");
@@ -48,14 +50,23 @@ fn what_servers_read_in_different_ways_is_refused() {
         b"GET / HTTP/1.1 ",
         b" GET / HTTP/1.1",
         b"GET\t/\tHTTP/1.1",
-        b"GET / HTTP/1.2",
+        b"GET / HTTP/1.",
+        b"GET / HTTP/1.10",
+        b"GET / HTTP/1.01",
+        b"GET / HTTP/0.9",
         b"GET / HTTP/2.0",
         b"GET / http/1.1",
         b"GET / HTTP/1.1x",
         b"GET /",
         b"GET",
         b"G(T / HTTP/1.1",
-        b"GET http://h/ HTTP/1.1",
+        b"GET http://u@h/ HTTP/1.1",
+        b"GET http:/// HTTP/1.1",
+        b"GET http://h// HTTP/1.1",
+        b"GET http://h/%2e HTTP/1.1",
+        b"GET http://h#a HTTP/1.1",
+        b"OPTIONS http://h HTTP/1.1",
+        b"GET ws://h/ HTTP/1.1",
         b"GET h:80 HTTP/1.1",
         b"OPTIONS * HTTP/1.1",
         b"GET /a\x00 HTTP/1.1",
@@ -129,6 +140,87 @@ fn what_servers_read_in_different_ways_is_refused() {
 }
 
 #[test]
+fn absolute_targets_and_later_minor_versions_are_written_anew() {
+    for (sent, read) in [
+        (
+            "GET http://h:80/a?b HTTP/1.1\r\nA: 1\r\nhOST : no\r\n\r\n",
+            None,
+        ),
+        (
+            "GET http://h:80/a?b HTTP/1.1\r\nA: 1\r\nhOST: other\r\nHosts: b\r\n\r\n",
+            Some("GET /a?b HTTP/1.1\r\nhost: h:80\r\nA: 1\r\nHosts: b\r\n\r\n"),
+        ),
+        (
+            "GET http://h HTTP/1.0\r\n\r\n",
+            Some("GET / HTTP/1.0\r\nhost: h\r\n\r\n"),
+        ),
+        (
+            "OPTIONS https://h/?a HTTP/1.7\r\nHost: h\r\n\r\n",
+            Some("OPTIONS /?a HTTP/1.1\r\nhost: h\r\n\r\n"),
+        ),
+        (
+            "GET /a HTTP/1.2\r\nHost: h\r\nA: b\r\n\r\n",
+            Some("GET /a HTTP/1.1\r\nHost: h\r\nA: b\r\n\r\n"),
+        ),
+    ] {
+        let more = format!("\r\n{sent}GET");
+        match scan(more.as_bytes(), 0, &BOUNDS) {
+            Scan::Whole { end, rewritten, .. } => {
+                assert_eq!(end, sent.len() + 2, "{sent}");
+                let rewritten = rewritten.map(|head| String::from_utf8(head).unwrap());
+                assert_eq!(rewritten.as_deref(), read, "{sent}");
+            }
+            other => assert!(read.is_none(), "{sent}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_length_is_a_number_and_equal_ones_of_an_answer_are_one() {
+    for (text, bytes) in [
+        ("0", Some(0)),
+        ("005", Some(5)),
+        ("9".repeat(19).as_str(), Some(9_999_999_999_999_999_999)),
+    ] {
+        assert_eq!(length(text.as_bytes()), bytes, "{text}");
+    }
+    for none in [
+        "",
+        " 5",
+        "+5",
+        "-5",
+        "5,5",
+        "0x5",
+        "5 5",
+        "٥",
+        &"0".repeat(20),
+    ] {
+        assert_eq!(length(none.as_bytes()), None, "{none}");
+    }
+    let agreed = |values: &[&str]| agreed_length(values.iter().map(|value| value.as_bytes()));
+    for one in [
+        &["2"][..],
+        &["2, 2"],
+        &["002,\t2 ,2"],
+        &["2", "2"],
+        &["2, 2", "02"],
+    ] {
+        assert_eq!(agreed(one), Some(2), "{one:?}");
+    }
+    for none in [
+        &[][..],
+        &[""],
+        &["2,"],
+        &["2, 3"],
+        &["2", "3"],
+        &["2, x"],
+        &["2 2"],
+    ] {
+        assert_eq!(agreed(none), None, "{none:?}");
+    }
+}
+
+#[test]
 fn both_sides_of_each_bound_also_before_the_head_is_whole() {
     let target = |length: usize| {
         format!(
@@ -187,6 +279,10 @@ fn a_refused_head_is_told_apart_as_far_as_it_can_be() {
         ("GET".into(), "/a".into())
     );
     assert_eq!(
+        told_apart(b"GET http://u@h/a?b HTTP/1.1\r\n"),
+        ("GET".into(), "/a".into())
+    );
+    assert_eq!(
         told_apart(b"\x16\x03"),
         ("\u{16}\u{3}".into(), String::new())
     );
@@ -196,7 +292,7 @@ fn a_refused_head_is_told_apart_as_far_as_it_can_be() {
 proptest! {
     #[test]
     fn bytes_that_come_in_pieces_are_judged_as_those_that_come_at_once(
-        head in "(GET|POST|G T|) (/|/a|a)? HTTP/1.[01]\r?\n(Host: h\r\n|A: b\r?\n| x\r\n|Content-Length: 3\r\n){0,3}\r?\n?",
+        head in "(GET|POST|G T|) (/|/a|a|http://h/a|http://)? HTTP/1.[012]\r?\n(Host: h\r\n|A: b\r?\n| x\r\n|Content-Length: 3\r\n){0,3}\r?\n?",
         piece in 1usize..9,
     ) {
         let bytes = head.as_bytes();

@@ -20,6 +20,7 @@ fn document() -> Document {
         endpoint("/d/markets", &[Method::GET], "starter"),
         endpoint("/d_markets", &[Method::GET, Method::POST], "pro"),
         endpoint("/d/{a}/x/{b}", &[Method::GET], "pro"),
+        endpoint("/files/{rest...}", &[Method::GET], "pro"),
     ])
     .unwrap();
     let (starter, pro) = ("starter".parse().unwrap(), "pro".parse().unwrap());
@@ -50,7 +51,7 @@ fn walk(value: &Value, visit: &mut dyn FnMut(&Value)) {
 fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
     let document = parsed();
     let paths = document["paths"].as_object().unwrap();
-    assert_eq!(paths.len(), 5, "three endpoints and two own paths");
+    assert_eq!(paths.len(), 6, "four endpoints and two own paths");
     let markets = &paths["/d/markets"];
     assert_eq!(markets["get"]["x-tiers"], json!(["starter"]));
     assert_eq!(markets["get"]["x-cost"], 3);
@@ -63,6 +64,12 @@ fn every_endpoint_stands_in_it_with_methods_tiers_cost_and_parameters() {
         .map(|parameter| parameter["name"].as_str().unwrap())
         .collect();
     assert_eq!(names, ["a", "b"]);
+    let rest = &paths["/files/{rest}"]["parameters"][1];
+    assert_eq!(
+        (&rest["name"], &rest["in"]),
+        (&json!("rest"), &json!("path"))
+    );
+    assert!(rest["schema"]["pattern"].as_str().unwrap().contains(")*"));
     assert_eq!(document["x-tiers"]["pro"]["daily"], 20);
     assert!(!document.to_string().contains("secret-upstream"));
 }
@@ -79,7 +86,7 @@ fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
         names.extend(value.get("operationId").map(Value::to_string));
     });
     let distinct: HashSet<_> = names.iter().collect();
-    assert_eq!((names.len(), distinct.len()), (11, 11));
+    assert_eq!((names.len(), distinct.len()), (13, 13));
 }
 
 #[test]

@@ -24,7 +24,7 @@ use super::transport::{Agreed, Transport};
 use super::writes::Writes;
 use super::{BodyFault, Connection, refusal};
 use crate::config::Limits;
-use crate::policy::http2::{Budgets, Frames, PREFACE};
+use crate::policy::http2::PREFACE;
 use crate::policy::rejection::Rejection;
 use crate::proxy::gate::Gate;
 
@@ -34,7 +34,7 @@ mod http2;
 
 pub(super) use bounds::bounds_of;
 use bounds::{deadlines_of, patience_of, rates_of};
-use http2::{Breath, Http2};
+use http2::Http2;
 
 /// What is read from the socket at a time.
 pub(super) const READ_BYTES: usize = 8 * 1024;
@@ -115,12 +115,7 @@ impl Guard {
             }
         };
         let reading = if is_http2 {
-            Reading::Http2(Box::new(Http2 {
-                received: Frames::of_client(),
-                sent: Frames::of_server(),
-                budgets: Budgets::new(rates_of(limits), std::time::Instant::now()),
-                breath: Breath::default(),
-            }))
+            Reading::Http2(Box::new(Http2::new(rates_of(limits))))
         } else {
             Reading::Http1(Http1::new(bounds_of(limits), deadlines_of(limits), start))
         };
@@ -384,19 +379,26 @@ impl AsyncWrite for Guard {
         } = &mut *self;
         let written = ready!(writes.poll_write(transport, cx, buf))
             .inspect_err(|error| note_slow(gate, error))?;
-        match reading {
-            Reading::Http1(http1) => http1.note_answer(),
-            Reading::Http2(http2) => {
-                let budgets = &mut http2.budgets;
-                http2
-                    .sent
-                    .find(buf.get(..written).unwrap_or_default(), |frame| {
-                        budgets.send(frame)
-                    });
+        let flood = match reading {
+            Reading::Http1(http1) => {
+                http1.note_answer();
+                None
             }
-            Reading::Refusing | Reading::Lingering { .. } | Reading::Over => {}
+            Reading::Http2(http2) => {
+                let flood = http2.note_sent(buf.get(..written).unwrap_or_default());
+                let malformed = http2.take_malformed();
+                if malformed > 0 {
+                    let hits = &gate.metrics.limit_hits;
+                    hits.with_label_values(&["h2_malformed"]).inc_by(malformed);
+                }
+                flood
+            }
+            Reading::Refusing | Reading::Lingering { .. } | Reading::Over => None,
+        };
+        match flood {
+            Some(flood) => Poll::Ready(Err(self.calm_down(flood, cx))),
+            None => Poll::Ready(Ok(written)),
         }
-        Poll::Ready(Ok(written))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

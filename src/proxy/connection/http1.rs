@@ -157,11 +157,23 @@ impl Http1 {
                         skipped_bytes,
                         end,
                         body,
+                        rewritten,
                     } => {
-                        let _ = unread.split_to(skipped_bytes);
+                        let head_bytes = match rewritten {
+                            None => {
+                                let _ = unread.split_to(skipped_bytes);
+                                end - skipped_bytes
+                            }
+                            Some(head) => {
+                                let mut anew = BytesMut::from(head.as_slice());
+                                anew.extend_from_slice(unread.get(end..).unwrap_or_default());
+                                *unread = anew;
+                                head.len()
+                            }
+                        };
                         self.requests += 1;
                         self.stage = Stage::Passing {
-                            ready: end - skipped_bytes,
+                            ready: head_bytes,
                             body,
                             deadline: now + self.deadlines.body,
                         };

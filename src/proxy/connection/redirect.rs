@@ -82,6 +82,13 @@ async fn head(
         match http1::scan(received, seen, &bounds) {
             Scan::Partial => seen = received.len(),
             Scan::Whole {
+                rewritten: Some(head),
+                ..
+            } => {
+                *received = BytesMut::from(head.as_slice());
+                return Some(Ok(0..received.len()));
+            }
+            Scan::Whole {
                 skipped_bytes, end, ..
             } => return Some(Ok(skipped_bytes..end)),
             Scan::Refused(rejection) => return Some(Err(rejection)),

@@ -6,7 +6,7 @@ use pingora::proxy::Session;
 
 use super::{Edge, content_length};
 use crate::policy::forwarded::Client;
-use crate::policy::rejection::Rejection;
+use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
 use crate::proxy::admission::Refusal;
 use crate::proxy::connection::Connection;
@@ -29,6 +29,13 @@ impl Edge {
         refusal: Refusal,
     ) -> pingora::Result<()> {
         let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
+        let head = matches!(
+            refusal.rejection,
+            Rejection::BadRequest(Malformed::Target(_) | Malformed::Host)
+        );
+        if let (true, Some(connection)) = (head, Connection::of(session)) {
+            connection.note_malformed();
+        }
         if ambiguous {
             session.set_keepalive(None);
         } else if !session.is_body_done()

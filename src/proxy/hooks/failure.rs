@@ -1,6 +1,9 @@
 //! What to make of a failed forwarding: whose fault it was, whether another attempt may help, what the client is told and
 //! whether the units go back.
 
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use http::Version;
@@ -11,7 +14,7 @@ use pingora::{Error, ErrorSource, ErrorType};
 
 use super::Edge;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::proxy::connection::{BodyFault, Connection, pace};
+use crate::proxy::connection::{BodyFault, Connection, is_http2, pace};
 use crate::proxy::exchange::{Ending, Forwarding, RefundReason};
 
 /// The answer's status said that the upstream failed us.
@@ -24,6 +27,8 @@ pub(super) const NOT_HTTP2: ErrorType = ErrorType::new("UpstreamIsNotHttp2");
 const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 /// The request's body grew over the limit.
 pub(super) const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
+/// Parts of a body that are read to find the error behind them. A stream's window holds 16 KiB.
+const PARTS_MAX: usize = 1_024;
 /// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
 const BROKEN_BODY: [ErrorType; 3] = [
     ErrorType::new("InvalidChunk"),
@@ -46,7 +51,11 @@ impl Edge {
             let hits = &self.gate.metrics.limit_hits;
             hits.with_label_values(&["response_rate"]).inc();
         }
-        let malformed = malformed_body(session, error);
+        // The guard counts it, when it sees the reset.
+        let malformed = match breaks_protocol(session, error, forwarding).await {
+            true => Some(Malformed::Framing),
+            false => malformed_body(session, error),
+        };
         let (ending, reason) = if too_large && !header_passed {
             let rejection = Rejection::PayloadTooLarge;
             (Ending::Rejected(rejection), Some(RefundReason::Body))
@@ -54,9 +63,7 @@ impl Edge {
             let rejection = Rejection::BadRequest(malformed);
             (Ending::Rejected(rejection), Some(RefundReason::Body))
         } else if clients || too_large {
-            let slow = forwarding.header_after.is_none()
-                && forwarding.since.elapsed() > forwarding.upstream.timeouts.slow;
-            (Ending::ClientClosed, slow.then_some(RefundReason::Slow))
+            (Ending::ClientClosed, hung_up(forwarding))
         } else if header_passed {
             let now = Instant::now();
             forwarding.client_waits.note(client_blocked(session), now);
@@ -82,9 +89,69 @@ impl Edge {
         forwarding.ending = Some(ending);
         forwarding.leave();
         if let Some(reason) = reason {
-            forwarding.refund(&self.gate, reason).await;
+            forwarding.refund(reason).await;
         }
     }
+}
+
+/// The reason to refund a request whose client hung up, if there is one.
+fn hung_up(forwarding: &Forwarding) -> Option<RefundReason> {
+    let slow = || {
+        let waited = forwarding.since.elapsed();
+        forwarding.header_after.is_none() && waited > forwarding.upstream.timeouts.slow
+    };
+    match forwarding.was_sent() {
+        false => Some(RefundReason::Unsent),
+        true => slow().then_some(RefundReason::Slow),
+    }
+}
+
+/// The error that ended the request, if its client ended it before the request is written to an upstream. Over HTTP/1 only requests
+/// without a body to come are checked, because the check would read from the body.
+pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
+    if !is_http2(session) && !session.is_body_done() {
+        return None;
+    }
+    match look_at(session.as_downstream_mut().read_body_or_idle(true)).await {
+        Poll::Ready(Err(gone)) => Some(gone.into_down()),
+        Poll::Ready(Ok(_)) | Poll::Pending => None,
+    }
+}
+
+/// Polls once.
+async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
+    let mut future = pin!(future);
+    poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
+}
+
+/// Whether the HTTP/2 library has reset the client's stream because the request breaks the protocol: its body does not have the
+/// length of its `content-length`, or its trailers do not end the stream. Frames after a whole request are not part of it.
+async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forwarding) -> bool {
+    let served = forwarding.was_sent() && forwarding.request_whole;
+    if *error.esource() != ErrorSource::Downstream || !is_http2(session) || served {
+        return false;
+    }
+    if *error.etype() != ErrorType::H2Error {
+        return is_librarys_reset(error);
+    }
+    // The stream's end was waited for, and that error does not name the side that ended it. The body's does, after its last part.
+    for _ in 0..PARTS_MAX {
+        match look_at(session.read_request_body()).await {
+            Poll::Ready(Ok(Some(_))) => {}
+            Poll::Ready(Err(error)) => return is_librarys_reset(&error),
+            Poll::Ready(Ok(None)) | Poll::Pending => break,
+        }
+    }
+    false
+}
+
+/// Whether the library ended the stream with a PROTOCOL_ERROR.
+fn is_librarys_reset(error: &Error) -> bool {
+    let cause: Option<&h2::Error> = error.root_cause().downcast_ref();
+    cause.is_some_and(|cause| {
+        let reason = cause.reason() == Some(h2::Reason::PROTOCOL_ERROR);
+        cause.is_reset() && cause.is_library() && reason
+    })
 }
 
 /// The upstream took too long.
@@ -122,8 +189,11 @@ pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
         && !waits_for_body
 }
 
-/// What an attempt over HTTP/2 failed with.
+/// The HTTP/2 error of the server's stream that failed an attempt. An error of the client's stream has the same type and is left out.
 fn http2_error(error: &Error) -> Option<&h2::Error> {
+    if *error.esource() == ErrorSource::Downstream {
+        return None;
+    }
     error.root_cause().downcast_ref()
 }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::policy::choice::identity;
 use crate::policy::server_health::{Change, Checked, Ejection, ServerHealth, Thresholds};
 
-/// What the last request or check of a server showed.
+/// The result of the last request to a server, or its last check.
 const UNTRIED: u8 = 0;
 const ANSWERED: u8 = 1;
 const FAILED: u8 = 2;

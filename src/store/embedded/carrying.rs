@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 
 use super::copied::{Copied, DayRows, UNATTRIBUTED};
 use super::group::{other_calendar, signed, unsigned};
-use super::{Durability, keys, schema};
+use super::{Durability, closing, keys, schema};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::carried::{
@@ -234,10 +234,10 @@ where
     text.parse().map_err(keys::unreadable)
 }
 
-/// Takes in a batch, or only says what would come of it.
+/// Takes in a batch at `now` (Unix seconds), or only says what would come of it.
 pub(super) fn take_in(
     connection: &Connection,
-    path: &Path,
+    (path, now): (&Path, i64),
     pieces: &[Carried],
     taking: Taking,
 ) -> rusqlite::Result<Result<Taken, StoreError>> {
@@ -248,7 +248,7 @@ pub(super) fn take_in(
     for piece in pieces {
         let outcome = match piece {
             Carried::Key(key) => keys::take_in(&transaction, &mut put, key, &mut taken)?,
-            Carried::KeyDay(told) => take_day(&transaction, path, &own, told, &mut taken)?,
+            Carried::KeyDay(told) => take_day(&transaction, path, (&own, now), told, &mut taken)?,
             Carried::Event(event) => {
                 take_event(&transaction, event, &mut taken)?;
                 Ok(())
@@ -273,7 +273,7 @@ pub(super) fn take_in(
 fn take_day(
     connection: &Connection,
     path: &Path,
-    own: &str,
+    (own, now): (&str, i64),
     told: &KeyDay,
     taken: &mut Taken,
 ) -> rusqlite::Result<Result<(), StoreError>> {
@@ -292,6 +292,7 @@ fn take_day(
     if after == before {
         taken.key_days_held += 1;
     } else {
+        closing::reopen(connection, &date, now)?;
         write(connection, (&date, told.key), &before, &after)?;
         taken.key_days_added += 1;
     }

@@ -32,13 +32,14 @@ const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
 const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
 const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
 
-/// Claims an event for a node and keeps it, in one transaction.
+/// Claims an event for a node and keeps it, in one transaction; drops some that are over at `settled`, the present instant of a
+/// clock that can be relied on.
 pub(super) fn claim(
     connection: &Connection,
     crossing: &Crossing,
     node: &NodeName,
     delivery: Delivery,
-    now: Timestamp,
+    settled: Option<Timestamp>,
 ) -> rusqlite::Result<Claim> {
     let transaction =
         rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
@@ -53,9 +54,11 @@ pub(super) fn claim(
             false => Claim::Held,
         });
     }
-    transaction.execute(SWEEP_CLAIMS, (now.as_second(), SWEPT_MAX))?;
-    let forgotten = now.as_millisecond() - EVENTS_KEPT_SECONDS * 1_000;
-    transaction.execute(SWEEP_EVENTS, (forgotten, SWEPT_MAX))?;
+    if let Some(now) = settled {
+        transaction.execute(SWEEP_CLAIMS, (now.as_second(), SWEPT_MAX))?;
+        let forgotten = now.as_millisecond() - EVENTS_KEPT_SECONDS * 1_000;
+        transaction.execute(SWEEP_EVENTS, (forgotten, SWEPT_MAX))?;
+    }
     let claim = match delivery {
         Delivery::Unwanted => Claim::Made,
         Delivery::Wanted => keep(&transaction, &event)?,

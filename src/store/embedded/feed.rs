@@ -2,7 +2,7 @@
 //!
 //! The follower asks for the last change every [`POLL`] on a connection of its own. For a gateway it sends a heartbeat
 //! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
-//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough. The checkpointer folds the write-ahead log into the database,
+//! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the database,
 //! which syncs both, without holding up the writer.
 
 use std::sync::Arc;
@@ -13,10 +13,13 @@ use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
+use super::closing::is_due;
 use super::keys::MARK;
 use super::retention::drop_old;
 use super::writer::Desk;
 use crate::store::NodeName;
+use crate::store::clock_watch::LOOK_EVERY;
+use crate::store::held_file::Trouble;
 
 /// How often the last change is asked for: some microseconds of CPU each.
 const POLL: Duration = Duration::from_millis(20);
@@ -113,7 +116,16 @@ pub(super) fn follow(
     };
     let mut said = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
+    let mut looked = Instant::now();
     while !stop.sleep(POLL) {
+        if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
+            looked = Instant::now();
+            desk.clock_watch.look(desk.clock.now_and_since_boot());
+            look_at_file(connection, desk);
+        }
+        if desk.file_trouble().is_some() {
+            continue;
+        }
         match desk.keys.catch_up(connection, &mut mark) {
             Ok(_) => polled.mark(),
             Err(error) => {
@@ -128,9 +140,39 @@ pub(super) fn follow(
             && !under_way.swap(true, Ordering::AcqRel)
         {
             said = (applied, Instant::now());
+            match is_due(connection, desk.keeping, desk.clock.now()) {
+                Ok(is_due) => desk.closing.lock().expect(is_due),
+                Err(error) => tracing::warn!(%error, "the days of the ledger could not be read"),
+            }
             send_heartbeat(desk, name.clone(), applied, stop.clone(), under_way.clone());
         }
     }
+}
+
+/// Looks whether the file is still the one that is open, and logs what changed; why it is not.
+fn look_at_file(connection: &Connection, desk: &Desk) -> Option<Arc<Trouble>> {
+    let file = desk.file.as_ref()?;
+    // Two threads look, and each change has one line.
+    let mut logged = desk.file_logged.lock();
+    let now = file.look();
+    match &now {
+        Some(trouble) if logged.as_ref() != Some(trouble) => {
+            // Whoever copies the open file finds everything in it.
+            if !trouble.is_damage
+                && let Err(error) = checkpoint(connection)
+            {
+                tracing::warn!(%error, "the database could not be forced to disk");
+            }
+            tracing::error!("{}", trouble.text);
+        }
+        None if logged.is_some() => tracing::info!(
+            path = %desk.path.display(),
+            "the file is again the one that this gateway has open: charges go on"
+        ),
+        Some(_) | None => {}
+    }
+    logged.clone_from(&now);
+    now
 }
 
 /// One heartbeat through the writer, unless the store is stopped before it is its turn.
@@ -144,9 +186,16 @@ fn send_heartbeat(
     let writer = desk.clone();
     let sent = under_way.clone();
     let errand = move |connection: &Connection| {
-        if !stop.is_told() {
-            if let Err(error) = drop_old(connection, writer.keeping, writer.clock.now()) {
+        if !stop.is_told() && writer.file_trouble().is_none() {
+            if let Some(now) = writer.clock_watch.settled_at()
+                && let Err(error) = drop_old(connection, writer.keeping, now)
+            {
                 tracing::warn!(%error, "old days of the ledger could not be dropped");
+            }
+            let now = writer.clock.now();
+            let turn = writer.closing.lock().turn(connection, writer.keeping, now);
+            if let Err(error) = turn {
+                tracing::warn!(%error, "a day of the ledger could not be closed; trying again");
             }
             let said = say(connection, &name, applied);
             writer.up.store(said.is_ok(), Ordering::Relaxed);
@@ -227,6 +276,11 @@ pub(super) fn checkpoint_regularly(
     stop: &Stop,
 ) {
     while !stop.sleep(interval) {
+        // A checkpoint would write pages into a file that was truncated, which would look whole again.
+        let trouble = look_at_file(connection, desk);
+        if trouble.is_some_and(|trouble| trouble.is_damage) {
+            continue;
+        }
         if desk.dirty.swap(false, Ordering::AcqRel)
             && let Err(error) = checkpoint(connection)
         {

@@ -8,14 +8,15 @@
 //! What a group has learnt stays known to the next one, unless somebody else has written meanwhile: SQLite counts the
 //! commits of other connections for us (`PRAGMA data_version`), and what holds under the write lock holds until one comes.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Statement};
 
+use super::closing::{self, GUARDED};
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
@@ -62,6 +63,7 @@ const COUNTS_MAX: usize = 100_000;
 
 /// The statements of a group, prepared once.
 pub(super) struct Statements<'c> {
+    connection: &'c Connection,
     begin: Statement<'c>,
     commit: Statement<'c>,
     rollback: Statement<'c>,
@@ -75,6 +77,9 @@ pub(super) struct Statements<'c> {
     /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
     days: HashMap<Date, (Day, Box<str>)>,
     version: Statement<'c>,
+    guarded: Statement<'c>,
+    /// The last date that a write may have to reopen; none where there is no closed day.
+    guarded_through: Option<Date>,
     /// The version of the database that what is known is of.
     known_of: Option<i64>,
     /// Counts as they are in that version.
@@ -84,6 +89,7 @@ pub(super) struct Statements<'c> {
 impl<'c> Statements<'c> {
     pub(super) fn prepare(connection: &'c Connection) -> rusqlite::Result<Statements<'c>> {
         Ok(Statements {
+            connection,
             begin: connection.prepare("BEGIN IMMEDIATE")?,
             commit: connection.prepare("COMMIT")?,
             rollback: connection.prepare("ROLLBACK")?,
@@ -96,6 +102,8 @@ impl<'c> Statements<'c> {
             adjust: connection.prepare(ADJUST)?,
             days: HashMap::new(),
             version: connection.prepare(VERSION)?,
+            guarded: connection.prepare(GUARDED)?,
+            guarded_through: None,
             known_of: None,
             known: HashMap::new(),
         })
@@ -182,6 +190,8 @@ impl<'g, 'c> Group<'g, 'c> {
         if statements.known_of != Some(version) {
             statements.known.clear();
             self.keys.catch_up(connection, &mut statements.mark)?;
+            let guarded: String = statements.guarded.query_row([], |row| row.get(0))?;
+            statements.guarded_through = guarded.parse().ok();
             statements.known_of = Some(version);
         }
         Ok(())
@@ -245,9 +255,12 @@ impl<'g, 'c> Group<'g, 'c> {
         Ok(Ok(*self.count(key, day)?))
     }
 
-    /// Adds refused requests to the ledger.
+    /// Adds refused requests to the ledger, but for those of days that were closed by the time they could be written.
     pub(super) fn refused(&mut self, refusals: &Refusals) -> rusqlite::Result<()> {
         for ((key, day, tier, endpoint), refused) in refusals {
+            if self.is_closed(*day) {
+                continue;
+            }
             // Every day of the ledger is in the table of days, by which it is dropped one day.
             self.day(*day, Missing::Added)?;
             self.entry(*key, day.date, tier, endpoint).0.add(refused);
@@ -278,7 +291,25 @@ impl<'g, 'c> Group<'g, 'c> {
         let _ = self.statements.rollback.execute([]);
     }
 
+    /// Reopens the closed days that rows are written to: whose units came late, or which were closed by a clock that was ahead.
+    fn reopen(&self) -> rusqlite::Result<()> {
+        let Some(through) = self.statements.guarded_through else {
+            return Ok(());
+        };
+        let written = self.ledger.keys().map(|(_, date, ..)| *date);
+        let written = written.chain(self.late.keys().map(|(_, date)| *date));
+        let dates: BTreeSet<Date> = written.filter(|date| *date <= through).collect();
+        for date in dates {
+            let (date, now) = (date.to_string(), self.now.as_second());
+            if closing::reopen(self.statements.connection, &date, now)? {
+                tracing::info!(%date, "a closed day of the ledger is reopened: units came late");
+            }
+        }
+        Ok(())
+    }
+
     fn write(&mut self) -> rusqlite::Result<()> {
+        self.reopen()?;
         let Statements {
             add_to_ledger,
             adjust,

@@ -1,5 +1,6 @@
 //! Opening the store: the file is checked, the key table read, and the threads are started that keep both going.
 
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,8 @@ use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
+use crate::store::clock_watch::ClockWatch;
+use crate::store::held_file::{HeldConnection, HeldFile, Identity, Purpose};
 use crate::store::{NodeName, Role, StoreError};
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -38,16 +41,23 @@ pub(super) fn open(
     schema::create_file(&path)?;
     let mut writing = schema::connect(&path, durability)?;
     schema::prepare(&mut writing, &path, zone)?;
-    let connections = Connections {
-        writing,
-        following: schema::connect(&path, durability)?,
-        syncing: schema::connect(&path, durability)?,
-    };
-    let reading = schema::connect(&path, durability)?;
+    let opened = Identity::at(&path);
+    let [following, syncing, reading] = connect_more(&path, durability)?;
     let gateway = match role {
         Role::Gateway(name) => Some(name),
         Role::Command => None,
     };
+    let file = match gateway {
+        Some(_) => Some(Arc::new(hold(&path, opened)?)),
+        None => None,
+    };
+    let held = |connection| HeldConnection::new(connection, file.clone());
+    let connections = Connections {
+        writing: held(writing),
+        following: held(following),
+        syncing: held(syncing),
+    };
+    let reading = held(reading);
     let keys = Follower::new(match gateway {
         Some(_) => Kept::Whole,
         None => Kept::Nothing,
@@ -59,11 +69,15 @@ pub(super) fn open(
     let store = EmbeddedStore {
         desk: Arc::new(Desk {
             path,
+            clock_watch: ClockWatch::new(keeping.agreement, clock.now_and_since_boot()),
             clock,
             inbox: Arc::new(Inbox::default()),
             keys,
             learnt: Learnt::default(),
             keeping,
+            closing: Mutex::default(),
+            file,
+            file_logged: Mutex::new(None),
             up: AtomicBool::new(true),
             dirty: AtomicBool::new(true),
         }),
@@ -85,9 +99,37 @@ pub(super) fn open(
 
 /// A connection for each thread that lives as long as the store.
 struct Connections {
-    writing: Connection,
-    following: Connection,
-    syncing: Connection,
+    writing: HeldConnection,
+    following: HeldConnection,
+    syncing: HeldConnection,
+}
+
+fn connect_more<const N: usize>(
+    path: &Path,
+    durability: Durability,
+) -> Result<[Connection; N], StoreError> {
+    let mut connections = Vec::with_capacity(N);
+    for _ in 0..N {
+        connections.push(schema::connect(path, durability)?);
+    }
+    let few = |_| StoreError::Failed("a connection is missing".into());
+    connections.try_into().map_err(few)
+}
+
+/// Holds the file that was opened first; it must be the one that the path leads to still.
+fn hold(path: &Path, opened: io::Result<Identity>) -> Result<HeldFile, StoreError> {
+    let held = HeldFile::hold(path, Purpose::Database);
+    match (held, opened) {
+        (Ok(held), Ok(opened)) if held.is(opened) => Ok(held),
+        (Ok(_), Ok(_)) => Err(StoreError::Unavailable(format!(
+            "{} was replaced while it was being opened: start again",
+            path.display()
+        ))),
+        (Err(error), _) | (_, Err(error)) => Err(StoreError::Unavailable(format!(
+            "{} was removed while it was being opened: {error}",
+            path.display()
+        ))),
+    }
 }
 
 /// Reads the key table. A gateway is on the list before it reads, so that no change slips in between unseen.
@@ -107,7 +149,10 @@ fn load(
     Ok(())
 }
 
-fn leave(connection: &Connection, gateway: Option<&NodeName>) {
+fn leave(connection: &Connection, desk: &Desk, gateway: Option<&NodeName>) {
+    if desk.file_trouble().is_some_and(|trouble| trouble.is_damage) {
+        return;
+    }
     let left = match gateway {
         Some(name) => feed::leave(connection, name),
         None => Ok(()),
@@ -149,7 +194,7 @@ impl EmbeddedStore {
             let _at_work = at_work;
             writer::run_to_the_end(&writing, &desk);
             if goodbye.load(Ordering::Acquire) {
-                leave(&writing, name.as_ref());
+                leave(&writing, &desk, name.as_ref());
             }
         })?;
         let (desk, polled, stop) = (self.desk.clone(), self.polled.clone(), self.stop.clone());

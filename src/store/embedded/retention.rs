@@ -2,16 +2,22 @@
 //!
 //! Charges pass between two turns: a turn deletes at most [`ROWS_MAX`] rows, about a millisecond of the writer. The
 //! oldest day goes first, and its entry in the table of days last, so that a day that was begun is gone on with.
+//!
+//! What is gone cannot be brought back, so `now` must be an instant of a settled clock (`clock_watch`), and the two days
+//! that were charged last stay whatever it is: a process that starts under a wrong clock drops nothing before its second
+//! wrong day.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
+use super::closing;
 use crate::store::Keeping;
 
 /// Rows that one turn deletes: a day of 100,000 keys with five endpoints each is gone in some eight minutes.
 const ROWS_MAX: i64 = 1_000;
 
-const OLDEST: &str = "SELECT date FROM days WHERE next <= ?1 ORDER BY date LIMIT 1";
+const OLDEST: &str = "SELECT date FROM days WHERE next <= ?1
+    AND date < (SELECT date FROM days ORDER BY date DESC LIMIT 1 OFFSET 1) ORDER BY date LIMIT 1";
 const DROP_LEDGER: &str = "DELETE FROM ledger WHERE (date, key, endpoint) IN
     (SELECT date, key, endpoint FROM ledger WHERE date <= ?1 LIMIT ?2)";
 const DROP_ADJUSTMENTS: &str = "DELETE FROM adjustments WHERE (date, key, came) IN
@@ -33,11 +39,19 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
+    closing::let_go(connection, &date, now.as_second())?;
     for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
         let gone = connection.execute(statement, (&date, ROWS_MAX))?;
         if gone > 0 {
             return Ok(gone);
         }
     }
-    connection.execute(DROP_DAY, [&date])
+    let gone = connection.execute(DROP_DAY, [&date])?;
+    if gone > 0 {
+        tracing::info!(
+            date,
+            "a day of the ledger was dropped: its retention is over"
+        );
+    }
+    Ok(gone)
 }

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::Durability;
+use super::{Durability, closing};
 use crate::store::StoreError;
 
 /// What `PRAGMA user_version` says of a file that this code understands.
-const SCHEMA_VERSION: i64 = 2;
+const SCHEMA_VERSION: i64 = 3;
 /// What `PRAGMA application_id` says of our files: "TCLN".
 const APPLICATION_ID: i64 = 0x54_43_4C_4E;
 /// How long a connection waits for a lock that another process holds, before it says that the store is unavailable.
@@ -161,7 +161,7 @@ const ADDITIONS: [(&str, &str); 12] = [
 ];
 
 /// What brings a file of an earlier version one version further: the first from 1 to 2.
-const UPGRADES: [&str; 1] = [AUDIT];
+const UPGRADES: [&str; 2] = [AUDIT, closing::TABLE];
 
 /// place: that of the change in the order of all changes; entry: the JSON form of what `policy::audit` tells of it.
 const AUDIT: &str = "

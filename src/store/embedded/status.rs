@@ -48,7 +48,7 @@ pub(super) fn read(
             path,
         }),
         gateways: gateways.collect(),
-        // Not kept here: a gateway that does not read this file serves nobody.
+        // No register is kept here: a gateway that cannot read this file serves no request.
         silent: Vec::new(),
         keys: count("SELECT count(*) FROM keys")?,
         days: count("SELECT count(*) FROM days")?,

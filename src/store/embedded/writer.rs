@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
+use super::closing::Closer;
 use super::group::{Group, Ruling, Statements, other_calendar};
 use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
 use super::keys::Follower;
@@ -19,6 +21,8 @@ use super::learnt::Learnt;
 use super::schema::failure;
 use crate::clock::Clock;
 use crate::policy::calendar::Day;
+use crate::store::clock_watch::ClockWatch;
+use crate::store::held_file::{HeldFile, Trouble};
 use crate::store::{Charge, Decision, Keeping, Receipt, StoreError};
 
 /// The largest group: some 2 ms of work, which bounds how long other processes wait for the lock.
@@ -37,14 +41,34 @@ const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
 pub(super) struct Desk {
     pub(super) path: PathBuf,
     pub(super) clock: Clock,
+    /// Whether that clock can be relied on.
+    pub(super) clock_watch: ClockWatch,
     pub(super) inbox: Arc<Inbox>,
     pub(super) keys: Follower,
     pub(super) learnt: Learnt,
     pub(super) keeping: Keeping,
+    /// The day that is being closed.
+    pub(super) closing: Mutex<Closer>,
+    /// The file of a gateway, which has it open for long.
+    pub(super) file: Option<Arc<HeldFile>>,
+    /// What was logged of it last.
+    pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
     /// Whether the last transaction was committed.
     pub(super) up: AtomicBool,
     /// Whether anything was committed since the last time that the log was forced to disk.
     pub(super) dirty: AtomicBool,
+}
+
+impl Desk {
+    /// Why the file cannot be used, as it was last found.
+    pub(super) fn file_trouble(&self) -> Option<Arc<Trouble>> {
+        self.file.as_ref()?.trouble()
+    }
+
+    /// Fails where it cannot.
+    pub(super) fn require_file(&self) -> Result<(), StoreError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.require())
+    }
 }
 
 /// The body of the writer thread: ends when the inbox is closed and everything in it written. Should it end otherwise,

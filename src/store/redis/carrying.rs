@@ -26,7 +26,7 @@ use crate::store::carried::{
     Carried, CarriedEvent, CarriedKey, HeldClaim, KeyDay, Taken, Taking, WaitingEvent,
     secret_in_use,
 };
-use crate::store::{EVENTS_KEPT_SECONDS, KeyEntry, StoreError};
+use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
 const READ_BATCH: usize = 256;
@@ -434,10 +434,7 @@ fn keep(pipeline: &mut Pipeline, names: &Names, event: &CarriedEvent) {
             .arg(names.events())
             .arg("NX")
             .arg(waiting.since)
-            .arg(member(event))
-            .cmd("EXPIRE")
-            .arg(names.events())
-            .arg(EVENTS_KEPT_SECONDS);
+            .arg(member(event));
     }
     if let Some((claim, date)) = event.claim.as_ref().zip(date_of(&event.id)) {
         let name = names.claims(date);

@@ -2,7 +2,8 @@
 --
 -- Invariant: t = sum of all g<producer> minus sum of all r<producer>. A grant never lifts t above the limit of its call. Merging
 -- takes the larger number, so a call that is repeated, late or out of order changes nothing that a later one said. Accounts do
--- not know each other: what is asked for one, and what becomes of it, is the same alone and beside others.
+-- not know each other: what is asked for one, and what becomes of it, is the same alone and beside others. Nothing expires: the
+-- clock of this server may leap, and gateways drop what was kept long enough.
 --
 -- Of each account, two keys:
 -- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed)
@@ -10,7 +11,7 @@
 --                                  g<producer> (units granted to it), r<producer> (units it gave back),
 --                                  a<second> (units in t that were merged after the day was closed, by when they came,
 --                                  Unix seconds rounded down to 900)
--- and eleven arguments:
+-- and ten arguments:
 -- ARGV[1]  producer, unique by process and account
 -- ARGV[2]  ack: units the producer consumed so far
 -- ARGV[3]  rack: units the producer gave back so far
@@ -20,9 +21,8 @@
 -- ARGV[7]  rec: that record, to mend a lost or older one; '' mends nothing
 -- ARGV[8]  s: the day's first second (Unix seconds)
 -- ARGV[9]  e: the next day's first second (Unix seconds)
--- ARGV[10] when the counts go (Unix seconds)
--- ARGV[11] how long after e the day is closed (seconds)
--- KEYS[3] and ARGV[12] begin the second account, and so on.
+-- ARGV[10] how long after e the day is closed (seconds)
+-- KEYS[3] and ARGV[11] begin the second account, and so on.
 --
 -- Reply {now, account, account, ...}
 --   now      the store's time (Unix seconds)
@@ -69,10 +69,9 @@ local function charge(record, counts, at)
       redis.call('HSET', counts, 't', t, 'g' .. pid, g)
     else
       redis.call('HSET', counts, 't', t, 'g' .. pid, g, 's', s, 'e', e)
-      redis.call('EXPIREAT', counts, ARGV[at + 10])
     end
     if r > 0 then redis.call('HSET', counts, 'r' .. pid, r) end
-    if late ~= 0 and now >= e + tonumber(ARGV[at + 11]) then
+    if late ~= 0 and now >= e + tonumber(ARGV[at + 10]) then
       redis.call('HINCRBY', counts, 'a' .. string.format('%d', now - now % 900), late)
     end
   end
@@ -81,6 +80,6 @@ end
 
 local reply = {now}
 for account = 0, #KEYS / 2 - 1 do
-  reply[account + 2] = charge(KEYS[2 * account + 1], KEYS[2 * account + 2], 11 * account)
+  reply[account + 2] = charge(KEYS[2 * account + 1], KEYS[2 * account + 2], 10 * account)
 end
 return reply

@@ -40,7 +40,7 @@ const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 /// How many accounts are settled at the same time.
 const SETTLING_MAX: usize = 64;
 /// What `charge.lua` is told of one account.
-const ARGUMENTS: usize = 11;
+const ARGUMENTS: usize = 10;
 /// How old knowledge of a count may be to answer without asking.
 const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
@@ -107,7 +107,6 @@ struct Said<'a> {
     version: u64,
     /// The record that mends the store's.
     entry: Option<&'a KeyEntry>,
-    key: KeyId,
     day: Day,
 }
 
@@ -364,7 +363,6 @@ impl Accounts {
                 limit: call.terms.limit,
                 version: call.terms.version,
                 entry: entry.as_deref(),
-                key: slot.key,
                 day: call.terms.context.day,
             };
             arguments = self.say(arguments, &said);
@@ -401,7 +399,6 @@ impl Accounts {
             .text(said.entry.map_or("", KeyEntry::packed))
             .number(said.day.start)
             .number(said.day.end)
-            .number(self.names.expires_at(said.key, said.day.end))
             .number(self.names.keeping().settle_window_seconds())
     }
 

@@ -8,7 +8,6 @@
 -- ARGV[4]  the event, or empty where it is not to be delivered
 -- ARGV[5]  Unix milliseconds of the event
 -- ARGV[6]  events that are kept at most
--- ARGV[7]  seconds after which KEYS[2] may go if no event comes
 --
 -- Answers 1: claimed by this node, now or before; 2: so, but the event is not kept; 0: another node has it.
 -- Invariant: an event is kept by the call that claims it or never, so a repeated call keeps nothing twice.
@@ -26,5 +25,4 @@ if redis.call('ZCARD', KEYS[2]) >= tonumber(ARGV[6]) then
     return 2
 end
 redis.call('ZADD', KEYS[2], 'NX', ARGV[5], ARGV[4])
-redis.call('EXPIRE', KEYS[2], ARGV[7])
 return 1

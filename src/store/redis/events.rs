@@ -43,8 +43,7 @@ pub async fn claim(
         .number(day.end + CLAIMS_KEPT_SECONDS)
         .text(kept)
         .number(event.since.as_millisecond())
-        .count(EVENTS_MAX)
-        .number(EVENTS_KEPT_SECONDS);
+        .count(EVENTS_MAX);
     let keys = [names.claims(day.date), names.events()];
     let keys = keys.each_ref().map(String::as_str);
     let answer = CLAIM.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
@@ -117,6 +116,17 @@ pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<Event
     let (waiting, oldest, courier) = Row::from_redis_value(answer).map_err(unreadable)?;
     let oldest = oldest.first().map(|(_, since)| *since as i64);
     Ok(EventFacts::of(waiting, oldest, courier, now))
+}
+
+/// Drops the events that nobody delivered in time, at `now` (Unix seconds).
+pub async fn drop_old(link: &Link, names: &Names, now: i64) -> Result<(), StoreError> {
+    let until = now
+        .saturating_sub(EVENTS_KEPT_SECONDS)
+        .saturating_mul(1_000);
+    let mut drop = redis::cmd("ZREMRANGEBYSCORE");
+    drop.arg(names.events()).arg("-inf").arg(until);
+    link.ask(&drop).await?;
+    Ok(())
 }
 
 /// Drops a delivered event.

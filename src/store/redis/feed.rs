@@ -300,7 +300,7 @@ impl Feed {
         Ok(())
     }
 
-    /// What the gateway says of itself now.
+    /// The gateway's heartbeat.
     pub fn heartbeat(&self, condition: Condition) -> Heartbeat {
         let age = self.age();
         Heartbeat {
@@ -314,7 +314,7 @@ impl Feed {
         }
     }
 
-    /// Waits until a change is applied: for the one task that says so.
+    /// Waits until a change is applied. For one task only, which sends the heartbeats.
     pub async fn advanced(&self) {
         self.advanced.notified().await;
     }

@@ -1,4 +1,4 @@
-//! What a gateway says of itself on the [register](super::register): at once when it applied a change, each second otherwise.
+//! The heartbeat that a gateway sends to the [register](super::register): at once when it applied a change, else each second.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::store::status::{BreakerFacts, ServiceFacts};
 
-/// How often a gateway says that it lives, and how long that holds.
+/// How often a gateway sends a heartbeat, and how long one holds.
 pub const BEAT_EVERY: Duration = Duration::from_secs(1);
 /// See above.
 pub const BEAT_HOLDS: Duration = Duration::from_secs(5);

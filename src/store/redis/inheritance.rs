@@ -2,8 +2,9 @@
 //!
 //! A gateway journals its counts every interval, so what it counted in its last one stands in Redis alone when it is
 //! killed. Its successor, which finds the name in the journal, reads the counts of all keys on the days in question, and
-//! writes down what the journal lacks, under the dead process's own names. So whatever Redis loses afterwards, emptied or
-//! failed over, is told again from the journal (`outage`). The ledger is read of the keys whose counts were lacking.
+//! writes down what the journal lacks, under the dead process's own names, counts and ledger together. So whatever Redis loses
+//! afterwards, emptied or failed over, is told again from the journal (`outage`). The ledger is read of the keys whose counts
+//! were lacking, or were there without their entries.
 //!
 //! It costs one pipelined `HGETALL` for each key and day, nothing where a process ended in order, and no charge anything:
 //! the other ways, to journal with each charge or to write the keys of the last interval into Redis, would.
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 
 use super::feed::Feed;
 use super::guard::Guard;
-use super::journal::{CountRow, Process};
+use super::journal::{CountRow, Process, Rows, SheetRow};
 use super::ledger;
 use super::link::Link;
 use super::names::Names;
@@ -177,23 +178,24 @@ impl Inheritance {
             return Ok(0);
         }
         let journal = self.outage.journal();
-        let inherited = journal.inherit_counts(held).await?;
-        let lacking: HashSet<(KeyId, Day)> = inherited
-            .newer
-            .iter()
-            .map(|row| (row.key, row.day))
-            .collect();
-        let mut is_ahead = inherited.is_ahead;
-        if !lacking.is_empty() {
-            let lacking = Vec::from_iter(lacking);
-            let mut sheets = ledger::sheets(&self.link, &self.names, &lacking).await?;
-            sheets.retain(|sheet| processes.contains(process_of(&sheet.producer)));
-            is_ahead |= journal.inherit_sheets(sheets).await?;
+        let lacking = journal.lacking(held).await?;
+        let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
+        let mut rows = Rows::default();
+        let held = ledger::held(&self.link, &self.names, &days).await?;
+        for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
+            rows.counts
+                .extend(rows_of(key, day.date, &counts, processes));
+            let theirs = |sheet: &SheetRow| processes.contains(process_of(&sheet.producer));
+            rows.sheets.extend(sheets.into_iter().filter(theirs));
+        }
+        let inherited = rows.counts.len();
+        if inherited > 0 {
+            is_ahead |= journal.inherit(rows).await?;
         }
         if is_ahead {
             self.outage.repeat_all();
         }
-        Ok(inherited.newer.len())
+        Ok(inherited)
     }
 
     /// The dates from that of `first` to that of `now` (Unix seconds).

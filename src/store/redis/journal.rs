@@ -9,8 +9,10 @@
 //! and have not settled is taken off this process's allowance inside the same transaction that counts its own.
 //! Each enters its name, which stays where it is killed: its successor reads its last counts from Redis (`inheritance`).
 //!
-//! Invariants: a row is never lowered; one is dropped only when its day is over and Redis is known to hold it as it is
-//! written here, or when Redis would not keep it any more.
+//! Invariants: a count is never lowered; counts and sheets of a process on a key's day are written, told and dropped together,
+//! the sheets no newer than the counts, so that whoever reads the journal after a death finds no unit in the ledger that was not
+//! counted; and they are dropped only when the day is over and Redis is known to hold them as they are written here, or when
+//! Redis would not keep them any more.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,6 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::home::Home;
 use super::turns::Turns;
 use crate::store::StoreError;
+use crate::store::held_file::{HeldConnection, HeldFile, Purpose};
 
 mod file;
 mod processes;
@@ -29,8 +32,8 @@ mod rows;
 
 use file::Unusable;
 pub use file::facts;
-pub use processes::{Inherited, Process};
-pub use rows::{CountRow, SheetRow, Written};
+pub use processes::{Lacking, Process};
+pub use rows::{CountRow, Place, Rows, SheetRow, Written};
 
 /// Errands that may wait; above, the journal has failed for whoever comes.
 const WAITING_MAX: usize = 65_536;
@@ -54,17 +57,18 @@ enum Errand {
         allowance: Option<u64>,
         told: Told<Written>,
     },
-    Work {
-        work: Box<dyn Work>,
-        rows: usize,
+    Note {
+        rows: Rows,
+        told: Told<()>,
     },
+    Work(Box<dyn Work>),
 }
 
 impl Errand {
     fn rows(&self) -> usize {
         match self {
-            Errand::Serve { .. } => 1,
-            Errand::Work { rows, .. } => *rows,
+            Errand::Serve { .. } | Errand::Work(_) => 1,
+            Errand::Note { rows, .. } => rows.counts.len() + rows.sheets.len(),
         }
     }
 }
@@ -127,12 +131,17 @@ impl Journal {
             Ok(Err(foreign @ Unusable::Foreign(_))) => return Err(foreign.into()),
             Err(error) => return Err(StoreError::Failed(format!("the journal: {error}"))),
         };
-        let desk = Desk {
+        let mut desk = Desk {
             path,
             home,
-            connection,
+            connection: None,
+            file: None,
             trouble: trouble.clone(),
         };
+        if let Some(connection) = connection {
+            // What keeps it from being held is found again with the first write, and told then.
+            let _ = desk.hold(connection);
+        }
         std::thread::Builder::new()
             .name("journal".into())
             .spawn(move || desk.run(taken))
@@ -180,21 +189,16 @@ impl Journal {
         answer
     }
 
-    /// Has the work done, also where nobody waits for what this answers.
-    fn work<T, F>(&self, work: F) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
-    where
-        T: Send + 'static,
-        F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
-    {
-        self.work_on(1, work)
+    /// Writes down how the rows of a key's day are now, all of them or none. Does not wait: the answer comes when they are on disk.
+    /// Rows of one producer must be sent in the order of their values.
+    pub fn note(&self, rows: Rows) -> oneshot::Receiver<Done> {
+        let (told, answer) = oneshot::channel();
+        self.send(Errand::Note { rows, told });
+        answer
     }
 
-    /// The same of what takes as long as so many rows.
-    fn work_on<T, F>(
-        &self,
-        rows: usize,
-        work: F,
-    ) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
+    /// Has the work done, also where nobody waits for what this answers.
+    fn work<T, F>(&self, work: F) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
     where
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -202,7 +206,7 @@ impl Journal {
         let (told, answer) = oneshot::channel();
         let result = None;
         let work = Box::new(Asked { work, result, told });
-        self.send(Errand::Work { work, rows });
+        self.send(Errand::Work(work));
         async {
             let nobody = |_| Err(StoreError::Failed("the journal takes nothing more".into()));
             answer.await.unwrap_or_else(nobody)
@@ -236,41 +240,38 @@ impl Journal {
             .await
     }
 
-    /// Writes counts of other processes that Redis holds; none is lowered.
-    pub async fn inherit_counts(&self, held: Vec<CountRow>) -> Result<Inherited, StoreError> {
-        self.work(move |connection| processes::inherit_counts(connection, &held))
+    /// What the journal lacks of counts of other processes that Redis holds.
+    pub async fn lacking(&self, held: Vec<CountRow>) -> Result<Lacking, StoreError> {
+        self.work(move |connection| processes::lacking(connection, &held))
             .await
     }
 
-    /// The same of sheets. Whether the journal holds something of them that Redis does not.
-    pub async fn inherit_sheets(&self, held: Vec<SheetRow>) -> Result<bool, StoreError> {
-        self.work(move |connection| processes::inherit_sheets(connection, &held))
+    /// Writes rows of other processes that Redis holds, all of them or none; no number is lowered. Whether the journal holds
+    /// something of them that Redis does not.
+    pub async fn inherit(&self, held: Rows) -> Result<bool, StoreError> {
+        self.work(move |connection| processes::inherit(connection, &held))
             .await
     }
 
-    /// Writes counts as they are now, also where nobody waits for what this answers.
-    pub fn note_counts(&self, counts: Arc<[CountRow]>) -> impl Future<Output = Done> + use<> {
-        self.work_on(counts.len(), move |connection| {
-            each(&counts, |row| rows::write_count(connection, row))
-        })
-    }
-
-    /// The same of sheets.
-    pub fn note_sheets(&self, sheets: Arc<[SheetRow]>) -> impl Future<Output = Done> + use<> {
-        self.work_on(sheets.len(), move |connection| {
-            each(&sheets, |row| rows::write_sheet(connection, row))
-        })
-    }
-
-    /// Writes that this process lives and how many gateways do; drops what is no longer needed at `now` (Unix seconds).
-    pub async fn keep(&self, nodes: u64, now: i64) -> Done {
+    /// Writes that this process lives at `now` (Unix seconds) and how many gateways do; drops what is no longer needed at
+    /// `settled`, the same of a clock that can be relied on.
+    pub async fn keep(&self, nodes: u64, now: i64, settled: Option<i64>) -> Done {
         let process = self.process.clone();
         self.work(move |connection| {
             rows::remember_nodes(connection, nodes)?;
             processes::see(connection, &process, now)?;
-            rows::drop_old(connection, now)
+            let Some(settled) = settled else {
+                return Ok(());
+            };
+            processes::drop_old(connection, settled)?;
+            rows::drop_old(connection, settled)
         })
         .await
+    }
+
+    /// Has the file looked at, as each transaction does.
+    pub async fn look(&self) -> Done {
+        self.work(|_| Ok(())).await
     }
 
     /// The gateways that lived when this node last knew.
@@ -289,37 +290,22 @@ impl Journal {
         format!("{}.*", self.process)
     }
 
-    /// Counts of earlier and other processes, in order, after `last`.
-    pub async fn counts_of_others(
+    /// Some days of keys of which earlier and other processes have written, in order, after `last`, with all that they wrote.
+    pub async fn days_of_others(
         &self,
-        last: Option<&CountRow>,
+        last: Option<Place>,
         most: usize,
-    ) -> Result<Vec<CountRow>, StoreError> {
-        let (own, last) = (self.own(), last.cloned());
-        self.work(move |connection| rows::counts_of_others(connection, &own, last.as_ref(), most))
-            .await
-    }
-
-    /// Sheets of earlier and other processes, in order, after `last`.
-    pub async fn sheets_of_others(
-        &self,
-        last: Option<&SheetRow>,
-        most: usize,
-    ) -> Result<Vec<SheetRow>, StoreError> {
-        let (own, last) = (self.own(), last.cloned());
-        self.work(move |connection| rows::sheets_of_others(connection, &own, last.as_ref(), most))
+    ) -> Result<Vec<(Place, Rows)>, StoreError> {
+        let own = self.own();
+        self.work(move |connection| rows::days_of_others(connection, &own, last, most))
             .await
     }
 
     /// Notes that Redis holds these rows; one that changed meanwhile stays as it is.
-    pub async fn settled(
-        &self,
-        counts: Vec<CountRow>,
-        sheets: Vec<SheetRow>,
-    ) -> Result<(), StoreError> {
+    pub async fn settled(&self, rows: Rows) -> Result<(), StoreError> {
         self.work(move |connection| {
-            each(&counts, |row| rows::settle_count(connection, row))?;
-            each(&sheets, |row| rows::settle_sheet(connection, row))
+            each(&rows.counts, |row| rows::settle_count(connection, row))?;
+            each(&rows.sheets, |row| rows::settle_sheet(connection, row))
         })
         .await
     }
@@ -339,7 +325,9 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 struct Desk {
     path: PathBuf,
     home: Home,
-    connection: Option<Connection>,
+    connection: Option<HeldConnection>,
+    /// The file that was opened first.
+    file: Option<Arc<HeldFile>>,
     trouble: Arc<Trouble>,
 }
 
@@ -375,20 +363,76 @@ impl Desk {
         }
     }
 
-    /// One transaction; what each unit came to, in order.
+    /// One transaction; what each unit came to, in order. Nothing is written, hence no unit served, unless the path leads to
+    /// the file that is open.
     fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
-        if self.connection.is_none() {
-            self.connection = Some(file::open(&self.path, &self.home)?);
-        }
+        self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
         };
         let result = write_group(connection, group);
         if result.is_err() {
+            // It may have failed because of what became of the file.
+            self.check_file()?;
             // A new connection finds out whether the file is of use again.
-            self.connection = None;
+            self.close();
         }
         result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
+    }
+
+    /// Looks at the file, and opens it where it is not open. Another file is never taken for it: what this process counted
+    /// would be missing there.
+    fn look(&mut self) -> Result<(), StoreError> {
+        self.check_file()?;
+        if self.connection.is_none() {
+            let connection = file::open(&self.path, &self.home)?;
+            self.hold(connection)?;
+        }
+        Ok(())
+    }
+
+    /// Fails where the path does not lead to the file that is open, or that is damaged.
+    fn check_file(&self) -> Result<(), StoreError> {
+        let trouble = self.file.as_ref().and_then(|file| file.look());
+        trouble.map_or(Ok(()), |trouble| {
+            if !trouble.is_damage && self.trouble.load().is_none() {
+                self.fold_log();
+            }
+            Err(StoreError::Failed(trouble.text.clone()))
+        })
+    }
+
+    fn hold(&mut self, connection: Connection) -> Result<(), StoreError> {
+        let held = match &self.file {
+            Some(file) => file.reopened().map(|()| file.clone()),
+            None => HeldFile::hold(&self.path, Purpose::Journal).map(Arc::new),
+        };
+        let file = held.map_err(|error| {
+            let path = self.path.display();
+            StoreError::Failed(format!(
+                "the journal {path} was removed or replaced: {error}"
+            ))
+        })?;
+        self.file = Some(file.clone());
+        self.connection = Some(HeldConnection::new(connection, Some(file)));
+        Ok(())
+    }
+
+    /// Folds the log into the file, so that an operator who copies that has everything.
+    fn fold_log(&self) {
+        let fold = |connection: &Connection| {
+            connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+        };
+        if let Some(Err(error)) = self.connection.as_deref().map(fold) {
+            tracing::warn!(%error, "the log of the journal could not be folded into it");
+        }
+    }
+
+    fn close(&mut self) {
+        self.connection = None;
+        if let Some(file) = &self.file {
+            file.closed();
+        }
     }
 }
 
@@ -399,6 +443,7 @@ fn write_group(
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut written = Vec::new();
+    let mut turns = Turns::of(ROWS_PER_TURN);
     for errand in group {
         match errand {
             Errand::Serve {
@@ -407,7 +452,8 @@ fn write_group(
                 allowance,
                 told: _,
             } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
-            Errand::Work { work, .. } => work.run(&transaction)?,
+            Errand::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
+            Errand::Work(work) => work.run(&transaction)?,
         }
     }
     transaction.commit()?;
@@ -428,7 +474,41 @@ fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
                 let _ = told.send(answer);
             }
-            Errand::Work { work, .. } => work.told(failure()),
+            Errand::Note { told, .. } => drop(told.send(failure())),
+            Errand::Work(work) => work.told(failure()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// What SQLite calls `synchronous=FULL`: each commit is on disk.
+    const FULL: i64 = 2;
+
+    #[tokio::test]
+    async fn every_connection_of_the_journal_forces_each_commit_to_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home {
+            name: "cache:6379/0".into(),
+            nodes: BTreeSet::new(),
+        };
+        let start = || Journal::start(directory.path().join("journal.db"), home.clone(), "node");
+        let synchronous = async |journal: &Journal| {
+            let ask = |connection: &Connection| {
+                connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0))
+            };
+            journal.work(ask).await.unwrap()
+        };
+        let made = start().await.unwrap();
+        assert_eq!(synchronous(&made).await, FULL, "of a new file");
+        let found = start().await.unwrap();
+        assert_eq!(synchronous(&found).await, FULL, "of one that was there");
+        let fails = |_: &Connection| Err::<(), _>(rusqlite::Error::InvalidQuery);
+        found.work(fails).await.unwrap_err();
+        assert_eq!(synchronous(&found).await, FULL, "after an error");
     }
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::civil::Date;
-use redis::{FromRedisValue, Pipeline};
+use redis::Pipeline;
 use tokio::time::Instant;
 
 use super::journal::SheetRow;
@@ -22,6 +22,7 @@ use super::script::{Arguments, MERGE_TOTALS};
 use super::shards::Shards;
 use super::time::StoreClock;
 use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
 use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 
@@ -31,13 +32,12 @@ mod reading;
 mod sheets;
 
 pub use carrying::{key_days, take_in};
-pub use reading::{prove, sheets, usage};
+pub use reading::{held, prove, usage};
+pub use sheets::KeyDay;
 use sheets::{Page, Place, Sheets};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;
-/// Rows made for the journal at a time, and a sheet's more.
-const ROWS_TOGETHER: usize = 256;
 
 /// How long a merge may take.
 const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -176,35 +176,26 @@ impl Ledger {
         written
     }
 
-    /// Tells what changed since this was last asked, or is stored now and was not, part by part, with requests in between; what
-    /// `tell` answered to each. It must not wait: rows of a sheet come to it in the order of their values.
-    pub async fn tell_changes<R>(
-        &self,
-        tell: impl Fn(Arc<[SheetRow]>) -> R,
-    ) -> Vec<(Arc<[SheetRow]>, R)> {
-        let mut told = Vec::new();
-        for part in self.sheets.parts() {
-            let mut left = part.lock().to_note_count();
-            while left > 0 {
-                {
-                    let mut sheets = part.lock();
-                    let listed = sheets.to_note_count();
-                    let rows = sheets.take_rows(ROWS_TOGETHER);
-                    let taken = listed.saturating_sub(sheets.to_note_count());
-                    left = left.saturating_sub(taken.max(1));
-                    told.push((rows.clone(), tell(rows)));
-                }
-                tokio::task::yield_now().await;
-            }
-        }
-        told
+    /// The days of keys of which the journal is to be told, part by part.
+    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyDay>> {
+        self.sheets.parts().map(|sheets| sheets.lock().to_note())
     }
 
-    /// They could not be written: they have changed still.
-    pub fn changed_still(&self, rows: &[SheetRow]) {
-        for row in rows {
-            self.sheets.of(row.key).note_again(row);
-        }
+    /// Tells what of a key's day changed since this was last asked, or is stored now and was not; none of it where nothing did.
+    /// `tell` must not wait: rows of a sheet come to it in the order of their values.
+    pub fn tell_changes<R>(
+        &self,
+        day: KeyDay,
+        tell: impl FnOnce(Vec<SheetRow>) -> R,
+    ) -> (Vec<TierName>, R) {
+        let mut sheets = self.sheets.of(day.0);
+        let (tiers, rows) = sheets.take_rows(day);
+        (tiers, tell(rows))
+    }
+
+    /// It could not be written of these tiers: they have changed still.
+    pub fn changed_still(&self, day: KeyDay, tiers: &[TierName]) {
+        self.sheets.of(day.0).note_again(day, tiers);
     }
 
     /// Tells Redis what another producer counted.
@@ -215,8 +206,7 @@ impl Ledger {
         let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
         let arguments = Arguments::new()
             .text(format!("{}|{}", row.producer, row.endpoint))
-            .text(value)
-            .number(self.names.expires_at(row.key, row.day.end));
+            .text(value);
         let name = self.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
         MERGE_TOTALS
@@ -225,30 +215,6 @@ impl Ledger {
         let mut list = redis::cmd("SADD");
         list.arg(self.names.days()).arg(row.day.date.to_string());
         self.link.ask(&list).await?;
-        Ok(())
-    }
-
-    /// Takes the dates off the list of days whose counts and ledgers are gone.
-    ///
-    /// # Errors
-    /// Those of Redis; the list is as it was then.
-    pub async fn forget_days(&self, now_second: i64) -> Result<(), StoreError> {
-        let listed = self
-            .link
-            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
-            .await?;
-        let listed = Vec::<String>::from_redis_value(listed)
-            .map_err(|error| StoreError::Failed(format!("the list of days: {error}")))?;
-        let gone = |date: &&String| {
-            let date = date.parse::<Date>();
-            date.is_ok_and(|date| self.names.is_gone(date, now_second))
-        };
-        let gone: Vec<&String> = listed.iter().filter(gone).collect();
-        if !gone.is_empty() {
-            let mut forget = redis::cmd("SREM");
-            forget.arg(self.names.days()).arg(gone);
-            self.link.ask(&forget).await?;
-        }
         Ok(())
     }
 
@@ -277,10 +243,6 @@ impl Ledger {
             for (_, field, totals) in &page.fields {
                 write.arg(field).arg(totals);
             }
-            pipeline
-                .cmd("EXPIREAT")
-                .arg(&name)
-                .arg(self.names.expires_at(key, page.day.end));
         }
         self.link.ask(&pipeline).await.map(|_| ())
     }

@@ -7,14 +7,13 @@
 -- KEYS[2]  <prefix>:e:{id}:<date>  hash: the ledger, <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  s: the day's first second (Unix seconds)
 -- ARGV[2]  e: the next day's first second (Unix seconds)
--- ARGV[3]  when counts and ledger go (Unix seconds)
--- ARGV[4]  1: write; 0: only say what would come of it
--- ARGV[5]  how many accounts; then for each: producer, units granted, units given back
+-- ARGV[3]  1: write; 0: only say what would come of it
+-- ARGV[4]  how many accounts; then for each: producer, units granted, units given back
 -- then     how many sheets; then for each: field and value of KEYS[2]; a field is of one producer, so the tier is the same
 -- then     how many late entries; then for each: when they came (Unix seconds), units charged minus units given back
 --
 -- Reply: 1 something was not there; 0 all of it was; -1 the store knows the day by other boundaries, nothing was written
-local at = 4
+local at = 3
 local function next_argument()
   at = at + 1
   return ARGV[at]
@@ -77,14 +76,12 @@ for _ = 1, tonumber(next_argument()) do
 end
 
 if #counts + #sheets == 0 then return 0 end
-if ARGV[4] == '0' then return 1 end
+if ARGV[3] == '0' then return 1 end
 if #counts > 0 then
   redis.call('HSET', KEYS[1], 't', string.format('%.0f', t), 's', ARGV[1], 'e', ARGV[2])
   for field = 1, #counts, 2 do redis.call('HSET', KEYS[1], counts[field], counts[field + 1]) end
-  redis.call('EXPIREAT', KEYS[1], ARGV[3])
 end
 if #sheets > 0 then
   for field = 1, #sheets, 2 do redis.call('HSET', KEYS[2], sheets[field], sheets[field + 1]) end
-  redis.call('EXPIREAT', KEYS[2], ARGV[3])
 end
 return 1

@@ -6,7 +6,6 @@
 -- KEYS[1]  <prefix>:e:{id}:<date>  hash: <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  the field
 -- ARGV[2]  its value as the journal has it; a field is of one process, so both have the same numbers and the same tier
--- ARGV[3]  when the ledger goes (Unix seconds)
 local held = {}
 for word in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '%S+') do
   held[#held + 1] = word
@@ -17,5 +16,4 @@ for word in string.gmatch(ARGV[2], '%S+') do
   merged[#merged + 1] = (number and other and other > number) and held[#merged + 1] or word
 end
 redis.call('HSET', KEYS[1], ARGV[1], table.concat(merged, ' '))
-redis.call('EXPIREAT', KEYS[1], ARGV[3])
 return 1

@@ -4,18 +4,19 @@
 //! |---|---|---|
 //! | `<prefix>:k:{<id>}` | hash | `ver`, `rec`: the record of a key (source of truth) |
 //! | `<prefix>:a:{<id>}` | hash | the audit trail of a key: version of the record that a change made -> entry |
-//! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; kept as long as the ledger, by which they are proved |
-//! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; kept for `quota.retention` |
+//! | `<prefix>:q:{<id>}:<date>` | hash | the counts of a key's day, see `charge.lua`; without expiry, as the ledger is, by which they are proved |
+//! | `<prefix>:e:{<id>}:<date>` | hash | the ledger of a key's day by producer and endpoint; without expiry, dropped after `quota.retention` (see `retention`) |
 //! | `<prefix>:d:<digest>` | string | the id of the key with this digest: no digest is given twice |
 //! | `<prefix>:ids:{<0-15>}` | set | the ids of all keys, spread by their checksum: so loading does not walk past counts |
 //! | `<prefix>:incarnation` | string | random, set by the first gateway: gone or another when the store was emptied |
 //! | `<prefix>:indexed:{<0-15>}` | string | the incarnation whose ids are all in the set of the same number, and which is lost with it |
 //! | `<prefix>:feed` | stream | every change of a record |
-//! | `<prefix>:{gateways}:register` | hash | seat -> when a gateway was last heard of, its name, what it said, see `register` |
+//! | `<prefix>:{gateways}:register` | hash | seat -> when a gateway was last heard of, its name, its heartbeat, see `register` |
 //! | `<prefix>:{gateways}:trail` | hash | the audit trail of the register: version -> entry |
 //! | `<prefix>:days` | set | dates that have counts |
+//! | `<prefix>:unexpiring` | string | set once no count, ledger or waiting event has an expiry, which an older version gave them |
 //! | `<prefix>:{events}:claimed:<date>` | hash | event -> the node that claimed it; kept two days after the day |
-//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; kept a week after the last one |
+//! | `<prefix>:{events}:pending` | sorted set | events to be delivered, by the time of their claim; dropped after a week |
 //! | `<prefix>:{events}:courier` | string | the node that delivers them; expires |
 //! | `<prefix>:probe` | string | written to find out whether Redis takes writes; expires after 5 s |
 //! | `<prefix>:zone` | string | the zone of the quota days |
@@ -23,15 +24,9 @@
 //! `{<id>}` is a Redis Cluster hash tag: all of one key's names lie in one slot.
 
 use jiff::civil::Date;
-use jiff::tz::TimeZone;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::store::Keeping;
-
-/// Within this time after their end of life the names of one day go, so that they do not all go in one second.
-const EXPIRY_SPREAD_SECONDS: i64 = 3_600;
-/// A day ends in every zone at most so long after it ended in UTC.
-const ZONES_SECONDS: i64 = 86_400;
 
 /// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
 pub const ID_SETS: u32 = 16;
@@ -57,28 +52,6 @@ impl Names {
         self.keeping
     }
 
-    /// When counts and ledger of a day that ends at `end` go (Unix seconds).
-    pub fn expires_at(&self, id: KeyId, end: i64) -> i64 {
-        let spread = i64::from(crc32fast::hash(id.as_str().as_bytes())) % EXPIRY_SPREAD_SECONDS;
-        end.saturating_add(self.keeping.retention_seconds())
-            .saturating_add(spread)
-    }
-
-    /// Whether counts and ledger of a date are gone in every zone, for every key.
-    pub fn is_gone(&self, date: Date, now_second: i64) -> bool {
-        let next = date
-            .tomorrow()
-            .and_then(|next| next.to_zoned(TimeZone::UTC));
-        next.is_ok_and(|next| {
-            let ended = next.timestamp().as_second() + ZONES_SECONDS;
-            let kept = self
-                .keeping
-                .retention_seconds()
-                .saturating_add(EXPIRY_SPREAD_SECONDS);
-            ended.saturating_add(kept) < now_second
-        })
-    }
-
     /// The record of a key.
     pub fn record(&self, id: KeyId) -> String {
         format!("{}:k:{{{id}}}", self.prefix)
@@ -91,15 +64,24 @@ impl Names {
 
     /// A pattern that all records match.
     pub fn records(&self) -> String {
-        let escaped: String = self
-            .prefix
+        format!("{}:k:{{*}}", self.escaped())
+    }
+
+    /// Patterns that all counts and all ledgers match.
+    pub fn all_days(&self) -> [String; 2] {
+        let escaped = self.escaped();
+        ["q", "e"].map(|kind| format!("{escaped}:{kind}:{{*}}:*"))
+    }
+
+    /// The prefix as a pattern that matches nothing else.
+    fn escaped(&self) -> String {
+        self.prefix
             .chars()
             .flat_map(|letter| {
                 let special = matches!(letter, '*' | '?' | '[' | ']' | '\\' | '^');
                 special.then_some('\\').into_iter().chain([letter])
             })
-            .collect();
-        format!("{escaped}:k:{{*}}")
+            .collect()
     }
 
     /// The counts of a key's day.
@@ -170,6 +152,11 @@ impl Names {
     /// The dates that have counts.
     pub fn days(&self) -> String {
         format!("{}:days", self.prefix)
+    }
+
+    /// Says that no count, ledger or waiting event has an expiry.
+    pub fn unexpiring(&self) -> String {
+        format!("{}:unexpiring", self.prefix)
     }
 
     /// What is written to find out whether Redis takes writes.

@@ -17,38 +17,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use parking_lot::Mutex;
+use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::charging::{Accounts, Bound, Changed, Offer, Rule, Wanted};
 use super::guard::{Guard, Turn};
 use super::home::Home;
-use super::journal::{CountRow, Journal, SheetRow, Written};
-use super::ledger::Ledger;
+use super::journal::{CountRow, Journal, Place, Rows, Written};
+use super::ledger::{KeyDay, Ledger};
 use super::names::Names;
 use super::register;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
 use crate::policy::quota::Share;
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
+/// How often it is looked whether the journal's file is still the one that is open.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
-/// Accounts whose rows are made for the journal at a time.
-const ROWS_TOGETHER: usize = 256;
+/// Days of keys that are handed to the journal before it is waited for, while no request is: about a transaction.
+const NOTED_TOGETHER: usize = 256;
 /// How often live gateways are counted, and for how long the largest number seen holds: a Redis that was emptied forgets
 /// them for a moment.
 const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
 const NODES_HOLD: Duration = Duration::from_secs(15);
 /// How long the first telling waits for the reading of what killed processes counted last, on which a start waits.
 const READ_FIRST_MAX: Duration = Duration::from_secs(2);
-/// Rows of the journal that are told at the same time.
+/// Days of keys that are read from the journal at a time, and rows of it that are told at the same time.
 const RESTORE_BATCH: usize = 64;
 
 /// What to do with a charge that Redis does not decide.
@@ -311,12 +316,17 @@ impl Outage {
         }
     }
 
+    /// Why the journal cannot be written, where it cannot.
+    pub fn journal_trouble(&self) -> Option<String> {
+        self.journal.trouble()
+    }
+
     /// The same for operators.
     pub fn facts(&self) -> ServiceFacts {
         ServiceFacts {
             outage: self.settings.policy.to_string(),
             journal: self.settings.journal.clone(),
-            journal_error: self.journal.trouble(),
+            journal_error: self.journal_trouble(),
             pending_units: self.pending_units(),
         }
     }
@@ -358,6 +368,7 @@ impl Outage {
     /// Keeps journal, knowledge of counts and knowledge of live gateways fresh, for ever.
     pub async fn keep(self: Arc<Self>) {
         let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
+        let mut looked = noted;
         let mut logged = String::new();
         let mut answering = None::<Instant>;
         let tick = READ_EVERY.min(self.settings.journal_interval);
@@ -365,7 +376,12 @@ impl Outage {
             tokio::time::sleep(tick).await;
             if noted.elapsed() >= self.settings.journal_interval {
                 noted = Instant::now();
+                looked = noted;
                 self.note_changes().await;
+            } else if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                // The journal itself says why it could not be written.
+                let _ = self.journal.look().await;
             }
             if !self.guard.is_closed() {
                 continue;
@@ -415,45 +431,64 @@ impl Outage {
         self.settings.journal_interval
     }
 
-    /// Writes what changed to the journal; whether that is done.
+    /// Writes what changed to the journal, each key's day in one piece; whether that is done.
     pub async fn note_changes(&self) -> bool {
         let _turn = self.noting.lock().await;
-        // Part by part, with requests in between.
-        let mut counts = Vec::new();
-        for _ in 0..self.accounts.changed_count().div_ceil(ROWS_TOGETHER) {
-            counts.push(self.accounts.changed(ROWS_TOGETHER));
-            tokio::task::yield_now().await;
-        }
-        let note = |rows| self.journal.note_sheets(rows);
         let mut all_written = true;
-        for (rows, written) in self.ledger.tell_changes(note).await {
-            // The journal itself says why it could not, once.
-            if written.await.is_err() {
-                self.ledger.changed_still(&rows);
-                all_written = false;
+        // What changes meanwhile is for the next turn.
+        for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
+            let noted = self
+                .accounts
+                .tell_changes(NOTED_TOGETHER, |day, count| self.note(day, Some(count)));
+            let noted = noted.into_iter();
+            all_written &= self
+                .written(noted.map(|(changed, noted)| (Some(changed), noted)))
+                .await;
+        }
+        // Refused requests, and what Redis has of the ledger by now.
+        for days in self.ledger.parts_to_note() {
+            for days in days.chunks(NOTED_TOGETHER) {
+                let noted = days.iter().map(|day| {
+                    let note = |count| self.note(*day, count);
+                    (None, self.accounts.tell_of(*day, note))
+                });
+                let noted: Vec<_> = noted.collect();
+                all_written &= self.written(noted.into_iter()).await;
             }
         }
-        // Whoever inherits the journal takes a key's sheets for as new as its counts: these come after them.
-        all_written = all_written && self.note_counts(&counts).await.is_ok();
         let (nodes, now) = (self.nodes.lock().last_known(), self.clock.now().as_second());
-        all_written &= self.journal.keep(nodes, now).await.is_ok();
-        if !all_written {
-            for changed in counts {
-                self.accounts.changed_still(changed);
+        let settled = self.clock.settled_at().map(Timestamp::as_second);
+        all_written & self.journal.keep(nodes, now, settled).await.is_ok()
+    }
+
+    /// Has the journal write a key's day, of which the count is told while its account is locked. The sheets are read after it:
+    /// what they tell was counted before.
+    fn note(&self, day: KeyDay, count: Option<CountRow>) -> Noted {
+        let counts = Vec::from_iter(count);
+        let note = |sheets| self.journal.note(Rows { counts, sheets });
+        let (tiers, written) = self.ledger.tell_changes(day, note);
+        Noted {
+            day,
+            tiers,
+            written,
+        }
+    }
+
+    /// Whether all of it is on disk; what is not is to be written still. The journal itself says why, once.
+    async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, Noted)>) -> bool {
+        tokio::task::yield_now().await;
+        let mut all_written = true;
+        for (changed, noted) in noted {
+            if matches!(noted.written.await, Ok(Ok(()))) {
+                continue;
+            }
+            all_written = false;
+            self.ledger.changed_still(noted.day, &noted.tiers);
+            if let Some(changed) = changed {
+                self.accounts.changed_still(&changed);
             }
         }
         all_written
-    }
-
-    async fn note_counts(&self, counts: &[Changed]) -> Result<(), StoreError> {
-        let parts: Vec<_> = counts
-            .iter()
-            .map(|changed| self.journal.note_counts(changed.rows.clone()))
-            .collect();
-        for part in parts {
-            part.await?;
-        }
-        Ok(())
     }
 
     async fn live_nodes(&self) -> Result<u64, StoreError> {
@@ -461,41 +496,36 @@ impl Outage {
         Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
     }
 
-    /// Tells Redis what earlier and other processes left in the journal.
+    /// Tells Redis what earlier and other processes left in the journal: of a key's day the counts first, so that nothing stands in
+    /// the ledger there that was not counted.
     async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut told = 0;
-        let mut last: Option<CountRow> = None;
+        let mut last: Option<Place> = None;
         loop {
-            let rows = self
-                .journal
-                .counts_of_others(last.as_ref(), RESTORE_BATCH)
-                .await?;
-            let Some(end) = rows.last() else { break };
-            last = Some(end.clone());
-            told += rows.len();
-            let mut running = JoinSet::new();
-            for row in rows.clone() {
-                let accounts = self.accounts.clone();
-                running.spawn(async move { accounts.merge(&row).await.map_err(StoreError::from) });
+            let days = self.journal.days_of_others(last, RESTORE_BATCH).await?;
+            let Some((end, _)) = days.last() else { break };
+            last = Some(*end);
+            let mut rows = Rows::default();
+            for (_, of_day) in days {
+                rows.counts.extend(of_day.counts);
+                rows.sheets.extend(of_day.sheets);
             }
-            all_done(running).await?;
-            self.journal.settled(rows, Vec::new()).await?;
-        }
-        let mut last: Option<SheetRow> = None;
-        loop {
-            let rows = self
-                .journal
-                .sheets_of_others(last.as_ref(), RESTORE_BATCH)
-                .await?;
-            let Some(end) = rows.last() else { break };
-            last = Some(end.clone());
-            let mut running = JoinSet::new();
-            for row in rows.clone() {
-                let ledger = self.ledger.clone();
-                running.spawn(async move { ledger.merge(&row).await });
+            told += rows.counts.len();
+            for counts in rows.counts.chunks(RESTORE_BATCH) {
+                let merging = counts.iter().map(|row| {
+                    let (accounts, row) = (self.accounts.clone(), row.clone());
+                    async move { accounts.merge(&row).await.map_err(StoreError::from) }
+                });
+                all_done(merging.collect()).await?;
             }
-            all_done(running).await?;
-            self.journal.settled(Vec::new(), rows).await?;
+            for sheets in rows.sheets.chunks(RESTORE_BATCH) {
+                let merging = sheets.iter().map(|row| {
+                    let (ledger, row) = (self.ledger.clone(), row.clone());
+                    async move { ledger.merge(&row).await }
+                });
+                all_done(merging.collect()).await?;
+            }
+            self.journal.settled(rows).await?;
         }
         let left = self.journal.untold_by_others().await?;
         self.inherited.store(left, Ordering::Relaxed);
@@ -504,6 +534,13 @@ impl Outage {
         }
         Ok(())
     }
+}
+
+/// A key's day on its way into the journal.
+struct Noted {
+    day: KeyDay,
+    tiers: Vec<TierName>,
+    written: oneshot::Receiver<Result<(), StoreError>>,
 }
 
 /// Waits for all; the first error.

@@ -1,4 +1,4 @@
-//! A gateway's own place on the [register](super::register): its heartbeat, its predecessors' entries, and the silent others.
+//! A gateway's own place on the [`super::register`]: its heartbeat, its predecessors' entries, and the silent others.
 //!
 //! At its [seat](super::seat) a process replaces the entry of the one that was killed there. It takes off the entries of other
 //! seats beside its replica whose processes have ended, because whatever starts from that replica takes one of them. What the
@@ -66,7 +66,7 @@ impl Presence {
         self.silent.lock().len() as u64
     }
 
-    /// Says again and again that this gateway lives and what it applied, and reads the register, for ever.
+    /// Sends heartbeats and reads the register, for ever.
     pub async fn keep(&self, feed: &Feed) {
         let (mut signed_in, mut looked) = (false, None::<Instant>);
         loop {
@@ -139,7 +139,7 @@ impl Presence {
             let ended = vacant.iter().any(|seat| seat.id() == entry.seat);
             if ended && register::remove(&self.link, &self.names, &entry).await? {
                 let killed = &entry.name;
-                tracing::info!(%killed, "a gateway of this machine ended without signing off: this one answers for it");
+                tracing::info!(%killed, "a gateway of this machine ended without signing off: its entry in the register is removed");
             } else {
                 kept.push(entry);
             }

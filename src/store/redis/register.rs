@@ -2,8 +2,8 @@
 //!
 //! A gateway signs in with its first heartbeat and signs off when it ends in order. One that did neither lately is silent: it may
 //! be dead, or cut off from Redis and serving by the keys that it knows. It stays on the register, and is named by every command
-//! that changes a key, until a process signs in at its seat again or an operator strikes it off. All of it is one hash, in one
-//! slot of a cluster, and goes by the clock of the server that holds it.
+//! that changes a key, until a process signs in at its seat again or an operator strikes it off. The register is one hash, in one
+//! slot of a cluster; its times are those of the server that holds it.
 //!
 //! Invariant: no entry goes because of its age.
 
@@ -38,7 +38,7 @@ pub struct Entry {
     pub heard: Timestamp,
     /// How long ago that was, whichever way the server's clock was set since.
     pub age: Duration,
-    /// What it said then; `None` if that cannot be read.
+    /// Its last heartbeat; `None` if that cannot be read.
     pub heartbeat: Option<Heartbeat>,
     /// The entry as it is stored.
     pub packed: String,
@@ -67,13 +67,13 @@ impl Entry {
         self.age <= BEAT_HOLDS
     }
 
-    /// The last change that it applied, as far as it said.
+    /// The last change that it is known to have applied.
     fn applied(&self) -> Option<u128> {
         parse_place(&self.heartbeat.as_ref()?.applied)
     }
 }
 
-/// Enters a gateway, or says that it still lives; answers the process that had the seat before, if any had.
+/// Enters a gateway, or renews its entry. Returns the process whose entry the seat had before, if any.
 pub async fn sign_in(
     link: &Link,
     names: &Names,
@@ -154,7 +154,7 @@ pub async fn await_applied(
     }
 }
 
-/// Takes a silent entry off without a word; `false` if it changed meanwhile.
+/// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
 pub async fn remove(link: &Link, names: &Names, entry: &Entry) -> Result<bool, StoreError> {
     strike(link, names, entry, None).await
 }

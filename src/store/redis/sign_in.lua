@@ -1,4 +1,4 @@
--- Enters a gateway in the register with the time of this server, or says that it is still there.
+-- Enters a gateway in the register with the time of this server, or renews its entry.
 --
 -- KEYS[1]  <prefix>:{gateways}:register  hash: seat -> '<when it was last heard of, Unix milliseconds> <node> <heartbeat, JSON>'
 -- ARGV[1]  the seat

@@ -1,10 +1,13 @@
-//! The store's clock, as far as it is known without asking.
+//! The store's clock, as far as it is known without asking, and whether it can be relied on.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::clock::Clock;
+use crate::policy::clock_trust::Leap;
+use crate::store::clock_watch::ClockWatch;
 
 const SECOND_MICROS: i64 = 1_000_000;
 
@@ -15,14 +18,19 @@ pub struct StoreClock {
     clock: Clock,
     /// Store minus local (microseconds).
     offset_micros: AtomicI64,
+    /// Whether a reply said anything of that yet.
+    is_learnt: AtomicBool,
+    watch: ClockWatch,
 }
 
 impl StoreClock {
-    /// A clock that knows of no difference yet.
-    pub fn new(clock: Clock) -> StoreClock {
+    /// A clock that knows of no difference yet, and must go evenly for `agreement` before it can be relied on.
+    pub fn new(clock: Clock, agreement: Duration) -> StoreClock {
         StoreClock {
+            watch: ClockWatch::new(agreement, clock.now_and_since_boot()),
             clock,
             offset_micros: AtomicI64::new(0),
+            is_learnt: AtomicBool::new(false),
         }
     }
 
@@ -42,23 +50,56 @@ impl StoreClock {
         let earliest = second.saturating_mul(SECOND_MICROS);
         let latest = earliest.saturating_add(SECOND_MICROS - 1);
         let answered = self.now();
-        if answered.as_microsecond() < earliest {
-            self.shift(earliest - answered.as_microsecond());
+        self.shift(if answered.as_microsecond() < earliest {
+            earliest - answered.as_microsecond()
         } else if asked.as_microsecond() > latest {
-            self.shift(latest - asked.as_microsecond());
-        }
+            latest - asked.as_microsecond()
+        } else {
+            0
+        });
     }
 
     /// Learns from a reply that says the time exactly; `asked` is what this clock read before.
     pub fn learn(&self, asked: Timestamp, theirs: Timestamp) {
         let (asked, answered) = (asked.as_microsecond(), self.now().as_microsecond());
-        if !(asked..=answered).contains(&theirs.as_microsecond()) {
-            self.shift(theirs.as_microsecond() - (asked + (answered - asked) / 2));
-        }
+        self.shift(if (asked..=answered).contains(&theirs.as_microsecond()) {
+            0
+        } else {
+            theirs.as_microsecond() - (asked + (answered - asked) / 2)
+        });
+    }
+
+    /// Holds the store's time against the boot-time clock of this machine.
+    pub fn look(&self) {
+        self.watch.look(self.reading());
+    }
+
+    /// The store's time when it was last looked at, if it can be relied on.
+    pub fn settled_at(&self) -> Option<Timestamp> {
+        self.watch.settled_at()
+    }
+
+    /// The last leap of the store's time, until it can be relied on again.
+    pub fn leap(&self) -> Option<Leap> {
+        self.watch.leap()
+    }
+
+    fn reading(&self) -> (Timestamp, Duration) {
+        let (local, boot) = self.clock.now_and_since_boot();
+        let now = local.checked_add(self.difference()).unwrap_or(local);
+        (now, boot)
     }
 
     fn shift(&self, micros: i64) {
-        self.offset_micros.fetch_add(micros, Ordering::Relaxed);
+        if micros != 0 {
+            self.offset_micros.fetch_add(micros, Ordering::Relaxed);
+        }
+        let is_first =
+            !self.is_learnt.load(Ordering::Relaxed) && !self.is_learnt.swap(true, Ordering::AcqRel);
+        if is_first {
+            // Another clock from here on: that this machine's is wrong is no leap of the store's.
+            self.watch.begin(self.reading());
+        }
     }
 }
 
@@ -69,7 +110,7 @@ mod tests {
     #[test]
     fn a_wrong_local_clock_is_corrected_by_one_reply() {
         let local: Timestamp = "2026-11-21T00:00:00.5Z".parse().unwrap();
-        let clock = StoreClock::new(Clock::from_fn(move || local));
+        let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
         for second in [local.as_second() + 86_400, local.as_second() - 86_400] {
             clock.learn_second(clock.now(), second);
             assert_eq!(clock.now().as_second(), second);
@@ -80,9 +121,29 @@ mod tests {
     }
 
     #[test]
+    fn the_first_reply_is_no_leap_and_a_later_one_of_another_time_is() {
+        let local: Timestamp = "2026-11-21T00:00:00Z".parse().unwrap();
+        for first in [0, 7 * 60] {
+            let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
+            clock.learn_second(clock.now(), local.as_second() + first);
+            clock.look();
+            assert_eq!(clock.leap(), None, "{first}");
+            assert_eq!(clock.settled_at(), Some(clock.now()), "{first}");
+            clock.learn_second(clock.now(), local.as_second() + first + 86_400);
+            clock.look();
+            let by = clock.leap().map(|leap| leap.by.as_secs());
+            assert!(
+                by.is_some_and(|by| (86_399..=86_400).contains(&by)),
+                "{by:?}"
+            );
+            assert_eq!(clock.settled_at(), None, "{first}");
+        }
+    }
+
+    #[test]
     fn a_reply_that_fits_changes_nothing() {
         let local: Timestamp = "2026-11-21T00:00:00.5Z".parse().unwrap();
-        let clock = StoreClock::new(Clock::from_fn(move || local));
+        let clock = StoreClock::new(Clock::from_fn(move || local), Duration::ZERO);
         clock.learn_second(clock.now(), local.as_second());
         assert_eq!(clock.now(), local);
     }

@@ -11,18 +11,18 @@ use tokio::time::Instant;
 use super::Parts;
 use super::feed::Feed;
 use super::link::Connection;
+use super::records::read_time;
 use crate::store::StoreError;
+use crate::store::clock_watch;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
 /// How often the breaker is looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How often the connection is tried although nobody charges, so that `health` knows.
-const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How often the connection is tried although nobody charges, so that `health` knows, and Redis asked for its time.
+const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
 const SWEEP_EVERY: Duration = Duration::from_secs(10);
-/// How often dates are taken off the list of days whose counts are gone: one date goes a day.
-const PRUNE_EVERY: Duration = Duration::from_secs(3_600);
 
 /// A task of a gateway's feed, without end.
 type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
@@ -70,6 +70,10 @@ where
         };
         tasks.push(tokio::spawn(run).abort_handle());
     }
+    if parts.feed.is_some() {
+        let keeper = parts.clone();
+        tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
+    }
     if parts.inheritance.is_some() {
         let heir = parts.clone();
         let run = async move {
@@ -100,7 +104,6 @@ impl Parts {
     async fn flush_for_ever(&self) {
         let mut connections = self.link.made();
         let (mut swept, mut probed) = (Instant::now(), Instant::now());
-        let mut pruned: Option<Instant> = None;
         let mut ticks = tokio::time::interval(FLUSH_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -127,22 +130,30 @@ impl Parts {
             self.flush().await;
             if probed.elapsed() >= PROBE_EVERY {
                 probed = Instant::now();
-                // A failure is the link's to act on.
-                let _ = self.link.ask(&redis::cmd("PING")).await;
+                self.probe().await;
             }
             if swept.elapsed() >= SWEEP_EVERY {
                 swept = Instant::now();
                 self.accounts.sweep().await;
                 self.ledger.sweep(self.clock.now().as_second()).await;
             }
-            if self.link.is_up() && pruned.is_none_or(|at| at.elapsed() >= PRUNE_EVERY) {
-                pruned = Some(Instant::now());
-                let now = self.clock.now().as_second();
-                if let Err(error) = self.ledger.forget_days(now).await {
-                    tracing::warn!(%error, "the list of days is not tidied; trying again in an hour");
-                }
-            }
         }
+    }
+
+    /// Asks Redis for its time; a gateway holds that, or what it is believed to be, against the boot-time clock.
+    async fn probe(&self) {
+        let time = redis::cmd("TIME");
+        // A failure is the link's to act on.
+        if self.feed.is_none() {
+            let _ = self.link.ask(&time).await;
+            return;
+        }
+        let asked = self.clock.now();
+        let told = self.link.ask(&time).await;
+        if let Some(theirs) = told.ok().and_then(|told| read_time(told).ok()) {
+            self.clock.learn(asked, theirs);
+        }
+        self.clock.look();
     }
 
     /// Writes refunds and ledger; says whether everything is written now.

@@ -95,6 +95,11 @@ impl EndpointSpec {
 
     /// Whether a path (without query) is this endpoint.
     pub fn matches(&self, path: &str) -> bool {
+        if let Some((prefix, _)) = self.path.split_once("{rest...}") {
+            return path
+                .strip_prefix(prefix)
+                .is_some_and(|rest| !rest.is_empty());
+        }
         let pattern: Vec<&str> = self.path.split('/').collect();
         let segments: Vec<&str> = path.split('/').collect();
         pattern.len() == segments.len()
@@ -468,6 +473,44 @@ impl Gateway {
         self.admin = listening.admin;
     }
 
+    /// Starts another process that is to take its place (`serve --upgrade`) and does not wait for it; its output is in
+    /// `NAME.stdout` and `NAME.stderr`.
+    pub fn begin_upgrade(&self, name: &str) -> Process {
+        launch(
+            &self.binary,
+            &self.directory,
+            name,
+            &self.config,
+            self.clock.as_ref(),
+            &["--upgrade"],
+        )
+    }
+
+    /// Waits until one process is left of its own and `successors`; that one is the gateway from now on.
+    ///
+    /// # Panics
+    /// If more are left, or one ended otherwise than a gateway that was succeeded, or a successor that failed, does.
+    pub async fn upgraded_by(&mut self, successors: impl IntoIterator<Item = Process>) {
+        let mut all: Vec<Process> = successors.into_iter().collect();
+        let pid = eventually("one process is left", async || {
+            let mut left = Vec::new();
+            for process in all.iter_mut().chain([&mut self.process]) {
+                match process.ended() {
+                    None => left.push(process.pid()),
+                    Some(status) => {
+                        let expected = matches!(status.code(), Some(0 | 1));
+                        assert!(expected, "{status}\n{}", process.output());
+                    }
+                }
+            }
+            (left.len() == 1).then(|| left.remove(0))
+        })
+        .await;
+        if let Some(winner) = all.iter().position(|one| one.pid() == pid) {
+            self.process = all.swap_remove(winner);
+        }
+    }
+
     /// Lets another process with this configuration try to take its place; what it said when it failed.
     ///
     /// # Panics
@@ -571,14 +614,14 @@ struct Listening {
     admin: SocketAddr,
 }
 
-async fn spawn(
+fn launch(
     binary: &Path,
     directory: &Path,
     name: &str,
     config: &Path,
     clock: Option<&Faketime>,
     more_arguments: &[&str],
-) -> (Process, Listening) {
+) -> Process {
     // A file size limit, which a test may set for a full disk, is to be an error and not the process's end.
     let mut command = Command::new("env");
     command.arg("--ignore-signal=XFSZ").arg(binary);
@@ -588,10 +631,21 @@ async fn spawn(
     if let Some(clock) = clock {
         clock.wrap(&mut command);
     }
+    Process::spawn(&mut command, directory, name).expect("the binary runs")
+}
+
+async fn spawn(
+    binary: &Path,
+    directory: &Path,
+    name: &str,
+    config: &Path,
+    clock: Option<&Faketime>,
+    more_arguments: &[&str],
+) -> (Process, Listening) {
     // Output is appended over restarts: only what this process says counts.
     let stdout = stdout_file(directory, name);
     let before = std::fs::metadata(&stdout).map_or(0, |file| file.len());
-    let mut process = Process::spawn(&mut command, directory, name).expect("the binary runs");
+    let mut process = launch(binary, directory, name, config, clock, more_arguments);
     let listening = eventually("the gateway listens or ends", async || {
         if let Some(status) = process.ended() {
             panic!(

@@ -251,6 +251,8 @@ struct Shared {
     early: Mutex<Option<(usize, Behaviour)>>,
     /// Requests over HTTP/2 whose head has come.
     heads: AtomicU64,
+    /// The ids of all requests whose head has come, whole or not.
+    begun: Mutex<Vec<String>>,
 }
 
 impl Shared {
@@ -262,6 +264,11 @@ impl Shared {
         let mut recorded = lock(&self.recorded);
         recorded.push(request.clone());
         (behaviour, recorded.len() - 1)
+    }
+
+    /// Notes that the head of a request has come.
+    fn begin(&self, id: &str) {
+        lock(&self.begun).push(id.to_owned());
     }
 
     fn note(&self, place: usize, outcome: Outcome) {
@@ -308,6 +315,7 @@ impl RecordingUpstream {
             connections: AtomicU64::new(0),
             early: Mutex::default(),
             heads: AtomicU64::new(0),
+            begun: Mutex::default(),
         });
         let serving = Some(tokio::spawn(accept(listener, Arc::clone(&shared))));
         RecordingUpstream {
@@ -362,6 +370,12 @@ impl RecordingUpstream {
     /// How many heads of requests have come over HTTP/2, those of health checks and of refused requests too.
     pub fn http2_heads(&self) -> u64 {
         self.shared.heads.load(Ordering::Relaxed)
+    }
+
+    /// The ids of all requests whose head has come, in the order of their arrival: also of those whose body never came whole, which
+    /// are not recorded. Health checks have an empty one.
+    pub fn begun(&self) -> Vec<String> {
+        lock(&self.shared.begun).clone()
     }
 
     /// All requests so far, in the order of their arrival.
@@ -448,7 +462,7 @@ async fn greet(mut socket: TcpStream, shared: Arc<Shared>, connection: u64) -> s
 async fn serve(mut socket: TcpStream, shared: &Shared, connection: u64) -> std::io::Result<()> {
     let mut buffer = Vec::new();
     let mut place = 0;
-    while let Some(mut request) = read_request(&mut socket, &mut buffer).await? {
+    while let Some(mut request) = read_request(&mut socket, &mut buffer, shared).await? {
         place += 1;
         request.connection = connection;
         request.place = place;
@@ -672,6 +686,7 @@ async fn answer(socket: &mut TcpStream, script: &Script, headless: bool) -> std:
 async fn read_request(
     socket: &mut TcpStream,
     buffer: &mut Vec<u8>,
+    shared: &Shared,
 ) -> std::io::Result<Option<Recorded>> {
     let Some(head) = read_until(socket, buffer, b"\r\n\r\n").await? else {
         return Ok(None);
@@ -705,6 +720,7 @@ async fn read_request(
         outcome: Outcome::Unanswered,
     };
     request.id = request.values("x-request-id").join(",");
+    shared.begin(&request.id);
     let chunked = request
         .values("transfer-encoding")
         .iter()

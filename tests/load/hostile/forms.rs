@@ -2,12 +2,16 @@
 
 use super::MARKETS;
 use super::frames::{
-    END_HEADERS, END_STREAM, Frame, HEADERS, PING, SETTINGS, WINDOW_UPDATE, block,
+    DATA, END_HEADERS, END_STREAM, Frame, HEADERS, PING, SETTINGS, WINDOW_UPDATE, block,
 };
 
 const INITIAL_WINDOW_SIZE: u16 = 4;
 const STREAMS: u32 = 100;
 const WINDOW_MAX: u32 = 0x7fff_ffff;
+/// Streams that the gateway is made to reset: the library by itself ends a connection after 1,024 of them.
+const RESET_STREAMS: u32 = 1_020;
+/// Frames for streams that are closed, far more than any budget.
+const STRAY_FRAMES: u32 = 20_000;
 /// As many fields as a list of the gateway's bound for the library may have.
 const FIELDS: usize = 850;
 /// Where HPACK's dynamic table begins, as an indexed field: 62 with the high bit.
@@ -25,8 +29,13 @@ pub struct Form {
     pub upload_bytes: usize,
 }
 
-pub fn streams() -> impl Iterator<Item = u32> {
-    (0..STREAMS).map(|number| 2 * number + 1)
+pub fn streams() -> impl Iterator<Item = u32> + Clone {
+    first(STREAMS)
+}
+
+/// The first streams of a connection.
+fn first(streams: u32) -> impl Iterator<Item = u32> + Clone {
+    (0..streams).map(|number| 2 * number + 1)
 }
 
 pub fn all() -> Vec<Form> {
@@ -76,6 +85,22 @@ pub fn all() -> Vec<Form> {
             "100 answers of 1 MiB, windows of 0, SETTINGS, PING",
             closed,
             with_control_frames,
+        ),
+        // The upstream answers none of these: what is held of streams that are dead shows.
+        form(
+            "1,020 streams, each reset for a window's overflow",
+            &[],
+            overflowing_windows,
+        ),
+        form(
+            "1,020 streams, each reset for a wrong length",
+            &[],
+            wrong_lengths,
+        ),
+        form(
+            "20,000 DATA frames for streams that are reset",
+            &[],
+            data_on_closed_streams,
         ),
         Form {
             upload_bytes: 60 * 1024,
@@ -152,6 +177,42 @@ fn with_control_frames(key: &str) -> Vec<u8> {
     for _ in 0..80 {
         bytes.extend(Frame::new(PING, 0, 0, [0; 8]).bytes());
         bytes.extend(Frame::new(SETTINGS, 0, 0, [0, 1, 0, 0, 16, 0]).bytes());
+    }
+    bytes
+}
+
+/// A stream's window above 2^31-1, which is an error of that stream (RFC 9113 section 6.9.1): the gateway resets it.
+fn overflowing_windows(key: &str) -> Vec<u8> {
+    overflows(key, first(RESET_STREAMS))
+}
+
+fn overflows(key: &str, streams: impl Iterator<Item = u32>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for stream in streams {
+        bytes.extend(open(stream, END_STREAM, block(&request("POST", key))));
+        let overflow = WINDOW_MAX.to_be_bytes();
+        bytes.extend(Frame::new(WINDOW_UPDATE, 0, stream, overflow).bytes());
+    }
+    bytes
+}
+
+/// Bodies shorter than their `content-length`, which is an error of their streams too (section 8.1.1).
+fn wrong_lengths(key: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for stream in first(RESET_STREAMS) {
+        let mut fields = block(&request("POST", key));
+        fields.extend(block(&[("content-length", "5")]));
+        bytes.extend(open(stream, 0, fields));
+        bytes.extend(Frame::new(DATA, END_STREAM, stream, *b"abc").bytes());
+    }
+    bytes
+}
+
+/// DATA for streams that the gateway has reset, each of which it may answer with RST_STREAM (section 5.1).
+fn data_on_closed_streams(key: &str) -> Vec<u8> {
+    let mut bytes = overflows(key, streams());
+    for (stream, _) in streams().cycle().zip(0..STRAY_FRAMES) {
+        bytes.extend(Frame::new(DATA, 0, stream, [b'x']).bytes());
     }
     bytes
 }

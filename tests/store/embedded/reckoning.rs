@@ -4,6 +4,7 @@ use jiff::civil::Date;
 use touchline::store::{Keeping, Proof, Totals};
 
 use super::*;
+use crate::log_lines::log_lines;
 
 async fn proved(store: &Arc<dyn Store>) -> Vec<Proof> {
     let date = today().date;
@@ -74,38 +75,125 @@ async fn days_are_dropped_when_the_retention_is_over_and_never_before() {
     hands.set("2026-01-02T12:00:00Z");
     let second = calendar.day_at(store.now()).unwrap();
     granted(store.charge(charge(&key, second, 10, 1)).await);
+    hands.set("2026-01-03T12:00:00Z");
+    let third = calendar.day_at(store.now()).unwrap();
+    granted(store.charge(charge(&key, third, 10, 1)).await);
     let dates = async || -> Vec<Date> { ledger(&store).await.iter().map(|row| row.date).collect() };
-    eventually("both days are written", async || {
-        (dates().await == [first.date, second.date]).then_some(())
+    let all = [first.date, second.date, third.date];
+    eventually("all days are written", async || {
+        (dates().await == all).then_some(())
     })
     .await;
 
     // The last second: whoever follows charges a turn later, and nothing is gone.
     hands.set("2026-03-04T23:59:59Z");
     let file = Connection::open(fixture.path()).unwrap();
-    let seen = || -> i64 {
-        file.query_row("SELECT seen FROM gateways", [], |row| row.get(0))
-            .unwrap()
-    };
-    for _ in 0..2 {
-        let before = seen();
-        eventually("a turn is over", async || (seen() > before).then_some(())).await;
-    }
-    assert_eq!(dates().await, [first.date, second.date]);
+    turns(&file, 1).await;
+    assert_eq!(dates().await, all);
 
     hands.set("2026-03-05T00:00:00Z");
     eventually("the first day is gone", async || {
-        (dates().await == [second.date]).then_some(())
+        (dates().await == all[1..]).then_some(())
     })
     .await;
     let days: i64 = eventually("and so is its name", async || {
         let count = "SELECT count(*) FROM days";
         let days: i64 = file.query_row(count, [], |row| row.get(0)).unwrap();
-        (days == 1).then_some(days)
+        (days == 2).then_some(days)
     })
     .await;
-    assert_eq!(days, 1);
+    assert_eq!(days, 2);
     assert_eq!(store.used(key.record.id, second).await.unwrap(), 1);
+
+    // Long after all of them: the two that were charged last stay.
+    hands.set("2030-01-01T00:00:00Z");
+    turns(&file, 3).await;
+    assert_eq!(dates().await, all[1..]);
+}
+
+/// Waits until the store has had so many turns at dropping days: it has one with each heartbeat.
+async fn turns(file: &Connection, count: usize) {
+    let seen = || -> i64 {
+        file.query_row("SELECT seen FROM gateways", [], |row| row.get(0))
+            .unwrap()
+    };
+    // The one that is under way may have begun before.
+    for _ in 0..=count {
+        let before = seen();
+        eventually("a turn is over", async || (seen() != before).then_some(())).await;
+    }
+}
+
+/// A wall clock and a boot-time clock that stand where the test puts them.
+#[derive(Clone, Default)]
+struct TwoHands {
+    wall: Hands,
+    boot_seconds: Arc<AtomicI64>,
+}
+
+impl TwoHands {
+    fn clock(&self) -> Clock {
+        let boot = self.boot_seconds.clone();
+        let seconds = move || u64::try_from(boot.load(Ordering::SeqCst)).unwrap_or(0);
+        self.wall
+            .clock()
+            .beside(move || Duration::from_secs(seconds()))
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_leapt_drops_nothing_until_it_has_agreed_for_an_hour() {
+    const HOUR: i64 = 3_600;
+    let log = log_lines();
+    let fixture = EmbeddedFixture::new();
+    let hands = TwoHands::default();
+    hands.wall.set("2025-11-01T12:00:00Z");
+    let store = fixture.gateway_at(ZONE, hands.clock()).await;
+    let calendar = Calendar::of_zone(ZONE).unwrap();
+    let key = issue(&store).await;
+    let mut all = Vec::new();
+    for now in [
+        "2025-11-01T12:00:00Z",
+        "2025-11-02T12:00:00Z",
+        "2025-11-03T12:00:00Z",
+    ] {
+        hands.wall.set(now);
+        let day = calendar.day_at(store.now()).unwrap();
+        granted(store.charge(charge(&key, day, 10, 1)).await);
+        all.push(day.date);
+    }
+    let dates = async || -> Vec<Date> { ledger(&store).await.iter().map(|row| row.date).collect() };
+    let file = Connection::open(fixture.path()).unwrap();
+    hands.wall.set("2028-01-01T00:00:00Z");
+    eventually("the leap is told", async || {
+        let leap = store.health().clock_leap?.to_string();
+        leap.ends_with("for an hour").then_some(())
+    })
+    .await;
+    // Whoever has just been put there serves.
+    let day = calendar.day_at(store.now()).unwrap();
+    granted(store.charge(charge(&key, day, 10, 1)).await);
+    all.push(day.date);
+    // A second less than an hour of both clocks.
+    hands.wall.set("2028-01-01T00:59:59Z");
+    hands.boot_seconds.store(HOUR - 1, Ordering::SeqCst);
+    turns(&file, 3).await;
+    assert_eq!(dates().await, all);
+    assert!(store.health().clock_leap.is_some());
+    hands.wall.set("2028-01-01T01:00:00Z");
+    hands.boot_seconds.store(HOUR, Ordering::SeqCst);
+    eventually("what was kept long enough is gone", async || {
+        (dates().await == all[2..]).then_some(())
+    })
+    .await;
+    assert_eq!(store.health().clock_leap, None);
+    eventually("each dropped day has a line, and no other", async || {
+        let lines = all
+            .iter()
+            .map(|date| log.with(&["was dropped", &date.to_string()]));
+        (lines.collect::<Vec<_>>() == [1, 1, 0, 0]).then_some(())
+    })
+    .await;
 }
 
 /// The tables of the first version, without what was added since.

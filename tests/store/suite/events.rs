@@ -19,7 +19,7 @@ fn node(name: &str) -> NodeName {
 }
 
 /// That a new key came to a share, `second` seconds after a fixed instant.
-fn crossing(percent: u64, second: i64) -> Crossing {
+pub fn crossing(percent: u64, second: i64) -> Crossing {
     let record = new_record("pro");
     Crossing {
         key: record.id,

@@ -218,7 +218,7 @@ pub async fn a_gateway_that_does_not_apply_a_change_is_named(fixture: &dyn Fixtu
         silent_since: None,
     };
     assert_eq!(lagging, [late]);
-    // In time it counts as dead where that harms nobody, else as silent, until an operator strikes it off.
+    // In time it counts as dead on the embedded store; on Redis it is silent until an operator strikes it off.
     eventually("the dead gateway is not awaited any more", async || {
         let (_, mark) = command.create_key(new_record("pro")).await.unwrap();
         let patience = Duration::from_millis(300);

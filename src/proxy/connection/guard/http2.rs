@@ -1,22 +1,73 @@
-//! An HTTP/2 connection, watched for frames that cost the client nothing.
+//! An HTTP/2 connection, watched for frames that cost the client nothing, and for streams that the library below resets because of
+//! what the client sent.
 
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::Buf;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
 use super::{Guard, Reading};
-use crate::policy::http2::{Budgets, CALM_DOWN, Frames};
+use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Flood, Frames};
 
 /// Both directions of a connection.
 pub(super) struct Http2 {
-    pub(super) received: Frames,
-    pub(super) sent: Frames,
-    pub(super) budgets: Budgets,
-    pub(super) breath: Breath,
+    received: Frames,
+    sent: Frames,
+    budgets: Budgets,
+    breath: Breath,
+    /// The kind of frames of which there were too many, once there were.
+    flood: Option<Flood>,
+    /// Streams that were reset because what came on them is malformed, and that are not counted yet.
+    malformed: u64,
+}
+
+impl Http2 {
+    /// A connection that has just begun.
+    pub(super) fn new(rates: ControlRates) -> Http2 {
+        Http2 {
+            received: Frames::of_client(),
+            sent: Frames::of_server(),
+            budgets: Budgets::new(rates, Instant::now()),
+            breath: Breath::default(),
+            flood: None,
+            malformed: 0,
+        }
+    }
+
+    /// Counts the client's frames. Returns the kind of which there are too many, if any.
+    fn note_received(&mut self, bytes: &[u8]) -> Option<Flood> {
+        let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
+        self.received.find(bytes, |frame| {
+            let now = *now.get_or_insert_with(Instant::now);
+            flood = flood.or(budgets.receive(frame, now).err());
+        });
+        self.breath.note(self.budgets.streams());
+        self.flood = flood;
+        flood
+    }
+
+    /// Counts the frames written to the client. Returns the kind of which there are too many, if any, when the last frame is whole:
+    /// a GOAWAY can follow it.
+    pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<Flood> {
+        let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
+        let malformed = &mut self.malformed;
+        self.sent.find(bytes, |frame| {
+            *malformed += u64::from(frame.is_of_malformed());
+            let now = *now.get_or_insert_with(Instant::now);
+            flood = flood.or(budgets.send(frame, now).err());
+        });
+        self.flood = flood;
+        flood.filter(|_| self.sent.is_between())
+    }
+
+    /// How many streams were reset since the last time because what came on them is malformed.
+    pub(super) fn take_malformed(&mut self) -> u64 {
+        std::mem::take(&mut self.malformed)
+    }
 }
 
 /// Heads that the library below may read one after the other. Each may be a hundred times as large in memory as on the wire
@@ -25,7 +76,7 @@ const HEADS_AT_ONCE: u64 = 4;
 
 /// A pause in reading, for the requests that were read to be looked at.
 #[derive(Default)]
-pub(super) struct Breath {
+struct Breath {
     streams: u64,
     taken: Option<JoinHandle<()>>,
 }
@@ -70,31 +121,27 @@ impl Guard {
         let Reading::Http2(http2) = &mut self.reading else {
             return Poll::Ready(Ok(()));
         };
-        let (mut flood, mut now) = (None, None);
-        let budgets = &mut http2.budgets;
-        http2
-            .received
-            .find(buffer.filled().get(before..).unwrap_or_default(), |frame| {
-                let now = *now.get_or_insert_with(std::time::Instant::now);
-                flood = flood.or(budgets.receive(frame, now).err());
-            });
-        http2.breath.note(budgets.streams());
-        let (streams, is_between) = (budgets.streams(), http2.sent.is_between());
+        let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
+        let streams = http2.budgets.streams();
         self.note_requests(streams);
         let Some(flood) = flood else {
             return Poll::Ready(Ok(()));
         };
+        buffer.set_filled(before);
+        Poll::Ready(Err(self.calm_down(flood, context)))
+    }
+
+    /// Ends the connection, with a GOAWAY where that cuts no frame in two.
+    pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
         self.note_limit(flood.as_str());
-        if is_between {
+        if let Reading::Http2(http2) = &self.reading
+            && http2.sent.is_between()
+        {
             self.writes.append(&CALM_DOWN);
         }
         // One attempt: whoever floods may also not read.
         let _ = self.writes.poll_flush(&mut self.transport, context);
-        buffer.set_filled(before);
         let reason = format!("too many frames: {}", flood.as_str());
-        Poll::Ready(Err(io::Error::new(
-            io::ErrorKind::ConnectionAborted,
-            reason,
-        )))
+        io::Error::new(io::ErrorKind::ConnectionAborted, reason)
     }
 }

@@ -210,6 +210,8 @@ impl Carrier {
                 self.accounts.recount(&mut state);
                 verdicts
             };
+            // Before anybody can say of the units what they were for: the journal has the counts first.
+            self.accounts.list_to_note(slot);
             // Whoever is gone drops the units, which takes the account's lock: it must be free here.
             for (waiter, cost, verdict) in verdicts {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use jiff::civil::Date;
+
 use super::{ARGUMENTS, Accounts, COUNT_MAX, Context, Said, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -178,29 +180,46 @@ impl Accounts {
         self.to_note.lock().len()
     }
 
-    /// Some of the accounts that changed, as rows; those first that were listed first.
-    pub fn changed(&self, most: usize) -> Changed {
+    /// Tells some of the accounts that changed, as rows, those first that were listed first; what `tell` answered to each. It must
+    /// not wait: rows of a producer come to it in the order of their values.
+    pub fn tell_changes<R>(
+        &self,
+        most: usize,
+        tell: impl Fn((KeyId, Date), CountRow) -> R,
+    ) -> Vec<(Changed, R)> {
         let slots: Vec<_> = {
             let mut changed = self.to_note.lock();
             let count = changed.len().min(most);
             changed.drain(..count).collect()
         };
-        let rows = slots
-            .iter()
-            .map(|slot| {
-                let mut state = slot.state.lock();
-                state.offline.listed = false;
-                slot.row(&state)
-            })
-            .collect();
-        Changed { slots, rows }
+        let told = slots.into_iter().map(|slot| {
+            let mut state = slot.state.lock();
+            state.offline.listed = false;
+            let answer = tell((slot.key, slot.day.date), slot.row(&state));
+            drop(state);
+            (Changed(slot), answer)
+        });
+        told.collect()
     }
 
-    /// They could not be written: they have changed still.
-    pub fn changed_still(&self, changed: Changed) {
-        for slot in &changed.slots {
-            self.list_to_note(slot);
-        }
+    /// The same of the account of a key's day, whether it changed or not. Where there is none, none is opened meanwhile.
+    pub fn tell_of<R>(
+        &self,
+        (key, date): (KeyId, Date),
+        tell: impl FnOnce(Option<CountRow>) -> R,
+    ) -> R {
+        let slots = self.slots.of(key);
+        let Some(slot) = slots.get(&(key, date)).cloned() else {
+            return tell(None);
+        };
+        drop(slots);
+        let state = slot.state.lock();
+        tell(Some(slot.row(&state)))
+    }
+
+    /// It could not be written: it has changed still.
+    pub fn changed_still(&self, changed: &Changed) {
+        self.list_to_note(&changed.0);
     }
 
     /// Lists up to `most` accounts of running days to be settled, hence read, whose counts were told before `since`.
@@ -245,7 +264,6 @@ impl Accounts {
             limit: 0,
             version: COUNT_MAX,
             entry: entry.as_deref(),
-            key: row.key,
             day: row.day,
         };
         let arguments = self.say(Arguments::with_capacity(ARGUMENTS), &said);
@@ -256,12 +274,8 @@ impl Accounts {
     }
 }
 
-/// Accounts that changed since they were last written to the journal.
-pub struct Changed {
-    slots: Vec<Arc<Slot>>,
-    /// As they are now.
-    pub rows: Arc<[CountRow]>,
-}
+/// An account that changed since it was last written to the journal.
+pub struct Changed(Arc<Slot>);
 
 impl Slot {
     fn row(&self, state: &SlotState) -> CountRow {

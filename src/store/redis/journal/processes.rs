@@ -3,10 +3,15 @@
 //! A process enters its name before it counts and takes it off when it ends in order, with everything written. A name
 //! that stays is of a process that lives or was killed: what it had counted last, Redis alone may know.
 
+use std::collections::BTreeSet;
+
 use rusqlite::{Connection, params};
 
-use super::rows::{self, CountRow, SheetRow};
+use super::rows::{self, CountRow, Rows, SheetRow};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
 use crate::store::Totals;
+use crate::store::carried::process_of;
 
 /// How long a name is kept that was never read after: as long as counts are (seconds).
 const KEPT_SECONDS: i64 = 35 * 86_400;
@@ -25,12 +30,12 @@ pub struct Process {
     pub seen: i64,
 }
 
-/// What came of rows that Redis holds.
+/// How the journal compares with counts that Redis holds.
 #[derive(Debug, Default)]
-pub struct Inherited {
-    /// The counts that the journal lacked or held lower.
-    pub newer: Vec<CountRow>,
-    /// Whether the journal holds something that Redis does not.
+pub struct Lacking {
+    /// The days of keys of which it lacks counts, or has counts without their sheets.
+    pub days: BTreeSet<(KeyId, Day)>,
+    /// Whether it holds something that Redis does not.
     pub is_ahead: bool,
 }
 
@@ -42,6 +47,11 @@ pub fn see(connection: &Connection, process: &str, now: i64) -> rusqlite::Result
              ON CONFLICT DO UPDATE SET seen = max(seen, excluded.seen)",
         )?
         .execute(params![process, now])?;
+    Ok(())
+}
+
+/// Drops the names that are not needed any more at `now` (Unix seconds).
+pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     connection
         .prepare_cached("DELETE FROM processes WHERE seen < ?1")?
         .execute([now - KEPT_SECONDS])?;
@@ -77,22 +87,34 @@ pub fn forget(connection: &Connection, processes: &[Process]) -> rusqlite::Resul
     Ok(())
 }
 
-/// Writes counts that Redis holds; none is lowered.
-pub fn inherit_counts(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<Inherited> {
-    let mut inherited = Inherited::default();
+/// What the journal lacks of counts that Redis holds.
+pub fn lacking(connection: &Connection, held: &[CountRow]) -> rusqlite::Result<Lacking> {
+    let mut found = Lacking::default();
     for row in held {
         let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
-        inherited.is_ahead |= ack > row.ack || rack > row.rack;
-        if ack < row.ack || rack < row.rack {
-            rows::write_count(connection, row)?;
-            inherited.newer.push(row.clone());
+        found.is_ahead |= ack > row.ack || rack > row.rack;
+        let process = process_of(&row.producer);
+        if ack < row.ack || rack < row.rack || !rows::is_attributed(connection, process, row)? {
+            found.days.insert((row.key, row.day));
         }
     }
-    Ok(inherited)
+    Ok(found)
 }
 
-/// Writes sheets that Redis holds; no number is lowered. Whether the journal holds something that Redis does not.
-pub fn inherit_sheets(connection: &Connection, held: &[SheetRow]) -> rusqlite::Result<bool> {
+/// Writes rows that Redis holds; no number is lowered. Whether the journal holds something that Redis does not.
+pub fn inherit(connection: &Connection, held: &Rows) -> rusqlite::Result<bool> {
+    let mut is_ahead = false;
+    for row in &held.counts {
+        let (ack, rack) = rows::marks(connection, row)?.unwrap_or_default();
+        is_ahead |= ack > row.ack || rack > row.rack;
+        if ack < row.ack || rack < row.rack {
+            rows::write_count(connection, row)?;
+        }
+    }
+    Ok(is_ahead | inherit_sheets(connection, &held.sheets)?)
+}
+
+fn inherit_sheets(connection: &Connection, held: &[SheetRow]) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in held {
         let Some(own) = rows::sheet(connection, row)? else {

@@ -1,7 +1,9 @@
 //! The rows of the journal: their tables, and how each is written and read.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Row, Statement, params};
 
 use crate::policy::api_key::KeyId;
@@ -9,6 +11,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
+use crate::store::redis::turns::Turns;
 
 /// How long rows are kept after their day whatever becomes of them: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
@@ -46,6 +49,14 @@ const ADDED_TO_SHEETS: [(&str, &str); 7] = [
     ("tier", "TEXT NOT NULL DEFAULT ''"),
 ];
 
+macro_rules! sheet_columns {
+    () => {
+        "SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
+            refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
+        FROM sheets"
+    };
+}
+
 const WRITE_COUNT: &str = "
     INSERT INTO counts (date, key, producer, first, next, ack, rack, untold, settled)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
@@ -68,16 +79,31 @@ const UNTOLD_BY_OTHERS: &str = "
     SELECT coalesce(sum(untold), 0) FROM counts WHERE date = ?1 AND key = ?2 AND producer <> ?3";
 const COUNTS_OF_OTHERS: &str = "
     SELECT date, key, producer, first, next, ack, rack, untold FROM counts
-    WHERE producer NOT GLOB ?1 AND (date, key, producer) > (?2, ?3, ?4) ORDER BY date, key, producer LIMIT ?5";
-const SHEET: &str = "
-    SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
-        refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
-    FROM sheets WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4";
-const SHEETS_OF_OTHERS: &str = "
-    SELECT date, key, producer, first, next, endpoint, tier, requests, charged, refunded, refused_tier, refused_quota,
-        refused_burst, refused_concurrent, refused_not_found, refused_method, day_limit, granted
-    FROM sheets WHERE producer NOT GLOB ?1 AND (date, key, producer, endpoint) > (?2, ?3, ?4, ?5)
-    ORDER BY date, key, producer, endpoint LIMIT ?6";
+    WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3";
+const SHEET: &str = concat!(
+    sheet_columns!(),
+    " WHERE date = ?1 AND key = ?2 AND producer = ?3 AND endpoint = ?4"
+);
+const SHEETS_OF_OTHERS: &str = concat!(
+    sheet_columns!(),
+    " WHERE date = ?1 AND key = ?2 AND producer NOT GLOB ?3"
+);
+// The tables are in this order; a day whose rows are all this process's own is passed over.
+const DAYS_OF_OTHERS: [&str; 2] = [
+    "SELECT DISTINCT date, key FROM counts WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
+        ORDER BY date, key LIMIT ?4",
+    "SELECT DISTINCT date, key FROM sheets WHERE producer NOT GLOB ?1 AND (date, key) > (?2, ?3)
+        ORDER BY date, key LIMIT ?4",
+];
+const SUMS_OF_PROCESS: &str = "
+    SELECT counted.ack, counted.rack, told.charged, told.refunded FROM
+    (SELECT coalesce(sum(ack), 0) AS ack, coalesce(sum(rack), 0) AS rack FROM counts
+        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS counted,
+    (SELECT coalesce(sum(charged), 0) AS charged, coalesce(sum(refunded), 0) AS refunded FROM sheets
+        WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS told";
+// Of the days that are over, those of keys of which Redis is not known to hold something.
+const UNSETTLED: &str = "SELECT date, key FROM counts WHERE settled = 0 AND next < ?1
+    UNION SELECT date, key FROM sheets WHERE settled = 0 AND next < ?1";
 const SETTLE_COUNT: &str = "
     UPDATE counts SET settled = 1, untold = 0
     WHERE date = ?1 AND key = ?2 AND producer = ?3 AND ack = ?4 AND rack = ?5";
@@ -128,6 +154,18 @@ pub struct SheetRow {
     pub settled: bool,
 }
 
+/// A key's day, in the order of the tables.
+pub type Place = (Date, KeyId);
+
+/// Counts and sheets that are written together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rows {
+    /// Counts.
+    pub counts: Vec<CountRow>,
+    /// Sheets, none of them newer than the counts of its process.
+    pub sheets: Vec<SheetRow>,
+}
+
 /// What became of a unit that was to be written down.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
@@ -156,10 +194,12 @@ pub fn nodes(connection: &Connection) -> rusqlite::Result<Option<u64>> {
     Ok(value.transpose()?.and_then(|value| value.parse().ok()))
 }
 
-/// Drops what is not needed any more at `now` (Unix seconds).
+/// Drops what is not needed any more at `now` (Unix seconds): a key's day whole, or nothing of it.
 pub fn drop_old(connection: &Connection, now: i64) -> rusqlite::Result<()> {
     for table in ["counts", "sheets"] {
-        let drop = format!("DELETE FROM {table} WHERE (settled = 1 AND next < ?1) OR next < ?2");
+        let drop = format!(
+            "DELETE FROM {table} WHERE next < ?2 OR (next < ?1 AND (date, key) NOT IN ({UNSETTLED}))"
+        );
         connection.prepare_cached(&drop)?.execute(params![
             now - SETTLED_KEPT_AFTER_DAY_SECONDS,
             now - KEPT_AFTER_DAY_SECONDS
@@ -180,45 +220,57 @@ pub fn how_many(connection: &Connection) -> rusqlite::Result<(u64, u64)> {
     connection.query_row(sql, [], |row| Ok((units(row.get(0)?), units(row.get(1)?))))
 }
 
-/// Counts of producers whose names do not match `own`, in order, after `last`.
-pub fn counts_of_others(
+/// Days of keys of which producers have written whose names do not match `own`, in order, after `last`, with their rows.
+pub fn days_of_others(
     connection: &Connection,
     own: &str,
-    last: Option<&CountRow>,
+    last: Option<Place>,
     most: usize,
-) -> rusqlite::Result<Vec<CountRow>> {
-    let (date, key, producer) = match last {
-        Some(row) => (
-            row.day.date.to_string(),
-            row.key.as_str(),
-            row.producer.as_str(),
-        ),
+) -> rusqlite::Result<Vec<(Place, Rows)>> {
+    let (date, key) = match &last {
+        Some((date, key)) => (date.to_string(), key.as_str()),
         None => Default::default(),
     };
-    let mut rows = connection.prepare_cached(COUNTS_OF_OTHERS)?;
-    let after = params![own, date, key, producer, number(most as u64)];
-    rows.query_map(after, read_count)?.collect()
+    let mut days = BTreeSet::new();
+    for listing in DAYS_OF_OTHERS {
+        let mut listing = connection.prepare_cached(listing)?;
+        let after = params![own, date, key, number(most as u64)];
+        for day in listing.query_map(after, read_date_and_key)? {
+            days.insert(day?);
+        }
+    }
+    let mut counts = connection.prepare_cached(COUNTS_OF_OTHERS)?;
+    let mut sheets = connection.prepare_cached(SHEETS_OF_OTHERS)?;
+    let days = days.into_iter().take(most).map(|(date, key)| {
+        let place = params![date.to_string(), key.as_str(), own];
+        let rows = Rows {
+            counts: counts
+                .query_map(place, read_count)?
+                .collect::<Result<_, _>>()?,
+            sheets: sheets
+                .query_map(place, read_sheet)?
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(((date, key), rows))
+    });
+    days.collect()
 }
 
-/// Sheets of producers whose names do not match `own`, in order, after `last`.
-pub fn sheets_of_others(
+/// Whether the sheets of a process on a key's day tell all the units that its counts do.
+pub fn is_attributed(
     connection: &Connection,
-    own: &str,
-    last: Option<&SheetRow>,
-    most: usize,
-) -> rusqlite::Result<Vec<SheetRow>> {
-    let (date, key, producer, endpoint) = match last {
-        Some(row) => (
-            row.day.date.to_string(),
-            row.key.as_str(),
-            row.producer.as_str(),
-            &*row.endpoint,
-        ),
-        None => Default::default(),
+    process: &str,
+    row: &CountRow,
+) -> rusqlite::Result<bool> {
+    let names = format!("{process}.*");
+    let place = params![row.day.date.to_string(), row.key.as_str(), names];
+    let read = |row: &Row<'_>| {
+        let sum = |column| row.get::<_, i64>(column);
+        Ok((sum(0)?, sum(1)?) == (sum(2)?, sum(3)?))
     };
-    let mut rows = connection.prepare_cached(SHEETS_OF_OTHERS)?;
-    let after = params![own, date, key, producer, endpoint, number(most as u64)];
-    rows.query_map(after, read_sheet)?.collect()
+    connection
+        .prepare_cached(SUMS_OF_PROCESS)?
+        .query_row(place, read)
 }
 
 /// What is written of the same producer, key and day: units consumed and given back.
@@ -304,6 +356,19 @@ pub fn serve(
     Ok(Written::Durable { others })
 }
 
+/// Writes rows as they are now.
+pub fn write(connection: &Connection, rows: &Rows, turns: &mut Turns) -> rusqlite::Result<()> {
+    for row in &rows.counts {
+        write_count(connection, row)?;
+        turns.step();
+    }
+    for row in &rows.sheets {
+        write_sheet(connection, row)?;
+        turns.step();
+    }
+    Ok(())
+}
+
 /// Writes a count; it is never lowered.
 pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<()> {
     connection.prepare_cached(WRITE_COUNT)?.execute(params![
@@ -350,19 +415,26 @@ pub fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
+fn unreadable(column: usize) -> rusqlite::Error {
+    let kind = rusqlite::types::Type::Text;
+    rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
+}
+
+fn read_date_and_key(row: &Row<'_>) -> rusqlite::Result<Place> {
+    let text = |column: usize| row.get::<_, String>(column);
+    let date = text(0)?.parse().map_err(|_| unreadable(0))?;
+    Ok((date, text(1)?.parse().map_err(|_| unreadable(1))?))
+}
+
 /// Key, day and producer: the first five columns of both readings.
 fn read_place(row: &Row<'_>) -> rusqlite::Result<(KeyId, Day, String)> {
-    let text = |column: usize| row.get::<_, String>(column);
-    let wrong = |column: usize| {
-        let kind = rusqlite::types::Type::Text;
-        rusqlite::Error::InvalidColumnType(column, "date or key".into(), kind)
-    };
+    let (date, key) = read_date_and_key(row)?;
     let day = Day {
-        date: text(0)?.parse().map_err(|_| wrong(0))?,
+        date,
         start: row.get(3)?,
         end: row.get(4)?,
     };
-    Ok((text(1)?.parse().map_err(|_| wrong(1))?, day, text(2)?))
+    Ok((key, day, row.get(2)?))
 }
 
 fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
@@ -407,3 +479,6 @@ fn number(units: u64) -> i64 {
 fn units(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests;

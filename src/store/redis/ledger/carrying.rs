@@ -114,7 +114,7 @@ pub async fn take_in(
             names.ledger(told.key, told.date),
         ];
         let keys = keys.each_ref().map(String::as_str);
-        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(names, told, taking)));
+        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(told, taking)));
     }
     let value = link.ask(&pipeline).await?;
     let replies = Vec::<i64>::from_redis_value(value).map_err(unreadable)?;
@@ -142,12 +142,11 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments<'t>(names: &Names, told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
+fn arguments<'t>(told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = Arguments::new()
         .number(told.start)
         .number(told.end)
-        .number(names.expires_at(told.key, told.end))
         .number(match taking {
             Taking::Write => 1,
             Taking::Rehearse => 0,

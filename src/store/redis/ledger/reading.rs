@@ -22,7 +22,7 @@ const READ_BATCH: usize = 256;
 const EVERY_DATE_MAX: i32 = 40;
 
 /// A hash of Redis.
-pub(super) type Fields = HashMap<String, String>;
+pub type Fields = HashMap<String, String>;
 
 /// The usage of some keys on the days from `from` through `to`, in the order of date and key.
 pub async fn usage(
@@ -52,25 +52,31 @@ pub async fn prove(
     Ok(proofs.collect())
 }
 
-/// The sheets of some keys' days, as they stand in Redis.
-pub async fn sheets(
+/// The sheets and the counts of some keys' days, as they stand in Redis. The ledger is read before the counts, so that nothing
+/// stands in it that was not counted.
+pub async fn held(
     link: &Link,
     names: &Names,
     days: &[(KeyId, Day)],
-) -> Result<Vec<SheetRow>, StoreError> {
-    let mut sheets = Vec::new();
+) -> Result<Vec<(Vec<SheetRow>, Fields)>, StoreError> {
+    let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
         let mut pipeline = Pipeline::new();
         for (key, day) in batch {
-            pipeline.cmd("HGETALL").arg(names.ledger(*key, day.date));
+            pipeline
+                .cmd("HGETALL")
+                .arg(names.ledger(*key, day.date))
+                .cmd("HGETALL")
+                .arg(names.counts(*key, day.date));
         }
         let value = link.ask(&pipeline).await?;
         let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
-        for ((key, day), fields) in batch.iter().zip(&values) {
-            let cells = fields
+        for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
+            let [entries, counts] = pair else { continue };
+            let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
-            sheets.extend(cells.map(|(producer, cell)| SheetRow {
+            let sheets = cells.map(|(producer, cell)| SheetRow {
                 key: *key,
                 day: *day,
                 producer: producer.to_owned(),
@@ -79,10 +85,11 @@ pub async fn sheets(
                 endpoint: cell.endpoint.into(),
                 totals: cell.totals,
                 settled: true,
-            }));
+            });
+            held.push((sheets.collect(), counts.clone()));
         }
     }
-    Ok(sheets)
+    Ok(held)
 }
 
 /// What Redis holds of a key's day.

@@ -18,6 +18,8 @@ const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 
 /// A sheet's name.
 pub type Place = (KeyId, Date, TierName);
+/// A key's day, with a sheet for each tier that the key had.
+pub type KeyDay = (KeyId, Date);
 
 /// The totals of a key, day and tier.
 #[derive(Debug)]
@@ -40,21 +42,36 @@ pub struct Sheets {
     by_place: HashMap<Place, Sheet>,
     /// Those with something that Redis has not been told.
     changed: VecDeque<Place>,
-    /// Those with something that the journal has not been told.
-    to_note: VecDeque<Place>,
+    /// Those with something that the journal has not been told, which is told of a day's sheets together.
+    to_note: HashMap<KeyDay, Vec<TierName>>,
 }
 
-/// Notes endpoints of a sheet, and the sheet on its list if it does not stand there.
-fn list(
-    sheets: &mut VecDeque<Place>,
-    place: &Place,
-    noted: &mut HashSet<Arc<str>>,
-    endpoints: impl IntoIterator<Item = Arc<str>>,
-) {
+/// Notes endpoints of a sheet; whether it had none before and stands on no list yet.
+fn add(noted: &mut HashSet<Arc<str>>, endpoints: impl IntoIterator<Item = Arc<str>>) -> bool {
     let is_listed = !noted.is_empty();
     noted.extend(endpoints);
-    if !is_listed && !noted.is_empty() {
-        sheets.push_back(place.clone());
+    !is_listed && !noted.is_empty()
+}
+
+fn list_changed(
+    changed: &mut VecDeque<Place>,
+    place: &Place,
+    sheet: &mut Sheet,
+    endpoints: impl IntoIterator<Item = Arc<str>>,
+) {
+    if add(&mut sheet.changed, endpoints) {
+        changed.push_back(place.clone());
+    }
+}
+
+fn list_to_note(
+    to_note: &mut HashMap<KeyDay, Vec<TierName>>,
+    (key, date, tier): &Place,
+    sheet: &mut Sheet,
+    endpoints: impl IntoIterator<Item = Arc<str>>,
+) {
+    if add(&mut sheet.to_note, endpoints) {
+        to_note.entry((*key, *date)).or_default().push(tier.clone());
     }
 }
 
@@ -81,16 +98,16 @@ impl Sheets {
         let totals = sheet.totals.entry(endpoint.clone()).or_default();
         count(totals, &mut sheet.ceiling);
         let endpoints = || [endpoint.clone()];
-        list(&mut self.changed, &place, &mut sheet.changed, endpoints());
-        list(&mut self.to_note, &place, &mut sheet.to_note, endpoints());
+        list_changed(&mut self.changed, &place, sheet, endpoints());
+        list_to_note(&mut self.to_note, &place, sheet, endpoints());
         sheet.row(&place, endpoint)
     }
 
     /// Has everything written again: the store may have lost it.
     pub fn repeat_all(&mut self) {
         for (place, sheet) in &mut self.by_place {
-            let all = sheet.totals.keys().cloned();
-            list(&mut self.changed, place, &mut sheet.changed, all);
+            let all: Vec<_> = sheet.totals.keys().cloned().collect();
+            list_changed(&mut self.changed, place, sheet, all);
         }
     }
 
@@ -103,15 +120,14 @@ impl Sheets {
         });
     }
 
-    /// A row could not be told the journal: it is to be told still.
-    pub fn note_again(&mut self, row: &SheetRow) {
-        let Some(tier) = row.tier.clone() else {
-            return;
-        };
-        let place = (row.key, row.day.date, tier);
-        if let Some(sheet) = self.by_place.get_mut(&place) {
-            let endpoints = [row.endpoint.clone()];
-            list(&mut self.to_note, &place, &mut sheet.to_note, endpoints);
+    /// The journal could not be told of these sheets of a day: it is to be told still, of all that is in them.
+    pub fn note_again(&mut self, (key, date): KeyDay, tiers: &[TierName]) {
+        for tier in tiers {
+            let place = (key, date, tier.clone());
+            if let Some(sheet) = self.by_place.get_mut(&place) {
+                let all: Vec<_> = sheet.totals.keys().cloned().collect();
+                list_to_note(&mut self.to_note, &place, sheet, all);
+            }
         }
     }
 
@@ -120,9 +136,9 @@ impl Sheets {
         self.changed.len()
     }
 
-    /// How many sheets the journal is to be told of.
-    pub fn to_note_count(&self) -> usize {
-        self.to_note.len()
+    /// The days that the journal is to be told of.
+    pub fn to_note(&self) -> Vec<KeyDay> {
+        self.to_note.keys().copied().collect()
     }
 
     /// What is to be written of some sheets, which is being written from now on.
@@ -150,19 +166,19 @@ impl Sheets {
         }
     }
 
-    /// What the journal is to be told of some sheets: rows of whole sheets, until there are `enough`.
-    pub fn take_rows(&mut self, enough: usize) -> Arc<[SheetRow]> {
+    /// What the journal is to be told of a day: of which sheets, and their rows.
+    pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<SheetRow>) {
+        let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
-        while rows.len() < enough
-            && let Some(place) = self.to_note.pop_front()
-        {
+        for tier in &tiers {
+            let place = (key, date, tier.clone());
             if let Some(sheet) = self.by_place.get_mut(&place) {
                 for endpoint in std::mem::take(&mut sheet.to_note) {
                     rows.push(sheet.row(&place, &endpoint));
                 }
             }
         }
-        rows.into()
+        (tiers, rows)
     }
 
     /// A page was written, or could not be.
@@ -176,9 +192,9 @@ impl Sheets {
             sheet.writing.remove(&endpoint);
         }
         if !written {
-            list(&mut self.changed, place, &mut sheet.changed, endpoints());
+            list_changed(&mut self.changed, place, sheet, endpoints());
         }
-        list(&mut self.to_note, place, &mut sheet.to_note, endpoints());
+        list_to_note(&mut self.to_note, place, sheet, endpoints());
     }
 }
 
@@ -230,10 +246,17 @@ mod tests {
         pages
     }
 
+    /// What the journal is told of the one day.
+    fn rows(sheets: &mut Sheets) -> Vec<SheetRow> {
+        let days = sheets.to_note().into_iter();
+        let rows = days.flat_map(|day| sheets.take_rows(day).1).collect();
+        assert_eq!(sheets.to_note(), []);
+        rows
+    }
+
     fn noted(sheets: &mut Sheets) -> Vec<(u64, bool)> {
-        let rows = sheets.take_rows(usize::MAX);
-        let told = rows.iter().map(|row| (row.totals.requests, row.settled));
-        told.collect()
+        let rows = rows(sheets).into_iter();
+        rows.map(|row| (row.totals.requests, row.settled)).collect()
     }
 
     #[test]
@@ -283,8 +306,8 @@ mod tests {
         assert_eq!((pages.len(), sheets.changed_count()), (3, 0));
         let tiers: HashSet<_> = pages.iter().map(|page| &page.place.2).collect();
         assert_eq!(tiers.len(), 3);
-        assert_eq!((sheets.take_rows(2).len(), sheets.to_note_count()), (2, 1));
-        assert_eq!((sheets.take_rows(2).len(), sheets.to_note_count()), (1, 0));
+        assert_eq!(sheets.to_note().len(), 1, "the journal has a day at once");
+        assert_eq!(rows(&mut sheets).len(), 3);
     }
 
     #[test]
@@ -297,11 +320,10 @@ mod tests {
         let long_after = DAY.end + KEPT_AFTER_DAY_SECONDS + 1;
         sheets.sweep(long_after);
         sheets.end_writing(&taken[0], true);
-        let rows = sheets.take_rows(usize::MAX);
-        assert_eq!(rows.len(), 2);
-        for row in rows.iter() {
-            sheets.note_again(row);
-        }
+        let told = rows(&mut sheets);
+        assert_eq!(told.len(), 2);
+        let tier = told[0].tier.clone().unwrap();
+        sheets.note_again((told[0].key, DAY.date), &[tier]);
         sheets.sweep(long_after);
         sheets.repeat_all();
         assert_eq!(pages(&mut sheets)[0].fields.len(), 2);

@@ -235,9 +235,13 @@ impl Stage {
             })
         };
         let (ready, metrics) = (ask("/readyz").await, ask("/metrics").await);
+        // A clock that leapt leaves it degraded for an hour.
         let status = serde_json::from_str::<serde_json::Value>(&ready)
             .ok()
-            .and_then(|value| Some(value.get("status")?.as_str()? == "ready"));
+            .and_then(|value| {
+                let is_served = value.get("status")?.as_str()? != "unready";
+                Some(is_served && value.get("store_up")?.as_bool()?)
+            });
         let pending = "touchline_journal_pending_units ";
         let pending = metrics.lines().find_map(|line| line.strip_prefix(pending));
         let wanted = self.inherited[number];

@@ -25,6 +25,8 @@ use super::{
 
 /// What an HTTP/2 connection begins with (RFC 9113 section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Requests that were reset before they were looked at.
+const RESETS_MAX: usize = 100_000;
 /// Between two looks at a beginning that may be a preface.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// Length, type, flags and stream of a GOAWAY frame without words.
@@ -62,7 +64,10 @@ pub(super) async fn serve(
     let handle = SockRef::from(&socket).try_clone()?;
     let mut farewells = shared.farewells.subscribe();
     let (wish, mut wishes) = unbounded_channel();
-    let mut wire = h2::server::handshake(socket)
+    let mut wire = h2::server::Builder::new()
+        // An upstream that counts what comes must not close on those who reset much of it.
+        .max_pending_accept_reset_streams(RESETS_MAX)
+        .handshake(socket)
         .await
         .map_err(io::Error::other)?;
     // Aborted with the connection.
@@ -117,6 +122,9 @@ impl Stream {
         place: u32,
     ) -> Result<(), h2::Error> {
         self.shared.heads.fetch_add(1, Ordering::Relaxed);
+        let id = request.headers().get("x-request-id");
+        self.shared
+            .begin(id.and_then(|id| id.to_str().ok()).unwrap_or_default());
         let early = lock(&self.shared.early).take();
         if let Some((body_bytes, refusal)) = early {
             return self.refuse(request.into_body(), body_bytes, refusal).await;

@@ -1,0 +1,114 @@
+//! `touchline usage export`, and the check of the chain of closed days for `verify`.
+
+use std::io::Write;
+
+use anyhow::Context;
+use clap::Args;
+use jiff::civil::Date;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::{Session, range};
+use crate::cli::output::parse_date;
+use crate::store::chain::{Check, Checked, Piece};
+
+/// Pieces that are read ahead.
+const AHEAD: usize = 1_000;
+/// The format of an export.
+const FORMAT: u64 = 1;
+
+/// Before any day that was ever charged.
+const FIRST: Date = Date::constant(1, 1, 1);
+
+/// The days of an export.
+#[derive(Debug, Args)]
+pub(super) struct Span {
+    /// The first quota day; the first of all if left out.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    from: Option<Date>,
+    /// The last quota day; today if left out.
+    #[arg(long, value_parser = parse_date, value_name = "DATE")]
+    to: Option<Date>,
+}
+
+/// A line of an export.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Line<'a> {
+    TouchlineLedger(Head),
+    #[serde(untagged)]
+    Piece(&'a Piece),
+}
+
+#[derive(Serialize)]
+struct Head {
+    format: u64,
+    from: Date,
+    to: Date,
+}
+
+/// Compares the chain with its digests, and closed days among `days` with their rows; `None` where the store keeps no chain.
+pub(super) async fn check(
+    session: &Session,
+    days: Option<(Date, Date)>,
+    digest: Option<&str>,
+) -> anyhow::Result<Option<Checked>> {
+    let Some(chained) = session.store.chained() else {
+        return Ok(None);
+    };
+    let (sender, mut pieces) = mpsc::channel(AHEAD);
+    let take = async {
+        let mut check = Check::of(days, digest);
+        while let Some(piece) = pieces.recv().await {
+            check.take(piece);
+        }
+        check.finish()
+    };
+    let (read, checked) = tokio::join!(chained.read_chain(days, sender), take);
+    read?;
+    Ok(Some(checked))
+}
+
+/// Writes the chain and the rows of the ledger, one JSON value a line.
+///
+/// # Errors
+/// Where the store keeps no chain.
+pub(super) async fn export(
+    session: &Session,
+    span: &Span,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let chained = session.store.chained().context(
+        "this store keeps no chain of closed days, only the embedded one does: see touchline usage --output json",
+    )?;
+    let now = session.store.server_time().await?;
+    let today = session.config.calendar.day_at(now)?.date;
+    let first = span.from.unwrap_or(FIRST);
+    let (from, to) = range(Some(first), span.to, today)?;
+    write_line(
+        out,
+        &Line::TouchlineLedger(Head {
+            format: FORMAT,
+            from,
+            to,
+        }),
+    )?;
+    let (sender, pieces) = mpsc::channel(AHEAD);
+    let write = async {
+        // Dropped with the first failure, which ends the reading.
+        let mut pieces = pieces;
+        while let Some(piece) = pieces.recv().await {
+            write_line(out, &Line::Piece(&piece))?;
+        }
+        anyhow::Ok(())
+    };
+    let (read, written) = tokio::join!(chained.read_chain(Some((from, to)), sender), write);
+    written?;
+    read?;
+    Ok(out.flush()?)
+}
+
+fn write_line(out: &mut dyn Write, line: &Line<'_>) -> anyhow::Result<()> {
+    serde_json::to_writer(&mut *out, line)?;
+    Ok(out.write_all(b"\n")?)
+}

@@ -1,0 +1,133 @@
+//! Lists of header names that are not passed on, as operators write them: whole names, and beginnings of names that end with `*`.
+//!
+//! Names are compared in lower case, with `_` taken as `-`, because some servers read both alike.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fmt;
+use std::str::FromStr;
+
+use http::HeaderName;
+
+/// One entry of such a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HeaderPattern {
+    /// This name.
+    Name(HeaderName),
+    /// Every name that begins so; never empty.
+    Prefix(String),
+}
+
+/// The text is neither a header name nor the beginning of one with `*` behind it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoPattern;
+
+impl FromStr for HeaderPattern {
+    type Err = NoPattern;
+
+    fn from_str(text: &str) -> Result<HeaderPattern, NoPattern> {
+        let name = |text: &str| {
+            let name = text.parse::<HeaderName>().ok();
+            name.filter(|name| !name.as_str().contains('*'))
+                .ok_or(NoPattern)
+        };
+        match text.strip_suffix('*') {
+            Some(beginning) => Ok(HeaderPattern::Prefix(name(beginning)?.as_str().to_owned())),
+            None => Ok(HeaderPattern::Name(name(text)?)),
+        }
+    }
+}
+
+impl fmt::Display for HeaderPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            HeaderPattern::Name(name) => f.write_str(name.as_str()),
+            HeaderPattern::Prefix(beginning) => write!(f, "{beginning}*"),
+        }
+    }
+}
+
+/// Such a list, made once for a configuration.
+#[derive(Debug, Default)]
+pub struct HeaderNames {
+    names: HashSet<HeaderName>,
+    prefixes: Vec<String>,
+}
+
+impl HeaderNames {
+    /// The names that one of `patterns` fits.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> HeaderNames {
+        let mut all = HeaderNames::default();
+        for pattern in patterns {
+            match pattern {
+                HeaderPattern::Name(name) => {
+                    all.names.insert(folded(name).into_owned());
+                }
+                HeaderPattern::Prefix(beginning) => all.prefixes.push(beginning.replace('_', "-")),
+            }
+        }
+        all
+    }
+
+    /// Whether a name, folded, is in the list.
+    pub fn contains(&self, folded: &HeaderName) -> bool {
+        let begins = |prefix: &String| folded.as_str().starts_with(prefix.as_str());
+        self.names.contains(folded) || self.prefixes.iter().any(begins)
+    }
+}
+
+/// A name with `-` for each `_`. Allocates only where there is one.
+pub fn folded(name: &HeaderName) -> Cow<'_, HeaderName> {
+    let text = name.as_str();
+    let folded = text.contains('_').then(|| text.replace('_', "-"));
+    match folded.and_then(|text| HeaderName::try_from(text).ok()) {
+        Some(folded) => Cow::Owned(folded),
+        None => Cow::Borrowed(name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_beginnings_of_names_are_told_apart_and_written_as_they_are_read() {
+        for (text, written) in [
+            ("Cookie", "cookie"),
+            ("x-auth-request-*", "x-auth-request-*"),
+            ("X_Own*", "x_own*"),
+        ] {
+            let pattern: HeaderPattern = text.parse().unwrap();
+            assert_eq!(pattern.to_string(), written);
+            assert_eq!(
+                matches!(pattern, HeaderPattern::Prefix(_)),
+                text.ends_with('*')
+            );
+        }
+        for none in ["", "*", "a b", "a*b", "a**", "a:", "ä"] {
+            assert_eq!(none.parse::<HeaderPattern>(), Err(NoPattern), "{none:?}");
+        }
+    }
+
+    #[test]
+    fn a_list_holds_names_whole_and_by_their_beginnings_in_either_spelling() {
+        let patterns = ["cookie", "x_real_ip", "x-auth-request-*", "x_own_*"];
+        let patterns = patterns.map(|text| text.parse().unwrap());
+        let names = HeaderNames::new(&patterns);
+        let holds = |name: &str| names.contains(&folded(&name.parse().unwrap()));
+        for held in [
+            "cookie",
+            "x-real-ip",
+            "x_real_ip",
+            "x-auth-request-email",
+            "x_auth_request_email",
+            "x-auth-request-",
+            "x-own-a",
+        ] {
+            assert!(holds(held), "{held}");
+        }
+        for other in ["cookies", "cooki", "x-auth-request", "x-owner", "x-real"] {
+            assert!(!holds(other), "{other}");
+        }
+    }
+}

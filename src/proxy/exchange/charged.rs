@@ -1,0 +1,169 @@
+//! The units of a permitted request.
+//!
+//! Invariants: they are refunded at most once; and they stay charged only if something of the request was sent to an upstream, even
+//! where the request's future is dropped (after a panic, or with a connection past its deadlines).
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::RefundReason;
+use crate::proxy::gate::Gate;
+use crate::store::Receipt;
+
+/// Units that were charged, until they are refunded.
+pub(super) struct Charged {
+    gate: Arc<Gate>,
+    receipt: Option<Receipt>,
+    sent: bool,
+}
+
+impl Charged {
+    /// Units of a request of which nothing was sent yet.
+    pub(super) fn new(gate: Arc<Gate>, receipt: Receipt) -> Charged {
+        Charged {
+            gate,
+            receipt: Some(receipt),
+            sent: false,
+        }
+    }
+
+    /// Notes that the request is being sent.
+    pub(super) fn note_sent(&mut self) {
+        self.sent = true;
+    }
+
+    /// Whether something of the request was sent.
+    pub(super) fn was_sent(&self) -> bool {
+        self.sent
+    }
+
+    /// Whether they were refunded.
+    pub(super) fn refunded(&self) -> bool {
+        self.receipt.is_none()
+    }
+
+    /// Refunds the units, once. Returns the units used afterwards as far as they are known, or `None` if nothing was left to refund.
+    pub(super) async fn refund(&mut self, reason: RefundReason) -> Option<Option<u64>> {
+        let receipt = self.receipt.take()?;
+        self.count(&receipt, reason);
+        let asked = Instant::now();
+        let used = self.gate.store.refund(receipt).await;
+        let metrics = &self.gate.metrics;
+        metrics.store_call("refund", asked.elapsed(), Ok(()));
+        Some(used)
+    }
+
+    fn count(&self, receipt: &Receipt, reason: RefundReason) {
+        let metrics = &self.gate.metrics;
+        metrics.refunds.with_label_values(&[reason.as_str()]).inc();
+        metrics
+            .quota_units
+            .with_label_values(&[receipt.tier.as_str(), "refunded"])
+            .inc_by(u64::from(receipt.units));
+    }
+}
+
+impl Drop for Charged {
+    fn drop(&mut self) {
+        if self.sent {
+            return;
+        }
+        if let Some(receipt) = self.receipt.take() {
+            self.count(&receipt, RefundReason::Unsent);
+            self.gate.store.give_back(receipt);
+        }
+    }
+}
+
+impl fmt::Debug for Charged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Charged")
+            .field("receipt", &self.receipt)
+            .field("sent", &self.sent)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::policy::key_record::tests::key_of;
+    use crate::proxy::Snapshot;
+    use crate::store::embedded::{Settings, open};
+    use crate::store::{Charge, Decision, KeyEntry, NodeName, Role};
+    use crate::telemetry::access_log::AccessLog;
+    use crate::telemetry::metrics::Metrics;
+    use crate::telemetry::traces::Tracer;
+
+    const CONFIG: &str = "\
+tiers: {pro: {daily: 5}}
+endpoints: [{path: /a, tiers: [pro], upstream: u}]
+upstreams: {u: {servers: [127.0.0.1:9000]}}
+";
+
+    async fn gate(directory: &tempfile::TempDir) -> Arc<Gate> {
+        let settings = Settings::new(directory.path().join("touchline.db"));
+        let store = open(
+            settings,
+            Role::Gateway(NodeName("a".into())),
+            "UTC",
+            Clock::system(),
+        );
+        Arc::new(Gate::new(
+            Snapshot::new(Config::parse("g.yaml", CONFIG, &|_| None).unwrap()),
+            store.await.unwrap(),
+            Arc::new(Metrics::new().unwrap()),
+            AccessLog::new(None),
+            Tracer::new().0,
+        ))
+    }
+
+    #[tokio::test]
+    async fn units_that_are_dropped_stay_charged_only_if_something_was_sent_and_are_refunded_once()
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let gate = gate(&directory).await;
+        let (record, _) = gate.store.create_key(key_of("pro").1).await.unwrap();
+        let key = KeyEntry::new(record);
+        let calendar = gate.snapshot().config.calendar.clone();
+        let day = gate.day_at(&calendar, gate.store.now()).unwrap();
+        let charge = async || {
+            let charge = Charge {
+                key: key.clone(),
+                day,
+                limit: 5,
+                cost: 1,
+                endpoint: "/a".into(),
+            };
+            match gate.store.charge(charge).await.unwrap() {
+                Decision::Granted { used, receipt } => (used, Charged::new(gate.clone(), receipt)),
+                other => panic!("{other:?}"),
+            }
+        };
+        // The writer takes refunds before the charges that come after them.
+        let (used, unsent) = charge().await;
+        assert_eq!(used, 1);
+        drop(unsent);
+        let (used, mut sent) = charge().await;
+        assert_eq!(used, 1);
+        sent.note_sent();
+        drop(sent);
+        let (used, mut refunded) = charge().await;
+        assert_eq!(used, 2);
+        assert_eq!(refunded.refund(RefundReason::Failed).await, Some(Some(1)));
+        assert_eq!(refunded.refund(RefundReason::Failed).await, None);
+        drop(refunded);
+        assert_eq!(charge().await.0, 2);
+        let metrics = gate.metrics.render();
+        for expected in [
+            "touchline_refunds_total{reason=\"unsent\"} 2",
+            "touchline_refunds_total{reason=\"failed\"} 1",
+            "touchline_quota_units_total{change=\"refunded\",tier=\"pro\"} 3",
+        ] {
+            assert!(metrics.contains(expected), "{metrics}");
+        }
+    }
+}

@@ -1,0 +1,433 @@
+//! The chain of closed days: each entry bears a digest that covers the entry before it.
+//!
+//! An entry states that a day was closed, with the number and the digest of its rows; that a closed day was reopened, because
+//! rows arrived late; or that the retention dropped it. Entries are never changed or deleted. So a row of a closed day that was
+//! changed, added or deleted by hand is found, and so is a changed entry. An intruder who can write the store can also write a
+//! whole new chain: only a digest that was kept elsewhere shows that.
+//!
+//! Pure, with one exception: [`Chained`], by which a chain is read from a store. The canonical form is text in UTF-8. A line has
+//! fields with tabs between them and ends with a newline; in a field `\` is written `\\`, a tab `\t` and a newline `\n`.
+//! - The rows of a day: a line `ledger`, key, tier (empty where it is not known), endpoint, the nine numbers of [`Totals`] in their
+//!   order, limit and granted units for each row of the ledger, in the byte order of key and of tier, space and endpoint; then a
+//!   line `late`, key, instant (Unix seconds) and units for each adjustment, in the order of key and instant.
+//! - An entry: one line `touchline-ledger-1`, number, date, state, instant (Unix seconds), number of rows, digest of the rows (empty
+//!   where the day was not closed), digest of the entry before ([`NO_DIGEST`] for the first).
+//!
+//! Digests are SHA-256 in lower-case hexadecimal digits.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use jiff::civil::Date;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+
+use super::{StoreError, Totals};
+
+/// Stands in the first entry for the digest of the one before.
+pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+/// The first field of an entry's canonical form.
+const FORM: &str = "touchline-ledger-1";
+
+/// The state that an entry gives a day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    /// It was closed.
+    Closed,
+    /// Rows arrived late: it is open until it is closed again.
+    Reopened,
+    /// The retention dropped it.
+    Dropped,
+}
+
+impl State {
+    /// Every state.
+    pub const ALL: [State; 3] = [State::Closed, State::Reopened, State::Dropped];
+
+    /// As it is stored and exported.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            State::Closed => "closed",
+            State::Reopened => "reopened",
+            State::Dropped => "dropped",
+        }
+    }
+}
+
+/// The rows of a day: how many, and their digest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rows {
+    /// How many.
+    pub count: u64,
+    /// Their digest.
+    pub sha256: String,
+}
+
+/// One entry of the chain.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Its place in the chain, from 1.
+    pub number: u64,
+    /// The day.
+    pub date: Date,
+    /// Its new state.
+    pub state: State,
+    /// When (Unix seconds).
+    pub at: i64,
+    /// How many rows the day had, where it was closed; else 0.
+    pub rows: u64,
+    /// Their digest, where it was closed; else empty.
+    pub rows_sha256: String,
+    /// The digest of the entry before.
+    pub previous: String,
+    /// The digest of this entry.
+    pub digest: String,
+}
+
+impl Entry {
+    /// The entry after `last`, for a day and an instant (Unix seconds). `closed`: the day's rows, if it was closed.
+    pub fn after(
+        last: Option<(u64, String)>,
+        (date, at): (Date, i64),
+        state: State,
+        closed: Option<Rows>,
+    ) -> Entry {
+        let (number, previous) = last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
+        let (rows, rows_sha256) =
+            closed.map_or_else(Default::default, |rows| (rows.count, rows.sha256));
+        let mut entry = Entry {
+            number: number + 1,
+            date,
+            state,
+            at,
+            rows,
+            rows_sha256,
+            previous,
+            digest: String::new(),
+        };
+        entry.digest = entry.computed();
+        entry
+    }
+
+    /// The digest that the entry must have.
+    fn computed(&self) -> String {
+        let fields = [
+            FORM.to_owned(),
+            self.number.to_string(),
+            self.date.to_string(),
+            self.state.as_str().to_owned(),
+            self.at.to_string(),
+            self.rows.to_string(),
+            self.rows_sha256.clone(),
+            self.previous.clone(),
+        ];
+        hex(&Sha256::digest(line(&fields)))
+    }
+}
+
+/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit that a charge was judged by and
+/// the granted units in it. More of them would be another canonical form.
+pub const ROW_NUMBERS: [&str; Totals::NUMBERS + 2] = [
+    "requests",
+    "charged",
+    "refunded",
+    "refused_tier",
+    "refused_quota",
+    "refused_burst",
+    "refused_concurrent",
+    "refused_not_found",
+    "refused_method",
+    "limit",
+    "granted",
+];
+
+/// A row of the ledger, as it is stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LedgerRow {
+    /// The day.
+    pub date: Date,
+    /// The key.
+    pub key: String,
+    /// The tier that the key had, where it is known.
+    pub tier: Option<String>,
+    /// The endpoint.
+    pub endpoint: String,
+    /// In the order of [`ROW_NUMBERS`].
+    #[serde(flatten, serialize_with = "by_name")]
+    pub numbers: [i64; ROW_NUMBERS.len()],
+}
+
+fn by_name<S: serde::Serializer>(
+    numbers: &[i64; ROW_NUMBERS.len()],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(ROW_NUMBERS.iter().zip(numbers))
+}
+
+/// Units that were settled after their day was closed, as they are stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct LateRow {
+    /// The day.
+    pub date: Date,
+    /// The key.
+    pub key: String,
+    /// The instant of their arrival (Unix seconds).
+    pub came: i64,
+    /// Units charged, minus units refunded.
+    pub units: i64,
+}
+
+/// A piece of a chain as it is read from a store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Piece {
+    /// An entry.
+    Entry(Entry),
+    /// A row of the ledger.
+    Ledger(LedgerRow),
+    /// An adjustment.
+    Late(LateRow),
+}
+
+/// A store that keeps a chain.
+#[async_trait]
+pub trait Chained {
+    /// Reads the chain and the rows of the days from the first through the second date, or of no day, all of one instant: every
+    /// entry in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the
+    /// memory that this takes. Ends without error when the receiver is closed.
+    ///
+    /// # Errors
+    /// Those of the store, and [`StoreError::Failed`] where something in it cannot be read.
+    async fn read_chain(
+        &self,
+        days: Option<(Date, Date)>,
+        pieces: mpsc::Sender<Piece>,
+    ) -> Result<(), StoreError>;
+}
+
+/// The digest of a day's rows, taken in in their canonical order.
+#[derive(Debug, Clone, Default)]
+pub struct RowsDigest {
+    count: u64,
+    digest: Sha256,
+}
+
+impl RowsDigest {
+    /// Takes in one more row; an entry is none.
+    pub fn take(&mut self, piece: &Piece) {
+        let fields = match piece {
+            Piece::Entry(_) => return,
+            Piece::Ledger(row) => {
+                let tier = row.tier.clone().unwrap_or_default();
+                let places = [
+                    "ledger".to_owned(),
+                    row.key.clone(),
+                    tier,
+                    row.endpoint.clone(),
+                ];
+                let numbers = row.numbers.iter().map(i64::to_string);
+                places.into_iter().chain(numbers).collect::<Vec<_>>()
+            }
+            Piece::Late(row) => vec![
+                "late".to_owned(),
+                row.key.clone(),
+                row.came.to_string(),
+                row.units.to_string(),
+            ],
+        };
+        self.count += 1;
+        self.digest.update(line(&fields));
+    }
+
+    /// The rows that were taken in.
+    pub fn finish(self) -> Rows {
+        Rows {
+            count: self.count,
+            sha256: hex(&self.digest.finalize()),
+        }
+    }
+}
+
+/// Compares a chain with its own digests, and closed days with their rows.
+#[derive(Debug)]
+pub struct Check {
+    days: Option<(Date, Date)>,
+    wanted: Option<String>,
+    last: Option<(u64, String)>,
+    /// The last entry of each day.
+    states: BTreeMap<Date, Entry>,
+    reopenings: u64,
+    rows: BTreeMap<Date, RowsDigest>,
+    faults: Vec<Fault>,
+}
+
+/// A day that does not hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fault {
+    /// The day.
+    pub date: Date,
+    /// The reason, in a sentence.
+    pub fault: String,
+}
+
+/// The result of a check.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checked {
+    /// Entries of the chain.
+    pub entries: u64,
+    /// Days that are closed, and the last of them.
+    pub closed_days: u64,
+    /// See above.
+    pub closed_through: Option<Date>,
+    /// Closed days whose rows were compared with their digest.
+    pub compared_days: u64,
+    /// How often a closed day was reopened.
+    pub reopenings: u64,
+    /// The digest of the last entry, which covers all before it.
+    pub digest: String,
+    /// The digest that an entry must have, if none has it.
+    pub missing: Option<String>,
+    /// The days that do not hold.
+    pub faults: Vec<Fault>,
+}
+
+impl Check {
+    /// Begins, with the days whose rows will be taken in, and a digest that an entry of the chain must have.
+    pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> Check {
+        Check {
+            days,
+            wanted: wanted.map(str::to_ascii_lowercase),
+            last: None,
+            states: BTreeMap::new(),
+            reopenings: 0,
+            rows: BTreeMap::new(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Takes in the next piece.
+    pub fn take(&mut self, piece: Piece) {
+        match &piece {
+            Piece::Ledger(LedgerRow { date, .. }) | Piece::Late(LateRow { date, .. }) => {
+                self.rows.entry(*date).or_default().take(&piece);
+            }
+            Piece::Entry(_) => {}
+        }
+        if let Piece::Entry(entry) = piece {
+            self.take_entry(entry);
+        }
+    }
+
+    fn take_entry(&mut self, entry: Entry) {
+        let (number, previous) = match &self.last {
+            Some((number, digest)) => (number + 1, digest.as_str()),
+            None => (1, NO_DIGEST),
+        };
+        if entry.number != number || entry.previous != previous {
+            self.fault(
+                entry.date,
+                format!(
+                    "entry {} of the chain does not follow entry {}",
+                    entry.number,
+                    number - 1
+                ),
+            );
+        }
+        if entry.digest != entry.computed() {
+            self.fault(
+                entry.date,
+                format!("entry {} of the chain was changed", entry.number),
+            );
+        }
+        match entry.state {
+            State::Closed => {}
+            State::Reopened => self.reopenings += 1,
+            State::Dropped => self.take_dropped(&entry),
+        }
+        self.wanted.take_if(|wanted| *wanted == entry.digest);
+        self.last = Some((entry.number, entry.digest.clone()));
+        self.states.insert(entry.date, entry);
+    }
+
+    /// The retention drops the oldest day first.
+    fn take_dropped(&mut self, entry: &Entry) {
+        let mut before = self.states.range(..entry.date);
+        let kept = before.find(|(_, state)| state.state != State::Dropped);
+        if let Some((kept, _)) = kept {
+            let fault = format!("it was dropped by the retention before the older day {kept}");
+            self.fault(entry.date, fault);
+        }
+    }
+
+    fn fault(&mut self, date: Date, fault: String) {
+        self.faults.push(Fault { date, fault });
+    }
+
+    /// The result.
+    pub fn finish(mut self) -> Checked {
+        let mut compared_days = 0;
+        let closed: Vec<Entry> = self
+            .states
+            .values()
+            .filter(|entry| entry.state == State::Closed)
+            .cloned()
+            .collect();
+        for entry in &closed {
+            if !self
+                .days
+                .is_some_and(|(from, to)| (from..=to).contains(&entry.date))
+            {
+                continue;
+            }
+            compared_days += 1;
+            let rows = self.rows.remove(&entry.date).unwrap_or_default().finish();
+            if (rows.count, &rows.sha256) != (entry.rows, &entry.rows_sha256) {
+                let fault = format!(
+                    "its rows were changed after it was closed: {} rows with the digest {} then, {} with {} now",
+                    entry.rows, entry.rows_sha256, rows.count, rows.sha256
+                );
+                self.fault(entry.date, fault);
+            }
+        }
+        let (entries, digest) = self.last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
+        Checked {
+            entries,
+            closed_days: closed.len() as u64,
+            closed_through: closed.last().map(|entry| entry.date),
+            compared_days,
+            reopenings: self.reopenings,
+            digest,
+            missing: self.wanted,
+            faults: self.faults,
+        }
+    }
+}
+
+/// The canonical form of a line.
+fn line(fields: &[String]) -> String {
+    let mut line = String::new();
+    for (number, field) in fields.iter().enumerate() {
+        if number > 0 {
+            line.push('\t');
+        }
+        for character in field.chars() {
+            match character {
+                '\\' => line.push_str("\\\\"),
+                '\t' => line.push_str("\\t"),
+                '\n' => line.push_str("\\n"),
+                other => line.push(other),
+            }
+        }
+    }
+    line.push('\n');
+    line
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

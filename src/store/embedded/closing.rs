@@ -1,0 +1,391 @@
+//! Closing days: the entries of the chain (`store::chain`) for the days of this database.
+//!
+//! A day is closed when its settle window is over. Its rows are digested a few at a time, so that charges pass between two
+//! turns; each gateway on the file does so, and the first to finish writes the entry. The rows must not change meanwhile: the
+//! gateway that begins leaves a mark in the database, and every write to a day that is closed or marked removes the mark and
+//! reopens the day, in the same transaction. A day that was reopened is closed again in the next turn.
+//!
+//! It goes by the wall clock, also by one that has just leapt: it deletes nothing, and a day that was closed too early is
+//! reopened by its next charge.
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
+use tokio::sync::mpsc;
+
+use super::group::{signed, unsigned};
+use super::keys::unreadable;
+use super::usage::place_of;
+use crate::policy::api_key::os_entropy;
+use crate::store::Keeping;
+use crate::store::chain::{Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest, State};
+
+/// Rows that one turn digests, about: one or two milliseconds of the writer. A day of 100,000 keys with five endpoints each is
+/// closed in some eight minutes.
+const ROWS_MAX: usize = 1_000;
+/// The same for SQLite.
+const ROWS_LIMIT: i64 = 1_000;
+
+/// The table; the columns are the fields of `store::chain::Entry`.
+pub(super) const TABLE: &str = "
+    -- at: Unix seconds. No row is ever changed or deleted.
+    CREATE TABLE chain (
+        number INTEGER PRIMARY KEY,
+        date TEXT NOT NULL,
+        state TEXT NOT NULL,
+        at INTEGER NOT NULL,
+        row_count INTEGER NOT NULL,
+        rows_sha256 TEXT NOT NULL,
+        previous TEXT NOT NULL,
+        digest TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX chain_by_date ON chain (date, number, state);";
+
+// A day that the retention drops, or is about to, is not closed any more.
+const DUE: &str = "SELECT date FROM days WHERE next <= ?1 AND next > ?2 AND coalesce(
+        (SELECT state FROM chain WHERE chain.date = days.date ORDER BY number DESC LIMIT 1), '') NOT IN ('closed', 'dropped')
+    ORDER BY date LIMIT 1";
+// The mark: a date, a space, and a word that is another one each time.
+const MARK: &str = "SELECT value FROM meta WHERE name = 'closing'";
+const PUT_MARK: &str = "INSERT INTO meta (name, value) VALUES ('closing', ?1)
+    ON CONFLICT DO UPDATE SET value = excluded.value";
+const DROP_MARK: &str = "DELETE FROM meta WHERE name = 'closing' AND value LIKE ?1 || ' %'";
+const STATE: &str = "SELECT state FROM chain WHERE date = ?1 ORDER BY number DESC LIMIT 1";
+const LAST: &str = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 1";
+const APPEND: &str =
+    "INSERT INTO chain (number, date, state, at, row_count, rows_sha256, previous, digest)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+/// The last date of which a write may have to reopen something; empty where there is none.
+pub(super) const GUARDED: &str = "SELECT max(coalesce((SELECT max(date) FROM chain), ''),
+    coalesce((SELECT substr(value, 1, 10) FROM meta WHERE name = 'closing'), ''))";
+const ENTRIES: &str = "SELECT number, date, state, at, row_count, rows_sha256, previous, digest FROM chain ORDER BY number";
+const NEXT_DATE: &str =
+    "SELECT min(date) FROM (SELECT min(date) AS date FROM ledger WHERE date > ?1
+    UNION ALL SELECT min(date) FROM adjustments WHERE date > ?1)";
+const LEDGER: &str =
+    "SELECT key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+        refused_concurrent, refused_not_found, refused_method, day_limit, granted
+    FROM ledger WHERE date = ?1 AND (key, endpoint) > (?2, ?3) ORDER BY key, endpoint LIMIT ?4";
+const LATE: &str = "SELECT key, came, units FROM adjustments
+    WHERE date = ?1 AND (key, came) > (?2, ?3) ORDER BY key, came LIMIT ?4";
+
+/// The day that this process is closing.
+#[derive(Default)]
+pub(super) struct Closer {
+    is_due: bool,
+    under_way: Option<UnderWay>,
+}
+
+struct UnderWay {
+    mark: String,
+    rows: Pages,
+    digest: RowsDigest,
+}
+
+impl Closer {
+    /// Notes whether there is a day to close: the answer of [`is_due`].
+    pub(super) fn expect(&mut self, is_due: bool) {
+        self.is_due = is_due;
+    }
+
+    /// One turn on the writer's connection, where a day is to be closed: digests some rows of the oldest such day, and closes it
+    /// after the last of them. After a failure the day is begun anew.
+    pub(super) fn turn(
+        &mut self,
+        connection: &Connection,
+        keeping: Keeping,
+        now: Timestamp,
+    ) -> rusqlite::Result<()> {
+        let begun = match self.under_way.take() {
+            Some(under_way) => Some(under_way),
+            None if self.is_due => begin(connection, keeping, now)?,
+            None => None,
+        };
+        let Some(mut under_way) = begun else {
+            return Ok(());
+        };
+        let mut digested = 0;
+        while digested < ROWS_MAX {
+            let rows = under_way.rows.next(connection)?;
+            rows.iter().for_each(|row| under_way.digest.take(row));
+            digested += rows.len();
+            if under_way.rows.reached == Reached::End {
+                return finish(connection, under_way, now);
+            }
+        }
+        self.under_way = Some(under_way);
+        Ok(())
+    }
+}
+
+/// Whether there is a day to close. Some milliseconds for a year of days: not on the connection on which charges wait.
+pub(super) fn is_due(
+    connection: &Connection,
+    keeping: Keeping,
+    now: Timestamp,
+) -> rusqlite::Result<bool> {
+    Ok(due(connection, keeping, now)?.is_some())
+}
+
+/// The oldest day that is to be closed.
+fn due(
+    connection: &Connection,
+    keeping: Keeping,
+    now: Timestamp,
+) -> rusqlite::Result<Option<String>> {
+    let [closed, dropped] = [keeping.settle_window_seconds(), keeping.retention_seconds()]
+        .map(|seconds| now.as_second().saturating_sub(seconds));
+    let mut due = connection.prepare_cached(DUE)?;
+    due.query_row([closed, dropped], |row| row.get(0))
+        .optional()
+}
+
+/// Marks the oldest day that is to be closed, or finds it marked by another process.
+fn begin(
+    connection: &Connection,
+    keeping: Keeping,
+    now: Timestamp,
+) -> rusqlite::Result<Option<UnderWay>> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    let Some(date) = due(&transaction, keeping, now)? else {
+        return Ok(None);
+    };
+    let mark = match mark(&transaction)? {
+        Some(mark) if mark.starts_with(&date) => mark,
+        Some(_) | None => {
+            let mut word = [0; 8];
+            os_entropy(&mut word);
+            let mark = format!("{date} {:016x}", u64::from_le_bytes(word));
+            transaction.prepare_cached(PUT_MARK)?.execute([&mark])?;
+            mark
+        }
+    };
+    transaction.commit()?;
+    Ok(Some(UnderWay {
+        mark,
+        rows: Pages::of(date.parse().map_err(unreadable)?),
+        digest: RowsDigest::default(),
+    }))
+}
+
+/// Closes the day, unless something was written to it since it was marked, or another process has closed it.
+fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusqlite::Result<()> {
+    let UnderWay {
+        mark: own,
+        rows: Pages { date, text, .. },
+        digest,
+    } = under_way;
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    if mark(&transaction)?.as_ref() != Some(&own) {
+        return Ok(());
+    }
+    transaction.prepare_cached(DROP_MARK)?.execute([&text])?;
+    let rows = digest.finish();
+    let place = (date, now.as_second());
+    let entry = append(&transaction, place, State::Closed, Some(rows))?;
+    transaction.commit()?;
+    tracing::info!(
+        %date, rows = entry.rows, rows_sha256 = entry.rows_sha256, entry = entry.number, digest = entry.digest,
+        "a day of the ledger is closed"
+    );
+    Ok(())
+}
+
+/// Reopens a day that is closed and removes its mark: rows of it are about to be written in this transaction, at `at` (Unix
+/// seconds). Returns whether it was closed.
+pub(super) fn reopen(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<bool> {
+    connection.prepare_cached(DROP_MARK)?.execute([date])?;
+    let is_closed = state(connection, date)?.as_deref() == Some(State::Closed.as_str());
+    if is_closed {
+        let day = date.parse().map_err(unreadable)?;
+        append(connection, (day, at), State::Reopened, None)?;
+    }
+    Ok(is_closed)
+}
+
+/// Notes that the retention begins to drop a day, or goes on with it.
+pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<()> {
+    connection.prepare_cached(DROP_MARK)?.execute([date])?;
+    match state(connection, date)?.as_deref() {
+        Some("closed" | "reopened") => {
+            let day = date.parse().map_err(unreadable)?;
+            append(connection, (day, at), State::Dropped, None).map(|_| ())
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn mark(connection: &Connection) -> rusqlite::Result<Option<String>> {
+    let mut mark = connection.prepare_cached(MARK)?;
+    mark.query_row([], |row| row.get(0)).optional()
+}
+
+/// The day's state by its last entry.
+fn state(connection: &Connection, date: &str) -> rusqlite::Result<Option<String>> {
+    let mut state = connection.prepare_cached(STATE)?;
+    state.query_row([date], |row| row.get(0)).optional()
+}
+
+/// Appends an entry. Where another process appends at the same time, one of the two fails, because a number is unique.
+fn append(
+    connection: &Connection,
+    place: (Date, i64),
+    state: State,
+    closed: Option<Rows>,
+) -> rusqlite::Result<Entry> {
+    let last = connection
+        .prepare_cached(LAST)?
+        .query_row([], |row| Ok((unsigned(row.get(0)?), row.get(1)?)))
+        .optional()?;
+    let entry = Entry::after(last, place, state, closed);
+    connection.prepare_cached(APPEND)?.execute((
+        signed(entry.number),
+        entry.date.to_string(),
+        entry.state.as_str(),
+        entry.at,
+        signed(entry.rows),
+        &entry.rows_sha256,
+        &entry.previous,
+        &entry.digest,
+    ))?;
+    Ok(entry)
+}
+
+/// The rows of a day in their canonical order, page by page.
+struct Pages {
+    date: Date,
+    text: String,
+    reached: Reached,
+}
+
+/// The row after which the next page begins.
+#[derive(PartialEq, Eq)]
+enum Reached {
+    Ledger { key: String, endpoint: String },
+    Late { key: String, came: i64 },
+    End,
+}
+
+impl Pages {
+    fn of(date: Date) -> Pages {
+        Pages {
+            date,
+            text: date.to_string(),
+            reached: Reached::Ledger {
+                key: String::new(),
+                endpoint: String::new(),
+            },
+        }
+    }
+
+    fn next(&mut self, connection: &Connection) -> rusqlite::Result<Vec<Piece>> {
+        let (date, text) = (self.date, self.text.as_str());
+        match &mut self.reached {
+            Reached::Ledger { key, endpoint } => {
+                let mut rows = connection.prepare_cached(LEDGER)?;
+                let mut rows = rows.query((text, key.as_str(), endpoint.as_str(), ROWS_LIMIT))?;
+                let mut page = Vec::new();
+                while let Some(row) = rows.next()? {
+                    (*key, *endpoint) = (row.get(0)?, row.get(1)?);
+                    page.push(Piece::Ledger(ledger_row(date, key, endpoint, row)?));
+                }
+                if page.len() < ROWS_MAX {
+                    self.reached = Reached::Late {
+                        key: String::new(),
+                        came: i64::MIN,
+                    };
+                }
+                Ok(page)
+            }
+            Reached::Late { key, came } => {
+                let mut rows = connection.prepare_cached(LATE)?;
+                let mut rows = rows.query((text, key.as_str(), *came, ROWS_LIMIT))?;
+                let mut page = Vec::new();
+                while let Some(row) = rows.next()? {
+                    (*key, *came) = (row.get(0)?, row.get(1)?);
+                    page.push(Piece::Late(LateRow {
+                        date,
+                        key: key.clone(),
+                        came: *came,
+                        units: row.get(2)?,
+                    }));
+                }
+                if page.len() < ROWS_MAX {
+                    self.reached = Reached::End;
+                }
+                Ok(page)
+            }
+            Reached::End => Ok(Vec::new()),
+        }
+    }
+}
+
+fn ledger_row(date: Date, key: &str, place: &str, row: &Row<'_>) -> rusqlite::Result<LedgerRow> {
+    let (tier, endpoint) = place_of(place);
+    let mut numbers = [0; ROW_NUMBERS.len()];
+    for (number, column) in numbers.iter_mut().zip(2..) {
+        *number = row.get(column)?;
+    }
+    Ok(LedgerRow {
+        date,
+        key: key.to_owned(),
+        tier: tier.map(|tier| tier.to_string()),
+        endpoint: endpoint.to_owned(),
+        numbers,
+    })
+}
+
+/// Reads every entry, then the rows of some days. Ends when the receiver is closed.
+pub(super) fn read(
+    instant: &Connection,
+    days: Option<(Date, Date)>,
+    pieces: &mpsc::Sender<Piece>,
+) -> rusqlite::Result<()> {
+    let mut entries = instant.prepare(ENTRIES)?;
+    let mut entries = entries.query([])?;
+    while let Some(row) = entries.next()? {
+        if pieces.blocking_send(Piece::Entry(entry(row)?)).is_err() {
+            return Ok(());
+        }
+    }
+    let Some((from, to)) = days else {
+        return Ok(());
+    };
+    let mut next = instant.prepare(NEXT_DATE)?;
+    let mut reached = from
+        .yesterday()
+        .map_or_else(|_| String::new(), |date| date.to_string());
+    loop {
+        let date: Option<String> = next.query_row([&reached], |row| row.get(0))?;
+        let Some(date) = date.filter(|date| *date <= to.to_string()) else {
+            return Ok(());
+        };
+        let mut pages = Pages::of(date.parse().map_err(unreadable)?);
+        while pages.reached != Reached::End {
+            for piece in pages.next(instant)? {
+                if pieces.blocking_send(piece).is_err() {
+                    return Ok(());
+                }
+            }
+        }
+        reached = date;
+    }
+}
+
+fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
+    let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
+    let known = State::ALL.into_iter().find(|known| known.as_str() == state);
+    Ok(Entry {
+        number: unsigned(row.get(0)?),
+        date: date.parse().map_err(unreadable)?,
+        state: known.ok_or_else(|| {
+            let kind = rusqlite::types::Type::Text;
+            rusqlite::Error::InvalidColumnType(2, "state".into(), kind)
+        })?,
+        at: row.get(3)?,
+        rows: unsigned(row.get(4)?),
+        rows_sha256: row.get(5)?,
+        previous: row.get(6)?,
+        digest: row.get(7)?,
+    })
+}

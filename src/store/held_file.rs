@@ -1,0 +1,489 @@
+//! A database file that this process has open: whether its path still leads to it, and whether it is still whole.
+//!
+//! SQLite goes on with the file that it opened, whatever becomes of the path. A command that opens the path then changes
+//! another file, and what this process writes is gone with its last descriptor. So the file is looked at each second:
+//! device and inode of the path, of the log and of the index of the log against those that are open, and the first bytes
+//! of the open file. A file that was moved and is put back is the right one again; one that was truncated or overwritten
+//! is not, whatever it holds later, because SQLite has parts of it in memory.
+//!
+//! **Locks.** Closing any descriptor of a file gives up all locks that this process has on it (POSIX), SQLite's among
+//! them. So the file is opened once more here, never again, and a [`HeldConnection`] keeps it open for as long as itself.
+//!
+//! Not here: a file that was overwritten in place by another whole database. It has the same inode and a right header.
+
+use std::fs::{File, Metadata};
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwapOption;
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use rusqlite::config::DbConfig;
+
+use super::StoreError;
+
+/// What every SQLite database begins with (sqlite.org/fileformat2.html, section 1.3).
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// The bytes of the header.
+const HEADER_BYTES: usize = 100;
+/// Where the header has the bytes of a page, and the pages of the file.
+const PAGE_SIZE_AT: usize = 16;
+const PAGES_AT: usize = 28;
+/// Damage that is found for so long is for good: a writer that lengthens the file after its header is faster.
+const DAMAGE_LASTS: Duration = Duration::from_millis(500);
+/// The files beside a database: the write-ahead log and its index.
+const BESIDE: [&str; 2] = ["-wal", "-shm"];
+
+/// Which file it is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// Of what a path leads to.
+    pub fn at(path: &Path) -> io::Result<Identity> {
+        std::fs::metadata(path).map(|found| Identity::of(&found))
+    }
+
+    fn of(found: &Metadata) -> Identity {
+        Identity {
+            device: found.dev(),
+            inode: found.ino(),
+        }
+    }
+}
+
+/// What is wrong with a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Fault {
+    /// The path of the database, or of one beside it, leads to no file, with the reason.
+    Gone(&'static str, String),
+    /// The path of the database, or of one beside it, leads to another file.
+    Other(&'static str),
+    /// It is shorter than its header says.
+    Truncated { bytes: u64, wanted: u64 },
+    /// It does not begin as a database.
+    Overwritten,
+}
+
+impl Fault {
+    /// Whether what SQLite has in memory may not fit the file any more.
+    fn is_damage(&self) -> bool {
+        matches!(self, Fault::Truncated { .. } | Fault::Overwritten)
+    }
+}
+
+/// What one look at a file found.
+struct Look {
+    /// The path, then what is beside it: which file, or why there is none.
+    paths: [Result<Identity, String>; 1 + BESIDE.len()],
+    /// Of the open file: its size and its first bytes.
+    bytes: u64,
+    header: Vec<u8>,
+}
+
+/// What is known of a file.
+#[derive(Debug)]
+struct Watch {
+    /// What was opened: the database, then what is beside it; that comes and goes with SQLite's connections.
+    opened: [Option<Identity>; 1 + BESIDE.len()],
+    /// Its size when it was last found whole.
+    whole_bytes: u64,
+    /// The damage that each look since then has found.
+    damage: Option<(Fault, Instant)>,
+}
+
+impl Watch {
+    /// Judges a look. Damage is for good when it has lasted: for a moment, it may be a `VACUUM` of another process that is just
+    /// being written.
+    fn judge(&mut self, look: &Look, now: Instant) -> Option<Fault> {
+        if let Some((damage, since)) = &self.damage
+            && now.duration_since(*since) >= DAMAGE_LASTS
+        {
+            return Some(damage.clone());
+        }
+        if let Some(damage) = self.damage_in(look) {
+            let (damage, _) = self.damage.get_or_insert((damage, now));
+            return Some(damage.clone());
+        }
+        self.damage = None;
+        self.whole_bytes = look.bytes;
+        let names = std::iter::once("").chain(BESIDE);
+        let pairs = names.zip(look.paths.iter().zip(&self.opened));
+        let mut pairs = pairs.filter(|(_, (_, opened))| opened.is_some());
+        pairs.find_map(|(name, (found, opened))| match found {
+            Err(reason) => Some(Fault::Gone(name, reason.clone())),
+            Ok(found) if Some(found) != opened.as_ref() => Some(Fault::Other(name)),
+            Ok(_) => None,
+        })
+    }
+
+    fn damage_in(&self, look: &Look) -> Option<Fault> {
+        let header = look.header.as_slice();
+        if !header.starts_with(MAGIC) {
+            return Some(match look.bytes < HEADER_BYTES as u64 {
+                true => Fault::Truncated {
+                    bytes: look.bytes,
+                    wanted: self.whole_bytes,
+                },
+                false => Fault::Overwritten,
+            });
+        }
+        let number = |at: usize, bytes: usize| {
+            let digits = header.get(at..at + bytes).unwrap_or_default().iter();
+            digits.fold(0, |number, digit| number << 8 | u64::from(*digit))
+        };
+        // 1 stands for 65,536, which has no room.
+        let page = match number(PAGE_SIZE_AT, 2) {
+            1 => 65_536,
+            page => page,
+        };
+        let wanted = number(PAGES_AT, 4) * page;
+        // A checkpoint writes the header before it lengthens the file, and nothing but `VACUUM` shortens one.
+        let is_shortened = look.bytes < self.whole_bytes;
+        (is_shortened && look.bytes < wanted).then_some(Fault::Truncated {
+            bytes: look.bytes,
+            wanted,
+        })
+    }
+}
+
+/// What a file is for, hence what its loss means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    /// The embedded store: the authority for every charge.
+    Database,
+    /// A node's journal of what it serves without Redis.
+    Journal,
+}
+
+impl Purpose {
+    /// What its loss means.
+    fn loss(self) -> &'static str {
+        match self {
+            Purpose::Database => "no request is charged or served",
+            Purpose::Journal => "no request is served without Redis",
+        }
+    }
+
+    /// What to do where its contents are damaged.
+    fn restoration(self) -> &'static str {
+        match self {
+            Purpose::Database => {
+                "stop the gateway, restore the file from a backup and start the gateway again"
+            }
+            Purpose::Journal => {
+                "stop the gateway while Redis answers, which then has all that was counted, remove the file and start the \
+                 gateway again"
+            }
+        }
+    }
+}
+
+/// A file that is open.
+#[derive(Debug)]
+pub struct HeldFile {
+    path: PathBuf,
+    purpose: Purpose,
+    /// For its first bytes. Kept open: see the module.
+    file: File,
+    watch: Mutex<Watch>,
+    trouble: ArcSwapOption<Trouble>,
+}
+
+/// Why a file cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trouble {
+    /// The reason with what to do, for operators.
+    pub text: String,
+    /// Whether the contents of the file may be damaged, so that nothing more may be written to it.
+    pub is_damage: bool,
+}
+
+impl HeldFile {
+    /// Holds the file at `path`, which SQLite has open in WAL mode already.
+    ///
+    /// # Errors
+    /// Where it, or what is beside it, is not there any more.
+    pub fn hold(path: &Path, purpose: Purpose) -> io::Result<HeldFile> {
+        let file = File::open(path)?;
+        let found = file.metadata()?;
+        let [log, index] = BESIDE.map(|name| Identity::at(&beside(path, name)));
+        Ok(HeldFile {
+            watch: Mutex::new(Watch {
+                opened: [Some(Identity::of(&found)), Some(log?), Some(index?)],
+                whole_bytes: found.len(),
+                damage: None,
+            }),
+            path: std::path::absolute(path)?,
+            purpose,
+            file,
+            trouble: ArcSwapOption::empty(),
+        })
+    }
+
+    /// Whether that is this file.
+    pub fn is(&self, other: Identity) -> bool {
+        let [database, ..] = self.watch.lock().opened;
+        database == Some(other)
+    }
+
+    /// Notes that SQLite has closed the file, and may have removed what is beside it.
+    pub fn closed(&self) {
+        let [_, beside @ ..] = &mut self.watch.lock().opened;
+        *beside = Default::default();
+    }
+
+    /// Notes that SQLite has opened the path again.
+    ///
+    /// # Errors
+    /// Where that is another file by now, or what is beside it is not there.
+    pub fn reopened(&self) -> io::Result<()> {
+        if !self.is(Identity::at(&self.path)?) {
+            return Err(io::Error::other("another file is in its place"));
+        }
+        let [log, index] = BESIDE.map(|name| Identity::at(&beside(&self.path, name)));
+        let opened = [Some(log?), Some(index?)];
+        let [_, beside @ ..] = &mut self.watch.lock().opened;
+        *beside = opened;
+        Ok(())
+    }
+
+    /// Looks at the file; why it cannot be used, if it cannot. A few system calls that do not wait for the disk as a rule.
+    pub fn look(&self) -> Option<Arc<Trouble>> {
+        let fault = match self.found() {
+            Ok(look) => self.watch.lock().judge(&look, Instant::now()),
+            Err(error) => Some(Fault::Gone("", error.to_string())),
+        };
+        let before = self.trouble.load_full();
+        let trouble = fault.map(|fault| Trouble {
+            text: self.text(&fault),
+            is_damage: fault.is_damage(),
+        });
+        if before.as_deref() != trouble.as_ref() {
+            self.trouble.store(trouble.map(Arc::new));
+        }
+        self.trouble()
+    }
+
+    /// What the last look found.
+    pub fn trouble(&self) -> Option<Arc<Trouble>> {
+        self.trouble.load_full()
+    }
+
+    /// Fails where the last look found the file of no use. Costs no system call.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] with the reason.
+    pub fn require(&self) -> Result<(), StoreError> {
+        match &*self.trouble.load() {
+            Some(trouble) => Err(StoreError::Failed(trouble.text.clone())),
+            None => Ok(()),
+        }
+    }
+
+    fn found(&self) -> io::Result<Look> {
+        let mut header = vec![0; HEADER_BYTES];
+        let read = self.file.read_at(&mut header, 0)?;
+        header.truncate(read);
+        let which =
+            |name| Identity::at(&beside(&self.path, name)).map_err(|error| error.to_string());
+        let [log, index] = BESIDE.map(which);
+        Ok(Look {
+            paths: [which(""), log, index],
+            bytes: self.file.metadata()?.len(),
+            header,
+        })
+    }
+
+    fn text(&self, fault: &Fault) -> String {
+        let (path, loss) = (self.path.display(), self.purpose.loss());
+        let save = format!(
+            "Move it back, or, if it is lost, copy /proc/{}/fd/{}, which is the same file, to {path} and restart the gateway",
+            std::process::id(),
+            self.file.as_raw_fd()
+        );
+        match fault {
+            Fault::Gone("", reason) => {
+                format!("the file {path} is gone ({reason}): {loss}. {save}")
+            }
+            Fault::Other("") => format!(
+                "{path} is not the file that this gateway has open: {loss}. {save}; to use the new file, restart the gateway"
+            ),
+            Fault::Gone(name, _) | Fault::Other(name) => format!(
+                "the file {path}{name} was removed or replaced: {loss}. Move it back, or restart the gateway, which writes its \
+                 contents to {path} when it ends"
+            ),
+            Fault::Truncated { bytes, wanted } => format!(
+                "{path} was truncated to {bytes} bytes of {wanted}: {loss}. To mend it, {}",
+                self.purpose.restoration()
+            ),
+            Fault::Overwritten => format!(
+                "{path} was overwritten and is not an SQLite database any more: {loss}. To mend it, {}",
+                self.purpose.restoration()
+            ),
+        }
+    }
+}
+
+fn beside(path: &Path, name: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_owned();
+    path.push(name);
+    path.into()
+}
+
+/// A connection to a file, which is held for as long.
+pub struct HeldConnection {
+    // Dropped first: see the module.
+    connection: Connection,
+    file: Option<Arc<HeldFile>>,
+}
+
+impl HeldConnection {
+    /// The connection, and the file that it is to; none of a command, which ends before anybody would look.
+    pub fn new(connection: Connection, file: Option<Arc<HeldFile>>) -> HeldConnection {
+        HeldConnection { connection, file }
+    }
+}
+
+impl Drop for HeldConnection {
+    fn drop(&mut self) {
+        let trouble = self.file.as_ref().and_then(|file| file.look());
+        if trouble.is_some_and(|trouble| trouble.is_damage) {
+            // The last connection folds the log into the file, which would look whole afterwards.
+            let kept = self
+                .connection
+                .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
+            if let Err(error) = kept {
+                tracing::warn!(%error, "the log of a damaged file is folded into it");
+            }
+        }
+    }
+}
+
+impl Deref for HeldConnection {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.connection
+    }
+}
+
+impl DerefMut for HeldConnection {
+    fn deref_mut(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: u64 = 1_024;
+
+    fn identity(inode: u64) -> Identity {
+        Identity { device: 1, inode }
+    }
+
+    /// A database of so many bytes whose header has so many pages.
+    fn look(bytes: u64, pages: u8) -> Look {
+        let mut header = MAGIC.to_vec();
+        header.resize(HEADER_BYTES, 0);
+        header[PAGE_SIZE_AT] = 4;
+        header[PAGES_AT + 3] = pages;
+        Look {
+            paths: [1, 2, 3].map(|inode| Ok(identity(inode))),
+            bytes,
+            header,
+        }
+    }
+
+    fn watch() -> Watch {
+        Watch {
+            opened: [1, 2, 3].map(|inode| Some(identity(inode))),
+            whole_bytes: 10 * PAGE,
+            damage: None,
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_moved_away_is_right_again_when_it_is_back() {
+        let (mut watch, now) = (watch(), Instant::now());
+        let moved = Look {
+            paths: [Err("gone".into()), Ok(identity(2)), Ok(identity(3))],
+            ..look(10 * PAGE, 10)
+        };
+        for seconds in 0..3 {
+            let fault = watch.judge(&moved, now + Duration::from_secs(seconds));
+            assert_eq!(fault, Some(Fault::Gone("", "gone".into())));
+        }
+        assert_eq!(watch.judge(&look(10 * PAGE, 10), now), None);
+        for (place, name) in [(0, ""), (1, "-wal"), (2, "-shm")] {
+            let mut replaced = look(10 * PAGE, 10);
+            replaced.paths[place] = Ok(identity(9));
+            assert_eq!(watch.judge(&replaced, now), Some(Fault::Other(name)));
+            assert_eq!(watch.judge(&look(10 * PAGE, 10), now), None);
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_shortened_below_its_header_is_damaged_and_for_good_when_it_stays_so() {
+        let (bytes, wanted) = (10 * PAGE - 1, 10 * PAGE);
+        let (short, whole) = (look(bytes, 10), look(wanted, 10));
+        let (mut watch, now) = (watch(), Instant::now());
+        let just = now + DAMAGE_LASTS - Duration::from_nanos(1);
+        for at in [now, just] {
+            let fault = watch.judge(&short, at);
+            assert_eq!(fault, Some(Fault::Truncated { bytes, wanted }));
+        }
+        // A VACUUM whose last page was on its way.
+        assert_eq!(watch.judge(&whole, just), None);
+        assert!(watch.judge(&short, now).is_some());
+        assert!(watch.judge(&whole, now + DAMAGE_LASTS).is_some());
+    }
+
+    #[test]
+    fn a_vacuum_and_a_checkpoint_that_is_under_way_are_no_damage() {
+        let (mut watch, now) = (watch(), Instant::now());
+        // The header has 12 pages, the file ten still.
+        assert_eq!(watch.judge(&look(10 * PAGE, 12), now), None);
+        assert_eq!(watch.judge(&look(12 * PAGE, 12), now), None);
+        assert_eq!(watch.judge(&look(3 * PAGE, 3), now), None);
+        assert_eq!(watch.judge(&look(4 * PAGE, 4), now), None);
+    }
+
+    #[test]
+    fn what_does_not_begin_as_a_database_is_none() {
+        let now = Instant::now();
+        for (bytes, header) in [(0, Vec::new()), (50, MAGIC[..10].to_vec())] {
+            let empty = Look {
+                header,
+                ..look(bytes, 0)
+            };
+            let fault = watch().judge(&empty, now);
+            assert!(matches!(fault, Some(Fault::Truncated { .. })), "{fault:?}");
+        }
+        let other = Look {
+            header: vec![b'x'; HEADER_BYTES],
+            ..look(10 * PAGE, 0)
+        };
+        assert_eq!(watch().judge(&other, now), Some(Fault::Overwritten));
+    }
+
+    #[test]
+    fn pages_of_65_536_bytes_are_counted_too() {
+        let mut large = look(65_536, 2);
+        large.header[PAGE_SIZE_AT] = 0;
+        large.header[PAGE_SIZE_AT + 1] = 1;
+        let mut watch = watch();
+        watch.whole_bytes = 131_072;
+        assert!(watch.judge(&large, Instant::now()).is_some());
+    }
+}

@@ -1,0 +1,280 @@
+//! Closed days of the embedded store: a change by hand is found, also by a stranger with an export.
+
+use std::process::Command;
+use std::time::Duration;
+
+use harness::{IssuedKey, Scene, eventually};
+use jiff::civil::Date;
+use jiff::{SignedDuration, Timestamp};
+use rusqlite::Connection;
+use serde_json::Value;
+use touchline::clock::Clock;
+use touchline::policy::calendar::Calendar;
+use touchline::store::embedded::{Settings, open};
+use touchline::store::{Charge, Decision, NodeName, Refusal, Role, Store};
+
+use super::{MARKETS, Ran, TOUCHLINE, run_beside};
+use harness::Store as StoreKind;
+
+/// Days ago; a day is closed seven days after its end.
+const DAYS_AGO: [i64; 3] = [12, 11, 9];
+const INSIGHTS: &str = "/api/v1/data/insights";
+
+fn database(scene: &Scene) -> Connection {
+    let file = Connection::open(scene.directory().join("touchline.db")).unwrap();
+    file.busy_timeout(Duration::from_secs(5)).unwrap();
+    file
+}
+
+/// Charges keys on days past, as a gateway did then; the days.
+async fn charged_in_the_past(scene: &Scene, keys: &[&IssuedKey]) -> Vec<Date> {
+    let calendar = Calendar::of_zone("UTC").unwrap();
+    let mut dates = Vec::new();
+    for days in DAYS_AGO {
+        let then = Timestamp::now() - SignedDuration::from_hours(24 * days);
+        let day = calendar.day_at(then).unwrap();
+        let settings = Settings::new(scene.directory().join("touchline.db"));
+        let role = Role::Gateway(NodeName(format!("{days} days ago")));
+        let clock = Clock::from_fn(move || then);
+        let store = open(settings, role, "UTC", clock).await.unwrap();
+        for key in keys {
+            let key = store.keys().get(key.id.parse().unwrap()).unwrap();
+            for (endpoint, cost) in [(MARKETS, 1), (MARKETS, 2), (INSIGHTS, 3)] {
+                let charge = Charge {
+                    key: key.clone(),
+                    day,
+                    limit: 1_000,
+                    cost,
+                    endpoint: endpoint.into(),
+                };
+                let decision = store.charge(charge).await.unwrap();
+                let Decision::Granted { receipt, .. } = decision else {
+                    panic!("{decision:?}");
+                };
+                if cost == 2 {
+                    store.refund(receipt).await.unwrap();
+                }
+            }
+            store.refused(&key, day, &INSIGHTS.into(), Refusal::Tier);
+        }
+        store.close(harness::PATIENCE).await;
+        dates.push(day.date);
+    }
+    dates
+}
+
+/// Waits until the gateway has closed all of these days.
+async fn closed(scene: &Scene, dates: &[Date]) -> Value {
+    eventually("the days are closed", async || {
+        let told = verify(scene, dates, &["--output", "json"]).await.done();
+        let told: Value = serde_json::from_str(&told).unwrap();
+        (told["chain"]["closed_days"] == dates.len()).then_some(told)
+    })
+    .await
+}
+
+async fn verify(scene: &Scene, dates: &[Date], more: &[&str]) -> Ran {
+    let (from, to) = (dates[0].to_string(), dates[dates.len() - 1].to_string());
+    let asked = ["usage", "verify", "--from", &from, "--to", &to];
+    run_beside(&scene.gateways[0], &[&asked[..], more].concat()).await
+}
+
+/// A change of the database by hand: its name, the statements that make it, and those that revert it.
+struct ByHand {
+    what: &'static str,
+    done: &'static str,
+    undone: &'static str,
+}
+
+/// On the second day, of one key.
+const BY_HAND: [ByHand; 4] = [
+    ByHand {
+        what: "a deleted row",
+        done: "CREATE TABLE kept AS SELECT * FROM ledger WHERE date = ?1 AND key = ?2 AND endpoint LIKE '%markets';
+               DELETE FROM ledger WHERE date = ?1 AND key = ?2 AND endpoint LIKE '%markets'",
+        undone: "INSERT INTO ledger SELECT * FROM kept; DROP TABLE kept",
+    },
+    ByHand {
+        what: "charged and requests changed alike",
+        done: "UPDATE ledger SET charged = charged + 7, requests = requests + 7 WHERE date = ?1 AND key = ?2",
+        undone: "UPDATE ledger SET charged = charged - 7, requests = requests - 7 WHERE date = ?1 AND key = ?2",
+    },
+    ByHand {
+        what: "another endpoint",
+        done: "UPDATE ledger SET endpoint = 'pro /other' WHERE date = ?1 AND key = ?2 AND endpoint LIKE '%markets'",
+        undone: "UPDATE ledger SET endpoint = 'pro /api/v1/data/markets' WHERE endpoint = 'pro /other'",
+    },
+    ByHand {
+        what: "an invented adjustment",
+        done: "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, 900, 1)",
+        undone: "DELETE FROM adjustments WHERE date = ?1 AND key = ?2",
+    },
+];
+
+fn change(scene: &Scene, statements: &str, date: Date, key: &IssuedKey) {
+    let file = database(scene);
+    for statement in statements.split(';') {
+        let mut statement = file.prepare(statement).unwrap();
+        for (number, value) in [(1, date.to_string()), (2, key.id.clone())] {
+            if statement.parameter_count() >= number {
+                statement.raw_bind_parameter(number, value).unwrap();
+            }
+        }
+        statement.raw_execute().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_closed_day_that_was_changed_by_hand_is_named() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let (sound, broken) = (scene.issue("pro").await, scene.issue("pro").await);
+    let dates = charged_in_the_past(&scene, &[&sound, &broken]).await;
+    let told = closed(&scene, &dates).await;
+    let chain = &told["chain"];
+    assert_eq!(
+        (
+            &chain["entries"],
+            &chain["compared_days"],
+            &chain["reopenings"]
+        ),
+        (&3.into(), &3.into(), &0.into())
+    );
+    assert_eq!(chain["closed_through"], dates[2].to_string());
+    for ByHand { what, done, undone } in &BY_HAND {
+        change(&scene, done, dates[1], &broken);
+        let ran = verify(&scene, &dates, &[]).await;
+        assert_eq!(ran.code, Some(1), "{what}: {ran:?}");
+        for told in [&ran.stdout, &ran.stderr] {
+            assert!(told.contains(&dates[1].to_string()), "{what}: {ran:?}");
+        }
+        // A day's digest covers all its keys: for one of them it is not compared.
+        verify(&scene, &dates, &["--key", &sound.id]).await.done();
+        change(&scene, undone, dates[1], &broken);
+        verify(&scene, &dates, &[]).await.done();
+    }
+}
+
+#[tokio::test]
+async fn a_chain_that_was_written_anew_lacks_the_digest_that_was_kept() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("pro").await;
+    let dates = charged_in_the_past(&scene, &[&key]).await;
+    let kept = closed(&scene, &dates).await["chain"]["digest"].clone();
+    let with_digest = ["--digest", kept.as_str().unwrap()];
+    verify(&scene, &dates, &with_digest).await.done();
+    // The gateway itself closes the days again.
+    change(&scene, BY_HAND[1].done, dates[1], &key);
+    change(&scene, "DELETE FROM chain", dates[1], &key);
+    closed(&scene, &dates).await;
+    verify(&scene, &dates, &[]).await.done();
+    let ran = verify(&scene, &dates, &with_digest).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    assert!(ran.stderr.contains(kept.as_str().unwrap()), "{ran:?}");
+}
+
+/// The script that the README prints, run on an export.
+fn checked_by_a_stranger(scene: &Scene, export: &str) -> Ran {
+    let readme = include_str!("../../README.md");
+    let script = readme.split("```python\n").nth(1).expect("the script");
+    let script = script.split("```").next().unwrap();
+    assert!(script.lines().count() <= 40);
+    let (script_file, export_file) = (
+        scene.outside().join("check.py"),
+        scene.outside().join("export.jsonl"),
+    );
+    std::fs::write(&script_file, script).unwrap();
+    std::fs::write(&export_file, export).unwrap();
+    let ran = Command::new("python3")
+        .arg(script_file)
+        .arg(export_file)
+        .output();
+    match ran {
+        Ok(output) => output.into(),
+        Err(error) => panic!("python3: {error}; apt-get install python3"),
+    }
+}
+
+async fn export(scene: &Scene, dates: &[Date]) -> String {
+    let (from, to) = (dates[0].to_string(), dates[dates.len() - 1].to_string());
+    scene
+        .cli(&["usage", "export", "--from", &from, "--to", &to])
+        .await
+}
+
+#[tokio::test]
+async fn an_export_is_checked_by_the_script_of_the_readme() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let (one, other) = (scene.issue("pro").await, scene.issue("pro").await);
+    let dates = charged_in_the_past(&scene, &[&one, &other]).await;
+    let told = closed(&scene, &dates).await;
+    let whole = export(&scene, &dates).await;
+    let ran = checked_by_a_stranger(&scene, &whole);
+    let said = ran.done();
+    assert!(said.contains("3 closed days"), "{said}");
+    assert!(
+        said.contains(told["chain"]["digest"].as_str().unwrap()),
+        "{said}"
+    );
+    // Some of the days, and all there are.
+    let part = export(&scene, &dates[1..2]).await;
+    let said = checked_by_a_stranger(&scene, &part).done();
+    assert!(said.contains("1 closed days"), "{said}");
+    let all = scene.cli(&["usage", "export"]).await;
+    checked_by_a_stranger(&scene, &all).done();
+    // Changes in the export.
+    let lines: Vec<&str> = whole.lines().collect();
+    let without = |gone: usize| {
+        let left = lines.iter().enumerate().filter(|(at, _)| *at != gone);
+        left.map(|(_, line)| format!("{line}\n"))
+            .collect::<String>()
+    };
+    for (gone, line) in lines.iter().enumerate().skip(1) {
+        // Without the last entry its day counts as open, and all before it holds.
+        if gone == 3 {
+            continue;
+        }
+        let ran = checked_by_a_stranger(&scene, &without(gone));
+        assert_eq!(ran.code, Some(1), "without {line}: {ran:?}");
+    }
+    for (written, forged) in [
+        (
+            "\"requests\":2,\"charged\":3",
+            "\"requests\":3,\"charged\":4",
+        ),
+        ("\"tier\":\"pro\"", "\"tier\":\"starter\""),
+        ("\"state\":\"closed\"", "\"state\":\"reopened\""),
+        (one.id.as_str(), other.id.as_str()),
+    ] {
+        assert!(whole.contains(written), "{whole}");
+        let ran = checked_by_a_stranger(&scene, &whole.replacen(written, forged, 1));
+        assert_eq!(ran.code, Some(1), "{forged}: {ran:?}");
+    }
+    // Changes in the store.
+    for ByHand { what, done, undone } in &BY_HAND {
+        change(&scene, done, dates[1], &one);
+        let ran = checked_by_a_stranger(&scene, &export(&scene, &dates).await);
+        assert_eq!(ran.code, Some(1), "{what}: {ran:?}");
+        assert!(
+            ran.stderr.contains(&dates[1].to_string()),
+            "{what}: {ran:?}"
+        );
+        change(&scene, undone, dates[1], &one);
+    }
+}
+
+#[tokio::test]
+async fn redis_keeps_no_chain_of_closed_days() {
+    let scene = Scene::builder(TOUCHLINE)
+        .store(StoreKind::Redis)
+        .start()
+        .await;
+    let export = run_beside(&scene.gateways[0], &["usage", "export"]).await;
+    assert!(export.failed(1).contains("keeps no chain"));
+    let json = ["usage", "verify", "--output", "json"];
+    let told = run_beside(&scene.gateways[0], &json).await.done();
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["chain"], Value::Null);
+    let digest = ["usage", "verify", "--digest", "00"];
+    let ran = run_beside(&scene.gateways[0], &digest).await;
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+}
