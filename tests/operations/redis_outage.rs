@@ -32,8 +32,8 @@ async fn scene(loss: Loss) -> (Scene, IssuedKey) {
     };
     let scene = builder.start().await;
     let key = scene.issue("starter").await;
-    let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
-    assert_eq!(answer.status, 200);
+    // On a loaded machine a charge may take longer than the timeout; it costs nothing then.
+    served(&scene.client(Protocol::Http1), &key).await;
     (scene, key)
 }
 
@@ -61,9 +61,9 @@ fn assert_internal_error(answer: &Answer) {
     assert!(pause.is_some_and(|seconds| seconds >= 1), "{answer:?}");
 }
 
-/// Polls until the key is served again.
-async fn served_again(client: &Client, key: &IssuedKey) {
-    eventually("served again without a restart", async || {
+/// Polls until the key is served, once.
+async fn served(client: &Client, key: &IssuedKey) {
+    eventually("served without a restart", async || {
         let answer = client.get(key, MARKETS).await;
         (answer.status == 200).then_some(())
     })
@@ -76,19 +76,20 @@ async fn without_redis_calls_end_in_500_uncharged_until_it_returns() {
         let (mut scene, key) = scene(loss).await;
         let client = scene.client(Protocol::Http1);
         lose(&mut scene, loss);
-        let began = Instant::now();
+        let mut slow = 0;
         for _ in 0..100 {
+            let began = Instant::now();
             let answer = client.get(&key, MARKETS).await;
+            slow += u32::from(began.elapsed() >= TIMEOUT);
             assert_internal_error(&answer);
             assert_eq!(answer.number("x-ratelimit-limit"), Some(1_000));
             assert!(answer.number("x-ratelimit-reset").is_some());
         }
-        // The first calls find out, at most by two timeouts; from then on nothing waits.
-        let took = began.elapsed();
-        assert!(took < TIMEOUT * 100 / 2, "{loss:?}: {took:?}");
+        // The first calls find out, at most by two timeouts; from then on none waits for the store.
+        assert!(slow < 50, "{loss:?}: {slow} calls waited for the store");
         assert_eq!(scene.upstream.count(), 1, "nothing was forwarded");
         find_again(&mut scene, loss).await;
-        served_again(&client, &key).await;
+        served(&client, &key).await;
         scene.expect_used(&key, 2).await;
         scene.assert_ledgers_agree().await;
     }
@@ -128,7 +129,7 @@ async fn without_redis_free_answers_come_without_what_nobody_knows() {
         let malformed = Call::get("/api//v1").key(&key);
         assert_eq!(client.call(malformed).await.status, 400);
         find_again(&mut scene, loss).await;
-        served_again(&scene.client(Protocol::Http1), &key).await;
+        served(&scene.client(Protocol::Http1), &key).await;
         scene.assert_ledgers_agree().await;
     }
 }
@@ -139,7 +140,10 @@ async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
     let client = scene.client(Protocol::Http1);
     let stranger = ApiKey::generate(&"fpd".parse().unwrap(), &mut os_entropy);
     let unknown = || Call::get(MARKETS).key(stranger.reveal());
-    assert_eq!(client.call(unknown()).await.status, 401);
+    eventually("the key table is current", async || {
+        (client.call(unknown()).await.status == 401).then_some(())
+    })
+    .await;
     lose(&mut scene, Loss::Killed);
     let answer = eventually("the key table is too old to deny", async || {
         let answer = client.call(unknown()).await;
@@ -159,7 +163,7 @@ async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
         (client.call(unknown()).await.status == 401).then_some(())
     })
     .await;
-    served_again(&client, &key).await;
+    served(&client, &key).await;
     scene.assert_ledgers_agree().await;
 }
 
@@ -181,7 +185,7 @@ async fn a_gateway_started_without_its_redis_becomes_ready_when_it_comes() {
         (scene.admin(0, "/readyz").await.0 == 200).then_some(())
     })
     .await;
-    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    served(&client, &key).await;
     scene.expect_used(&key, 2).await;
     scene.assert_ledgers_agree().await;
 }

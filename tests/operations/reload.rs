@@ -47,14 +47,22 @@ async fn sample(scene: &Scene, name: &str) -> Option<f64> {
     line.rsplit_once(' ')?.1.parse().ok()
 }
 
-/// The lines of the diagnostic log with this message.
-fn logged(scene: &mut Scene, message: &str) -> Vec<Value> {
+/// Waits for `count` lines of the diagnostic log with this message, which are written a moment after `/readyz` and `/metrics`
+/// show what they report, and finds no more than these.
+async fn logged(scene: &mut Scene, message: &str, count: usize) -> Vec<Value> {
     let file = scene.gateways[0].process().stderr.clone();
-    let text = std::fs::read_to_string(file).unwrap();
-    text.lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
-        .filter(|line| line["message"] == message)
-        .collect()
+    let lines = eventually(&format!("logged: {message}"), async || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let lines: Vec<Value> = text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter(|line| line["message"] == message)
+            .collect();
+        (lines.len() >= count).then_some(lines)
+    })
+    .await;
+    assert_eq!(lines.len(), count, "{lines:?}");
+    lines
 }
 
 /// The line (from 1) of the first line of the gateway's file that contains `word`.
@@ -99,8 +107,7 @@ async fn a_changed_limit_holds_from_the_next_request_and_touches_no_count() {
             hashes,
             [format!("touchline_config_info{{hash=\"{hash}\"}} 1")]
         );
-        let said = logged(&mut scene, "configuration applied");
-        assert_eq!(said.len(), 1);
+        let said = logged(&mut scene, "configuration applied", 1).await;
         assert_eq!(said[0]["configuration"], hash);
         assert_eq!(said[0]["previous"], before["hash"]);
         assert_eq!(said[0]["cause"], "change");
@@ -197,8 +204,7 @@ async fn a_hangup_signal_has_the_file_read_again() {
         })
         .await;
     }
-    let said = logged(&mut scene, "configuration applied");
-    assert_eq!(said.len(), 3);
+    let said = logged(&mut scene, "configuration applied", 3).await;
     assert!(said.iter().all(|line| line["cause"] == "signal"));
 }
 
@@ -224,8 +230,8 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_w
     assert_eq!(applied, started);
     let name = "touchline_config_reloads_total{outcome=\"refused\"}";
     assert_eq!(sample(&scene, name).await, Some(1.0));
-    let said = logged(&mut scene, "configuration refused: the last good one stays");
-    assert_eq!(said.len(), 1);
+    let refusal = "configuration refused: the last good one stays";
+    let said = logged(&mut scene, refusal, 1).await;
     assert_eq!(said[0]["reason"], reason);
     assert_eq!(said[0]["configuration"], before["hash"]);
 
