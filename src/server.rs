@@ -290,9 +290,17 @@ async fn run(
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
-    announce(&listener.addresses());
-    let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
-    tracing::info!(%node, configuration, addresses, "listening");
+    let addresses = listener.addresses();
+    announce(&addresses);
+    tracing::info!(
+        %node,
+        configuration,
+        http = addresses.http.map(tracing::field::display),
+        https = addresses.https.map(tracing::field::display),
+        redirect = addresses.redirect.map(tracing::field::display),
+        admin = %addresses.admin,
+        "listening"
+    );
     notify::ready(&configuration);
 
     tokio::select! {
