@@ -69,8 +69,6 @@ pub struct Admin {
 pub struct View {
     /// Whether the gateway is about to stop.
     pub draining: bool,
-    /// Access log lines lost so far.
-    pub access_log_dropped: usize,
     /// How the configuration came to run.
     pub config: Arc<ConfigView>,
     /// What it comes to.
@@ -257,9 +255,6 @@ impl Admin {
             .keys
             .set(i64::try_from(readiness.keys).unwrap_or(i64::MAX));
         self.metrics.keys_age.set(readiness.keys_age_seconds);
-        self.metrics
-            .access_log_dropped
-            .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));
         self.metrics.render()
     }
 
