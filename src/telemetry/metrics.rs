@@ -145,6 +145,10 @@ impl Metrics {
             "Access log lines lost because they could not be written, or not fast enough",
         )?;
         registry.register(Box::new(access_log_dropped.clone()))?;
+        #[cfg(target_os = "linux")]
+        registry.register(Box::new(
+            prometheus::process_collector::ProcessCollector::for_self(),
+        ))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),

@@ -162,6 +162,34 @@ async fn access_log_lines_that_cannot_be_written_are_counted_across_reloads() {
     assert!(text.lines().any(|line| line == kind), "{text}");
 }
 
+#[tokio::test]
+async fn the_metrics_describe_the_process() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let now = std::time::SystemTime::now();
+    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let id = scene.gateways[0].process().pid();
+    let series = series(&scene).await;
+    let started = series["process_start_time_seconds"];
+    let age = now.as_secs_f64() - started;
+    // The kernel's start of the system is rounded to a second.
+    assert!((-2.0..300.0).contains(&age), "started {age} s ago");
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    let threads = f64::from(u32::try_from(threads.count()).unwrap());
+    let counted = series["process_threads"];
+    assert!((counted - threads).abs() <= 4.0, "{counted} of {threads}");
+    let (open, most) = (series["process_open_fds"], series["process_max_fds"]);
+    assert!(3.0 < open && open < most, "{open} of {most}");
+    let (resident, virtual_bytes) = (
+        series["process_resident_memory_bytes"],
+        series["process_virtual_memory_bytes"],
+    );
+    assert!(
+        1e6 < resident && resident < virtual_bytes,
+        "{resident} of {virtual_bytes}"
+    );
+    assert!(series["process_cpu_seconds_total"] >= 0.0);
+}
+
 /// A request with `seed` in everything that a client can choose.
 fn hostile(seed: usize, key: &IssuedKey) -> Call {
     let word = format!("evil{seed}");
