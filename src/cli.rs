@@ -160,19 +160,22 @@ pub fn run() -> ExitCode {
 
 /// Prints help, or what is wrong with the arguments, without those that may be API keys.
 fn print_usage_error(error: &clap::Error) {
+    if !error.use_stderr() {
+        // A closed standard output leaves nothing to do.
+        return drop(error.print());
+    }
     let given = std::env::args_os().skip(1);
     let given: Vec<String> = given
         .map(|argument| argument.to_string_lossy().into_owned())
         .collect();
-    let struck = error
-        .use_stderr()
-        .then(|| key_argument::without_arguments(&error.to_string(), &given))
-        .flatten();
-    match struck {
-        Some(text) => note(text.trim_end()),
-        // A closed standard output or error leaves nothing to do.
-        None => drop(error.print()),
-    }
+    let message = error.render();
+    let message = if output::is_coloured(&io::stderr()) {
+        message.ansi().to_string()
+    } else {
+        message.to_string()
+    };
+    let text = key_argument::without_arguments(&message, &given);
+    note(text.trim_end());
 }
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
@@ -214,7 +217,8 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Says something on standard error.
 fn note(text: &str) {
     // Where standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "{text}");
+    let columns = output::columns_of(io::stderr());
+    let _ = writeln!(io::stderr(), "{}", output::broken(text, columns));
 }
 
 /// Does a command's work.

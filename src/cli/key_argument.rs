@@ -1,15 +1,18 @@
 //! The id of a key as an argument, and what keeps API keys out of messages.
 //!
-//! An operator who has an API key at hand writes it where an id belongs. Its id is used; neither is the key repeated, right or
-//! wrong. Invariant: no message about arguments contains an argument that may be a key.
+//! An operator who has an API key at hand writes it where an id belongs. It is looked up and its id is used; the key is not
+//! repeated, right or wrong. Invariant: no message about arguments contains an argument that may be a key.
 
 use std::ffi::OsStr;
 
+use anyhow::bail;
 use clap::builder::TypedValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, Command, Error};
 
-use crate::policy::api_key::{self, KEY_CHARS_MIN, KeyError, KeyId};
+use super::{Session, UsageError};
+use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyError, KeyId};
+use crate::policy::key_record::KeyRecord;
 
 /// In the place of a key in a message.
 const STRUCK: &str = "(an API key, not repeated)";
@@ -18,19 +21,92 @@ const ID_CHARS: usize = 12;
 /// Fewer characters of a secret are of no use.
 const SECRET_CHARS_MIN: usize = 8;
 
-/// Reads a key id, or the id that is in an API key.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KeyIdParser;
+/// A key as an argument names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyArgument {
+    /// By its id.
+    Id(KeyId),
+    /// By the key itself, of which only the digest is kept.
+    Key(KeyDigest, Form),
+}
 
-impl TypedValueParser for KeyIdParser {
-    type Value = KeyId;
+/// The form of a key that was given as an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As it is issued here, with its id.
+    Issued(KeyId),
+    /// As it is issued here, but incomplete or with a wrong checksum; a key of another prefix that was made elsewhere may look so.
+    Broken,
+    /// Made elsewhere, without an id.
+    Foreign,
+}
+
+impl KeyArgument {
+    /// The id. An id, and the id in a key that is not stored, is not looked up; a key is, by its digest: the current one of a
+    /// record or the previous one.
+    ///
+    /// # Errors
+    /// [`UsageError`] for a key that is not stored and has a wrong checksum; another for a key made elsewhere that is not stored.
+    pub(super) async fn id(self, session: &Session) -> anyhow::Result<KeyId> {
+        let (digest, form) = match self {
+            KeyArgument::Id(id) => return Ok(id),
+            KeyArgument::Key(digest, form) => (digest, form),
+        };
+        let holds = |record: &KeyRecord| {
+            let previous = record.previous.as_ref().map(|previous| previous.digest);
+            record.digest == digest || previous == Some(digest)
+        };
+        if let Form::Issued(id) = form
+            && session.store.key(id).await?.as_ref().is_some_and(holds)
+        {
+            return Ok(id);
+        }
+        // Rare: a key of before the last rotation, or one that was imported. The whole table is read, as `keys list` does.
+        let holder = session.store.all_keys().await?.into_iter().find(holds);
+        match (holder, form) {
+            (Some(record), _) => Ok(record.id),
+            (None, Form::Issued(id)) => Ok(id),
+            (None, Form::Broken) => Err(UsageError(
+                "an API key that is mistyped or incomplete, its checksum is wrong: write the whole key, or its id, the \
+                 12 characters after the first `_`"
+                    .to_owned(),
+            )
+            .into()),
+            (None, Form::Foreign) => bail!(
+                "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
+                 customer with `touchline keys list`"
+            ),
+        }
+    }
+}
+
+/// The id that an optional argument names.
+///
+/// # Errors
+/// As [`KeyArgument::id`].
+pub(super) async fn id_of(
+    argument: Option<KeyArgument>,
+    session: &Session,
+) -> anyhow::Result<Option<KeyId>> {
+    match argument {
+        Some(argument) => Ok(Some(argument.id(session).await?)),
+        None => Ok(None),
+    }
+}
+
+/// Reads a [`KeyArgument`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyParser;
+
+impl TypedValueParser for KeyParser {
+    type Value = KeyArgument;
 
     fn parse_ref(
         &self,
         command: &Command,
         argument: Option<&Arg>,
         value: &OsStr,
-    ) -> Result<KeyId, Error> {
+    ) -> Result<KeyArgument, Error> {
         let text = value.to_str().unwrap_or_default();
         read(text).map_err(|problem| {
             let name = argument.map_or_else(|| "a key id".to_owned(), |one| format!("'{one}'"));
@@ -40,24 +116,26 @@ impl TypedValueParser for KeyIdParser {
     }
 }
 
-fn read(text: &str) -> Result<KeyId, &'static str> {
-    match api_key::issued_id(text) {
-        Ok(Some(id)) => Ok(id),
-        Err(_) => Err("an API key that is mistyped or incomplete, its checksum is wrong: \
-             write the whole key, or its id, the 12 characters after the first `_`"),
-        Ok(None) if text.len() >= KEY_CHARS_MIN => Err(
-            "not a key id, which has 12 characters of 0-9, A-Z and a-z. An API key that was made elsewhere does not \
-             contain its id: find it by `touchline keys list --customer NAME`, or by the SHA-256 of the key in \
-             `touchline keys export --with-digests`",
-        ),
-        Ok(None) => text.parse().map_err(|_: KeyError| {
-            "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it"
-        }),
+fn read(text: &str) -> Result<KeyArgument, &'static str> {
+    let is_key = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let key = |form| KeyArgument::Key(KeyDigest::of(text.as_bytes()), form);
+    match (api_key::issued_id(text), is_key) {
+        (Ok(Some(id)), _) => Ok(key(Form::Issued(id))),
+        (Err(_), _) => Ok(key(Form::Broken)),
+        (Ok(None), true) => Ok(key(Form::Foreign)),
+        (Ok(None), false) => {
+            let id = text.parse().map_err(|_: KeyError| {
+                "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
+                 visible ASCII characters"
+            })?;
+            Ok(KeyArgument::Id(id))
+        }
     }
 }
 
-/// A message of clap without the arguments that may be keys; `None` if it has none of them and can be printed unchanged.
-pub(super) fn without_arguments(message: &str, arguments: &[String]) -> Option<String> {
+/// A message of clap without the arguments that may be keys.
+pub(super) fn without_arguments(message: &str, arguments: &[String]) -> String {
     let mut text = message.to_owned();
     for argument in arguments {
         // `--option=VALUE` and `-oVALUE` are repeated without the option.
@@ -72,8 +150,7 @@ pub(super) fn without_arguments(message: &str, arguments: &[String]) -> Option<S
             }
         }
     }
-    let text = without_keys(&text);
-    (text != message).then_some(text)
+    without_keys(&text)
 }
 
 /// A text without the API keys of the form that this program issues, of any prefix.
@@ -120,15 +197,20 @@ mod tests {
     use crate::policy::api_key::{ApiKey, os_entropy};
 
     #[test]
-    fn a_key_is_read_as_its_id_and_a_wrong_one_is_not_repeated() {
+    fn a_key_is_read_as_what_it_is_and_an_impossible_one_is_an_error() {
         let key = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
-        assert_eq!(read(key.reveal()), Ok(key.id()));
-        assert_eq!(read(key.id().as_str()), Ok(key.id()));
+        let of = |text: &str, form| Ok(KeyArgument::Key(KeyDigest::of(text.as_bytes()), form));
+        let issued = Form::Issued(key.id());
+        assert_eq!(read(key.reveal()), of(key.reveal(), issued));
+        assert_eq!(read(key.id().as_str()), Ok(KeyArgument::Id(key.id())));
         let (short, _) = key.reveal().split_at(40);
-        assert!(read(short).unwrap_err().contains("checksum is wrong"));
-        let foreign = read("acme-live-0123456789abcdef").unwrap_err();
-        assert!(foreign.contains("keys list --customer"));
-        assert!(read("short").unwrap_err().contains("12 characters"));
+        assert_eq!(read(short), of(short, Form::Broken));
+        let foreign = "acme-live-0123456789abcdef";
+        assert_eq!(read(foreign), of(foreign, Form::Foreign));
+        let long = "x".repeat(KEY_CHARS_MAX + 1);
+        for bad in ["short", "acme live 0123456789abcdef", &long] {
+            assert!(read(bad).unwrap_err().contains("12 characters"));
+        }
     }
 
     #[test]
@@ -149,8 +231,9 @@ mod tests {
             format!("-o{foreign}"),
         ] {
             let told = without_arguments(&format!("invalid '{foreign}'"), &[argument]);
-            assert_eq!(told, Some(format!("invalid '{STRUCK}'")));
+            assert_eq!(told, format!("invalid '{STRUCK}'"));
         }
-        assert_eq!(without_arguments("invalid 'x'", &["x".to_owned()]), None);
+        let short = without_arguments("invalid 'x'", &["x".to_owned()]);
+        assert_eq!(short, "invalid 'x'");
     }
 }

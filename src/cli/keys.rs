@@ -10,7 +10,7 @@ use clap::Subcommand;
 
 pub(super) use arguments::Signature;
 
-use super::key_argument::KeyIdParser;
+use super::key_argument::{KeyArgument, KeyParser};
 use super::output::RecordFormat;
 use super::{Session, UsageError, note};
 use crate::config::Config;
@@ -41,8 +41,8 @@ pub(super) enum KeysCommand {
     #[command(after_help = "Example:\n  touchline keys show 4fZk09QwXy2B")]
     Show {
         /// The public id of the key, or the key itself.
-        #[arg(value_parser = KeyIdParser)]
-        id: KeyId,
+        #[arg(value_parser = KeyParser)]
+        id: KeyArgument,
         /// The form of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
@@ -127,16 +127,11 @@ pub(super) fn run(
                 issue::issue(session, order, tier, out).await
             })
         }
-        KeysCommand::List(wanted) => {
-            if let Some(tier) = &wanted.tier {
-                configured_tier(&config, tier.as_str())?;
-            }
-            Session::run(config, async |session| {
-                find::list(session, wanted, out).await
-            })
-        }
+        KeysCommand::List(wanted) => Session::run(config, async |session| {
+            find::list(session, wanted, out).await
+        }),
         KeysCommand::Show { id, output } => Session::run(config, async |session| {
-            find::show(session, *id, *output, out).await
+            find::show(session, id.id(session).await?, *output, out).await
         }),
         KeysCommand::Rotate(order) => Session::run(config, async |session| {
             issue::rotate(session, order, out).await

@@ -6,7 +6,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
-use super::key_argument::KeyIdParser;
+use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{RecordFormat, RowsFormat, parse_date};
 use super::{Session, UsageError};
 use crate::config::Config;
@@ -95,8 +95,8 @@ struct Asked {
     #[arg(long, value_name = "YYYY-MM", conflicts_with_all = ["from", "to"])]
     month: Option<Month>,
     /// Only the key with this id; the key itself serves too.
-    #[arg(long, value_parser = KeyIdParser, value_name = "ID")]
-    key: Option<KeyId>,
+    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    key: Option<KeyArgument>,
     /// The keys of this customer only, written as it is stored.
     #[arg(long, value_name = "NAME")]
     customer: Option<String>,

@@ -6,9 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use jiff::civil::Date;
 
-use crate::cli::key_argument::KeyIdParser;
+use crate::cli::key_argument::{KeyArgument, KeyParser};
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
-use crate::policy::api_key::KeyId;
 use crate::policy::audit::Author;
 
 /// The longest overlap: a secret that may have leaked is not left valid for longer by a slip.
@@ -63,8 +62,8 @@ fn user_and_host() -> String {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CutArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// Do not ask; needed where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
@@ -79,8 +78,8 @@ pub(in crate::cli) struct CutArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PlainArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
@@ -91,8 +90,8 @@ pub(in crate::cli) struct PlainArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RotateArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// How long the old secret stays valid, such as 24h, at most 90d; 0s ends it at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
     pub(super) overlap: Duration,
@@ -109,8 +108,8 @@ pub(in crate::cli) struct RotateArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetTierArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// A tier of the configuration.
     pub(super) tier: String,
     /// Do not ask before units or endpoints are lost; needed for that where there is no terminal.
@@ -126,8 +125,8 @@ pub(in crate::cli) struct SetTierArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetExpiryArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
     pub(super) last_day: LastDay,
@@ -144,8 +143,8 @@ pub(in crate::cli) struct SetExpiryArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetLabelArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// What the customer calls it.
     #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
     pub(super) text: Option<String>,
@@ -162,8 +161,8 @@ pub(in crate::cli) struct SetLabelArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetCustomerArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// Who pays.
     #[arg(value_parser = parse_name)]
     pub(super) text: String,
@@ -177,8 +176,8 @@ pub(in crate::cli) struct SetCustomerArguments {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct GrantArguments {
     /// The public id of the key, or the key itself.
-    #[arg(value_parser = KeyIdParser)]
-    pub(super) id: KeyId,
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// The units, at least 1.
     #[arg(long, value_name = "UNITS")]
     pub(super) extra: NonZeroU64,

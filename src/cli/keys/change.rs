@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 
 use super::{Session, UsageError, existing};
-use crate::cli::output::escape;
+use crate::cli::output::{broken, columns_of, escape};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
@@ -164,6 +164,7 @@ fn ask(question: &str, losses: &[Loss]) -> anyhow::Result<()> {
         .into());
     }
     let mut terminal = io::stderr();
+    let question = broken(question, columns_of(io::stderr()));
     write!(terminal, "{question}")?;
     terminal.flush()?;
     let mut answer = String::new();
