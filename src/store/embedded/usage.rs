@@ -26,16 +26,38 @@ const LEDGER: &str = concat!(
     columns!(),
     " FROM ledger WHERE date BETWEEN ?1 AND ?2"
 );
-// The table is in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
+// The tables are in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
+macro_rules! asked {
+    ($table:literal) => {
+        concat!(
+            "WITH RECURSIVE asked (date) AS (
+                SELECT max(?1, (SELECT min(date) FROM ",
+            $table,
+            "))
+                UNION ALL
+                SELECT date(date, '+1 day') FROM asked WHERE date < min(?2, (SELECT max(date) FROM ",
+            $table,
+            "))
+            ) "
+        )
+    };
+}
+
 const LEDGER_OF_KEY: &str = concat!(
-    "WITH RECURSIVE asked (date) AS (
-        SELECT max(?1, (SELECT min(date) FROM ledger))
-        UNION ALL
-        SELECT date(date, '+1 day') FROM asked WHERE date < min(?2, (SELECT max(date) FROM ledger))
-    )
-    SELECT ",
+    asked!("ledger"),
+    "SELECT ",
     columns!(),
     " FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
+);
+const ADJUSTMENTS_OF_KEY: &str = concat!(
+    asked!("adjustments"),
+    "SELECT adjustments.date, key, came, units FROM asked
+     CROSS JOIN adjustments ON adjustments.date = asked.date AND key = ?3 WHERE asked.date <= ?2 ORDER BY 1, 3"
+);
+const COPIED_OF_KEY: &str = concat!(
+    asked!("copied"),
+    "SELECT copied.date, key FROM asked
+     CROSS JOIN copied ON copied.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
 );
 // Of one day the rows are in the order of keys, so some neighbours among all keys are one stretch of it.
 const LEDGER_OF_NEIGHBOURS: &str = concat!(
@@ -44,7 +66,7 @@ const LEDGER_OF_NEIGHBOURS: &str = concat!(
     " FROM ledger WHERE date = ?1 AND key BETWEEN ?2 AND ?3"
 );
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
-    WHERE date BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) ORDER BY date, key, came";
+    WHERE date BETWEEN ?1 AND ?2 ORDER BY date, key, came";
 
 type Place = (Date, KeyId);
 
@@ -68,6 +90,21 @@ pub(super) fn read(
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
 
+/// The same of some keys.
+pub(super) fn read_of(
+    connection: &Connection,
+    from: Date,
+    to: Date,
+    keys: &[KeyId],
+) -> rusqlite::Result<Vec<DayUsage>> {
+    let mut days = BTreeMap::new();
+    for key in keys {
+        add_days_of(&mut days, connection, (from, to), *key)?;
+    }
+    let days = days.into_iter();
+    Ok(days.map(|(place, day)| day.told(place)).collect())
+}
+
 /// One day of some keys, which are next to each other among all keys, or nearly.
 pub(super) fn read_day_of(
     connection: &Connection,
@@ -88,7 +125,7 @@ pub(super) fn read_day_of(
     days.retain(|(_, key), _| wanted.contains(key));
     for (place, day) in &mut days {
         let key = place.1.as_str();
-        let mut adjustments = connection.prepare_cached(ADJUSTMENTS)?;
+        let mut adjustments = connection.prepare_cached(ADJUSTMENTS_OF_KEY)?;
         let adjustments = adjustments.query_map((&text, &text, key), adjustment)?;
         day.adjustments = adjustments.collect::<Result<_, _>>()?;
     }
@@ -194,20 +231,19 @@ fn days(
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<BTreeMap<Place, OneDay>> {
-    let (from, to) = (from.to_string(), to.to_string());
-    let key = key.as_ref().map(KeyId::as_str);
-    let (ledger, asked) = match &key {
-        None => (LEDGER, vec![from.as_str(), to.as_str()]),
-        Some(key) => (LEDGER_OF_KEY, vec![from.as_str(), to.as_str(), key]),
-    };
     let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
-    let mut ledger = connection.prepare(ledger)?;
-    let mut rows = ledger.query(rusqlite::params_from_iter(asked))?;
+    if let Some(key) = key {
+        add_days_of(&mut days, connection, (from, to), key)?;
+        return Ok(days);
+    }
+    let (from, to) = (from.to_string(), to.to_string());
+    let mut ledger = connection.prepare(LEDGER)?;
+    let mut rows = ledger.query((&from, &to))?;
     while let Some(row) = rows.next()? {
         days.entry(place(row)?).or_default().add(row)?;
     }
     let mut adjustments = connection.prepare(ADJUSTMENTS)?;
-    let mut rows = adjustments.query((&from, &to, key))?;
+    let mut rows = adjustments.query((&from, &to))?;
     while let Some(row) = rows.next()? {
         let day = days.entry(place(row)?).or_default();
         day.adjustments.push(adjustment(row)?);
@@ -219,6 +255,35 @@ fn days(
         }
     }
     Ok(days)
+}
+
+fn add_days_of(
+    days: &mut BTreeMap<Place, OneDay>,
+    connection: &Connection,
+    (from, to): (Date, Date),
+    key: KeyId,
+) -> rusqlite::Result<()> {
+    let (from, to) = (from.to_string(), to.to_string());
+    let asked = (&from, &to, key.as_str());
+    let mut ledger = connection.prepare_cached(LEDGER_OF_KEY)?;
+    let mut rows = ledger.query(asked)?;
+    while let Some(row) = rows.next()? {
+        days.entry(place(row)?).or_default().add(row)?;
+    }
+    let mut adjustments = connection.prepare_cached(ADJUSTMENTS_OF_KEY)?;
+    let mut rows = adjustments.query(asked)?;
+    while let Some(row) = rows.next()? {
+        let day = days.entry(place(row)?).or_default();
+        day.adjustments.push(adjustment(row)?);
+    }
+    let mut copied = connection.prepare_cached(COPIED_OF_KEY)?;
+    let mut rows = copied.query(asked)?;
+    while let Some(row) = rows.next()? {
+        if let Some(day) = days.get_mut(&place(row)?) {
+            day.is_copied = true;
+        }
+    }
+    Ok(())
 }
 
 fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
