@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
+use crate::policy::billing::Rules;
 use crate::policy::calendar::Calendar;
 use crate::policy::crossing::{Shares, SigningSecret};
 use crate::policy::endpoint::EndpointTable;
@@ -80,6 +81,8 @@ pub struct Config {
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
     pub tiers: Vec<(TierName, Tier)>,
+    /// How a month is billed.
+    pub billing: Rules,
     /// What is told of keys near their limits.
     pub events: Events,
     /// The endpoints; every tier and upstream they name exists.

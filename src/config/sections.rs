@@ -23,6 +23,7 @@ use crate::policy::api_key::KeyPrefix;
 use crate::policy::calendar::Calendar;
 use crate::policy::header_pattern::HeaderPattern;
 
+mod billing;
 mod events;
 mod https;
 mod limits;
@@ -111,6 +112,7 @@ pub(super) fn config(
     let keys = keys(check, &at.key("keys"), text.keys);
     let tiers = traffic::tiers(check, &at.key("tiers"), text.tiers);
     let upstreams = upstreams::upstreams(check, &at.key("upstreams"), text.upstreams);
+    let billing = billing::billing(check, &at.key("billing"), text.billing);
     let endpoints = traffic::endpoints(
         check,
         &at.key("endpoints"),
@@ -139,6 +141,7 @@ pub(super) fn config(
         ledger,
         keys,
         tiers: tiers?,
+        billing,
         events,
         endpoints,
         upstreams: upstreams?,

@@ -23,6 +23,7 @@ use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
     ProxyProtocol,
 };
+use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
@@ -220,6 +221,8 @@ sections! {
         keys: Section<KeysText>,
         /// The tiers by name: what a key may use. A change holds from the next request and never touches what was used.
         tiers: Named<TierText>,
+        /// How a month is billed.
+        billing: Section<BillingText>,
         /// What can be called, and by whom. No two paths may match the same request.
         endpoints: List<EndpointText>,
         /// What is told of keys near their limits, and to whom.
@@ -387,6 +390,13 @@ sections! {
         settle_window: Leaf<Duration>,
         /// How long after its end a day of the ledger is kept.
         retention: Leaf<Duration>,
+    }
+    BillingText {
+        /// by_day: each tier of a key costs its price for the days that it was held; whole: a key that was held on any day costs a
+        /// whole month.
+        months: Leaf<Months>,
+        /// bill: a key that was not used in the month costs what another does; skip: it costs nothing.
+        unused_keys: Leaf<UnusedKeys>,
     }
     KeysText {
         /// What issued keys begin with.
