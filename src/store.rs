@@ -286,8 +286,8 @@ pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 /// Keys of which a day is read at once: in Redis 128 small hashes, some 0.2 ms of its time.
 pub const DAY_OF_KEYS_MAX: usize = 64;
 
-/// Keys that a command reads at once with some weeks of their ledger: in SQLite some tens of thousands of rows are sought, far
-/// below the store's timeout.
+/// Keys that a command reads at once with some weeks of their ledger: some tens of thousands of rows at most, far below the
+/// store's timeout.
 pub const KEYS_AT_ONCE_MAX: usize = 256;
 
 /// A store of keys, counts and ledger.
@@ -438,6 +438,7 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     ) -> Result<Vec<DayUsage>, StoreError>;
 
     /// The same for some keys, [`KEYS_AT_ONCE_MAX`] at most: for a command that walks over all keys and keeps little of each.
+    /// Keys that are next to each other in the order of their ids cost least.
     async fn usage_of(
         &self,
         from: Date,

@@ -587,7 +587,7 @@ impl Store for EmbeddedStore {
 
     async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
         let keys = keys.to_vec();
-        self.on_reader(move |connection| usage::read_day_of(connection, date, &keys))
+        self.on_reader(move |connection| usage::read_of(connection, date, date, &keys))
             .await
     }
 

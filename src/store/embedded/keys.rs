@@ -33,6 +33,8 @@ const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
 /// Records or entries read at once, so that reading 100,000 holds nobody up.
 const PAGE_RECORDS: i64 = 5_000;
+/// Customers read at once: each is within a record that is read for it.
+const PAGE_HOLDERS: i64 = 1_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
 const HOLDERS: &str = "SELECT id, json_extract(record, '$.customer') FROM keys
     WHERE id > ?1 ORDER BY id LIMIT ?2";
@@ -295,7 +297,7 @@ pub(super) fn holders(
 ) -> rusqlite::Result<Vec<(KeyId, String)>> {
     let after = after.as_ref().map_or("", KeyId::as_str);
     let mut holders = connection.prepare_cached(HOLDERS)?;
-    let holders = holders.query_map((after, PAGE_RECORDS), |row| {
+    let holders = holders.query_map((after, PAGE_HOLDERS), |row| {
         let id: String = row.get(0)?;
         Ok((id.parse().map_err(unreadable)?, row.get(1)?))
     })?;
