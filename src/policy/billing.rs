@@ -130,13 +130,8 @@ pub struct Counted {
 
 impl Counted {
     /// Counts the days of a key: those of the month that have begun, what the key held, and the tier of each day on which units
-    /// stay charged. `None`: its record is not known.
-    pub fn of(
-        rules: Rules,
-        days: &[Day],
-        life: Option<&Life>,
-        used: &BTreeMap<Date, String>,
-    ) -> Counted {
+    /// stay charged.
+    pub fn of(rules: Rules, days: &[Day], life: &Life, used: &BTreeMap<Date, String>) -> Counted {
         let mut counted = Counted {
             is_used: days.iter().any(|day| used.contains_key(&day.date)),
             ..Counted::default()
@@ -146,9 +141,9 @@ impl Counted {
             UnusedKeys::Skip | UnusedKeys::Bill => {}
         }
         for day in days {
-            let held = || life.and_then(|life| life.tier_on(day));
             let tier = used.get(&day.date).map(String::as_str);
-            let Some(tier) = tier.or_else(|| held().map(TierName::as_str)) else {
+            let held = || life.tier_on(day).map(TierName::as_str);
+            let Some(tier) = tier.or_else(held) else {
                 continue;
             };
             match counted.tiers.get_mut(tier) {

@@ -17,6 +17,7 @@ mod drain;
 mod explain;
 mod files;
 mod import;
+mod invoice;
 mod keys;
 mod ledger;
 mod lifecycle;

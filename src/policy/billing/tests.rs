@@ -73,7 +73,7 @@ fn used(days: &[(&str, &str)]) -> BTreeMap<Date, String> {
 }
 
 fn counted(rules: Rules, life: &Life, uses: &[(&str, &str)]) -> Counted {
-    Counted::of(rules, &october(), Some(life), &used(uses))
+    Counted::of(rules, &october(), life, &used(uses))
 }
 
 fn tiers(counted: &Counted) -> Vec<(&str, u64)> {
@@ -317,12 +317,6 @@ fn a_day_of_use_is_counted_for_the_tier_of_its_use_and_any_other_for_the_tier_he
         let told = counted(by_day, life, uses);
         assert_eq!(tiers(&told), expected, "{what}");
     }
-    // What is not known to have been issued is billed by its use.
-    let stranger = Counted::of(by_day, &october(), None, &used(&[("2026-10-03", "pro")]));
-    assert_eq!(
-        (tiers(&stranger), stranger.is_used),
-        (vec![("pro", 1)], true)
-    );
 }
 
 #[test]
@@ -426,7 +420,7 @@ proptest! {
     ) {
         let (october, life) = (october(), Life::of(&record, &trail));
         for rules in RULES {
-            let told = Counted::of(rules, &october, Some(&life), &uses);
+            let told = Counted::of(rules, &october, &life, &uses);
             let sum: u64 = amounts(rules, &told, 31).iter().sum();
             let dearest = told.tiers.keys().map(|tier| price(tier)).max().unwrap_or(0);
             prop_assert!(told.days() <= 31);
@@ -448,7 +442,7 @@ proptest! {
     fn a_key_that_never_changed_is_billed_the_days_since_its_issue(hours in 0i64..(31 * 24)) {
         let created = at("2026-10-01T00:00:00Z") + hours.hours();
         let (record, trail) = lived(created, &[]);
-        let told = Counted::of(RULES[0], &october(), Some(&Life::of(&record, &trail)), &BTreeMap::new());
+        let told = Counted::of(RULES[0], &october(), &Life::of(&record, &trail), &BTreeMap::new());
         prop_assert_eq!(told.days(), 31 - u64::try_from(hours / 24).unwrap());
     }
 
@@ -465,8 +459,8 @@ proptest! {
         let mut backwards = october();
         backwards.reverse();
         for rules in RULES {
-            let told = Counted::of(rules, &october(), Some(&life), &uses);
-            prop_assert_eq!(Counted::of(rules, &backwards, Some(&life), &uses), told);
+            let told = Counted::of(rules, &october(), &life, &uses);
+            prop_assert_eq!(Counted::of(rules, &backwards, &life, &uses), told);
         }
     }
 }
