@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::policy::billing::Rules;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::EndpointTable;
 use crate::policy::enforcement::Enforcement;
@@ -79,6 +80,8 @@ pub struct Config {
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
     pub tiers: Vec<(TierName, Tier)>,
+    /// How a month is billed.
+    pub billing: Rules,
     /// What is told of keys near their limits.
     pub events: Events,
     /// The endpoints; every tier and upstream they name exists.

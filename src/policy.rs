@@ -18,6 +18,7 @@
 //! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
 //! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
 //! | [`audit`] | what the audit trail says of a change |
+//! | [`billing`] | which days of a key's month are billed, for which tier and how much |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
 //! | [`explanation`] | what all steps would make of a request, and why |
@@ -46,6 +47,7 @@
 pub mod address;
 pub mod api_key;
 pub mod audit;
+pub mod billing;
 pub mod caching;
 pub mod calendar;
 pub mod choice;

@@ -286,6 +286,10 @@ pub const EVENTS_KEPT_SECONDS: i64 = 7 * 86_400;
 /// Keys of which a day is read at once: in Redis 128 small hashes, some 0.2 ms of its time.
 pub const DAY_OF_KEYS_MAX: usize = 64;
 
+/// Keys that a command reads at once with some weeks of their ledger: some tens of thousands of rows at most, far below the
+/// store's timeout.
+pub const KEYS_AT_ONCE_MAX: usize = 256;
+
 /// A store of keys, counts and ledger.
 ///
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
@@ -391,6 +395,13 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// All records in the order of their creation, asked for.
     async fn all_keys(&self) -> Result<Vec<KeyRecord>, StoreError>;
 
+    /// All keys in the order of their ids, each with its customer: some 30 bytes a key and each name once, where a record has
+    /// some hundreds.
+    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError>;
+
+    /// The records of some keys, [`KEYS_AT_ONCE_MAX`] at most; a key without one is left out.
+    async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError>;
+
     /// The gateways that have not confirmed the change after up to `patience`: those that live, and those that did not sign off and
     /// are not heard of any more, which may be serving the keys that they knew. The embedded store has none of the latter: its
     /// gateways read it for every charge, and one that cannot read it serves no request.
@@ -424,6 +435,15 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
         from: Date,
         to: Date,
         key: Option<KeyId>,
+    ) -> Result<Vec<DayUsage>, StoreError>;
+
+    /// The same for some keys, [`KEYS_AT_ONCE_MAX`] at most: for a command that walks over all keys and keeps little of each.
+    /// Keys that are next to each other in the order of their ids cost least.
+    async fn usage_of(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError>;
 
     /// The ledger of one day for some keys, [`DAY_OF_KEYS_MAX`] at most, in the order of the keys. For a gateway that walks over all

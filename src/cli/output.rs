@@ -15,6 +15,8 @@ use jiff::civil::Date;
 use serde::Serialize;
 use terminal_size::{Width, terminal_size_of};
 
+pub(super) mod long_table;
+
 /// The longest customer or label: what a table row can show.
 const NAME_CHARS_MAX: usize = 200;
 
@@ -157,6 +159,10 @@ pub(super) fn write_table(
 
 /// The lines of such a table, its header first, without spaces at their ends.
 pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+    lines(&table(header, numbers, rows))
+}
+
+fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_header(
@@ -178,7 +184,7 @@ pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    lines(&table)
+    table
 }
 
 /// Writes names and values under each other.

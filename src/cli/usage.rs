@@ -177,14 +177,16 @@ fn price_cents(config: &Config, tier: &str) -> Option<u64> {
     config.tier(&tier.parse().ok()?)?.price_cents
 }
 
-/// The tier by which a day is billed: of those that it was charged in, the dearest; of equal ones the first by name.
+/// The tier by which a day is billed: of those in which units stay charged, the dearest; where all were refunded, of those that
+/// were charged; of equal ones the first by name.
 fn billed_tier<'u>(config: &Config, usage: &'u DayUsage) -> Option<&'u str> {
     let charged = usage.tiers.iter();
-    let charged = charged.filter(|(_, totals)| totals.requests > 0);
-    charged.map(|(tier, _)| tier.as_str()).min_by_key(|tier| {
+    let charged = charged.filter(|(_, totals)| totals.requests > 0 || totals.net() > 0);
+    let dearest = charged.min_by_key(|(tier, totals)| {
         let price = price_cents(config, tier);
-        (std::cmp::Reverse(price), *tier)
-    })
+        (totals.net() <= 0, std::cmp::Reverse(price), *tier)
+    });
+    dearest.map(|(tier, _)| tier.as_str())
 }
 
 #[cfg(test)]

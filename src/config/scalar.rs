@@ -12,6 +12,7 @@ use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
     ProxyProtocol, Secret,
 };
+use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
@@ -280,6 +281,10 @@ words! {
         "http1" => Protocol::Http1, "http2" => Protocol::Http2, "auto" => Protocol::Negotiated;
     Level, "a log level", "write error, warn, info, debug or trace", false:
         "error" => Level::Error, "warn" => Level::Warn, "info" => Level::Info, "debug" => Level::Debug, "trace" => Level::Trace;
+    Months, "a way to bill months", "write by_day or whole", false:
+        "by_day" => Months::ByDay, "whole" => Months::Whole;
+    UnusedKeys, "a way to bill unused keys", "write bill or skip", false:
+        "bill" => UnusedKeys::Bill, "skip" => UnusedKeys::Skip;
     LogFormat, "a log format", "write json or pretty", false:
         "json" => LogFormat::Json, "pretty" => LogFormat::Pretty;
 }

@@ -14,6 +14,7 @@ use super::rows::{
 use super::{AccessLog, Config, Effective, Level, LogFormat, Places, Secret};
 use crate::policy::address::Network;
 use crate::policy::api_key::KeyPrefix;
+use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
 use crate::policy::header_pattern::HeaderPattern;
 use crate::policy::key_record::TierName;
@@ -62,6 +63,8 @@ rows! {
         keys: Keys = plain();
         /// The tiers by name: what a key may use. A change holds from the next request and never touches what was used.
         tiers: Option<Vec<(TierName, Tier)>> = named("write one such as starter: { daily: 1000 }", traffic::tier);
+        /// How a month is billed.
+        billing: Billing = plain();
         /// What can be called, and by whom. No two paths may match the same request.
         endpoints: Vec<Option<(Path, EndpointRows)>> = required(
             ENDPOINTS_HINT,
@@ -92,6 +95,15 @@ rows! {
         settle_window: Duration = within(DAY * 7, HOUR..=DAY * 30);
         /// How long after its end a day of the ledger is kept.
         retention: Duration = within(DAY * 396, DAY * 62..=DAY * 3_660);
+    }
+
+    /// How a month is billed.
+    struct Billing {
+        /// by_day: each tier of a key costs its price for the days that it was held; whole: a key that was held on any day costs a
+        /// whole month.
+        months: Months = leaf().or(Months::ByDay);
+        /// bill: a key that was not used in the month costs what another does; skip: it costs nothing.
+        unused_keys: UnusedKeys = leaf().or(UnusedKeys::Bill);
     }
 
     /// Keys as issued and as asked for.
@@ -206,6 +218,10 @@ pub(super) fn config(
         },
         keys: root.keys,
         tiers: root.tiers?,
+        billing: Rules {
+            months: root.billing.months,
+            unused_keys: root.billing.unused_keys,
+        },
         events: root.events,
         endpoints,
         upstreams: root.upstreams?,

@@ -130,6 +130,7 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
         (config.ledger.settle_window, config.ledger.retention),
         (7 * day, 396 * day)
     );
+    assert_eq!(config.billing, Rules::default());
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
         [Server {
@@ -150,8 +151,8 @@ fn what_the_shipped_file_writes_down_is_what_leaving_it_out_gives() {
         let mut bare = text.clone();
         let mapping = bare.as_mapping_mut().unwrap();
         for section in [
-            "quota", "keys", "events", "forward", "runtime", "limits", "logging", "tracing",
-            "store", "listen",
+            "quota", "keys", "billing", "events", "forward", "runtime", "limits", "logging",
+            "tracing", "store", "listen",
         ] {
             let empty = match section {
                 "store" => "{embedded: {}}",
@@ -495,5 +496,36 @@ proptest! {
             let lines = text.lines().count() + 1;
             prop_assert!(errors.problems.iter().all(|problem| (1..=lines).contains(&problem.line) && problem.column >= 1));
         }
+    }
+}
+
+#[test]
+fn billing_has_two_rules_of_two_words_each() {
+    use crate::policy::billing::{Months, UnusedKeys};
+    let billing = |more: &str| with(&format!("billing: {more}\n")).map(|config| config.billing);
+    for (months, read_months) in [("by_day", Months::ByDay), ("whole", Months::Whole)] {
+        for (unused, read_unused) in [("bill", UnusedKeys::Bill), ("skip", UnusedKeys::Skip)] {
+            let read = billing(&format!("{{months: {months}, unused_keys: {unused}}}"));
+            let expected = Rules {
+                months: read_months,
+                unused_keys: read_unused,
+            };
+            assert_eq!(read.unwrap(), expected);
+        }
+    }
+    assert_eq!(billing("{}").unwrap(), Rules::default());
+    for (more, expected) in [
+        (
+            "{months: half}",
+            "billing.months: \"half\" is not a way to bill months (hint: write by_day or whole)",
+        ),
+        (
+            "{unused_keys: no}",
+            "billing.unused_keys: \"no\" is not a way to bill unused keys (hint: write bill or skip)",
+        ),
+        ("{month: whole}", "billing.month: there is no such key"),
+    ] {
+        let errors = billing(more).unwrap_err().to_string();
+        assert!(errors.contains(expected), "{errors}");
     }
 }

@@ -67,6 +67,7 @@ use self::writer::Desk;
 use super::carried::{Carried, Carrying, Taken, Taking};
 use super::chain::{Chained, Piece};
 use super::held_file::HeldConnection;
+use super::key_table::Customers;
 use super::status::{Replicas, StoreStatus};
 use super::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -496,6 +497,27 @@ impl Store for EmbeddedStore {
         Ok(found.into_iter().map(|(_, _, record)| record).collect())
     }
 
+    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
+        let (mut found, mut customers) = (Vec::new(), Customers::default());
+        loop {
+            let after = found.last().map(|(id, _)| *id);
+            let page = self
+                .on_reader(move |connection| keys::holders(connection, after))
+                .await?;
+            if page.is_empty() {
+                return Ok(found);
+            }
+            let page = page.into_iter();
+            found.extend(page.map(|(id, customer)| (id, customers.shared(customer))));
+        }
+    }
+
+    async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
+        let ids = ids.to_vec();
+        self.on_reader(move |connection| keys::some(connection, &ids))
+            .await
+    }
+
     async fn await_applied(
         &self,
         mark: &ChangeMark,
@@ -552,9 +574,20 @@ impl Store for EmbeddedStore {
             .await
     }
 
+    async fn usage_of(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        let keys = keys.to_vec();
+        self.on_reader(move |connection| usage::read_of(connection, from, to, &keys))
+            .await
+    }
+
     async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
         let keys = keys.to_vec();
-        self.on_reader(move |connection| usage::read_day_of(connection, date, &keys))
+        self.on_reader(move |connection| usage::read_of(connection, date, date, &keys))
             .await
     }
 

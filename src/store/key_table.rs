@@ -3,6 +3,7 @@
 //! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
 //! doubled or out of order. It owns no connection: stores feed it.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -10,6 +11,22 @@ use jiff::Timestamp;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
+
+/// The names of customers, each kept once however many keys bear it.
+#[derive(Debug, Default)]
+pub struct Customers(HashSet<Arc<str>>);
+
+impl Customers {
+    /// The one copy of a name.
+    pub fn shared(&mut self, name: String) -> Arc<str> {
+        if let Some(kept) = self.0.get(name.as_str()) {
+            return kept.clone();
+        }
+        let kept: Arc<str> = name.into();
+        self.0.insert(kept.clone());
+        kept
+    }
+}
 
 /// A record as the request path holds it.
 #[derive(Debug)]

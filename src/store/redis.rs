@@ -595,6 +595,14 @@ impl Store for RedisStore {
         self.parts.records.all().await
     }
 
+    async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
+        self.parts.records.holders().await
+    }
+
+    async fn records_of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
+        self.parts.records.of(ids).await
+    }
+
     async fn await_applied(
         &self,
         mark: &ChangeMark,
@@ -644,6 +652,16 @@ impl Store for RedisStore {
     ) -> Result<Vec<DayUsage>, StoreError> {
         let keys = self.parts.ids(key).await?;
         ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+    }
+
+    async fn usage_of(
+        &self,
+        from: Date,
+        to: Date,
+        keys: &[KeyId],
+    ) -> Result<Vec<DayUsage>, StoreError> {
+        let (link, names) = (&self.parts.command_link, &self.parts.names);
+        ledger::usage(link, names, keys, from, to).await
     }
 
     async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {

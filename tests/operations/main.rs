@@ -18,6 +18,7 @@ mod drain;
 mod explain;
 mod files;
 mod import;
+mod invoice;
 mod keys;
 mod ledger;
 mod lifecycle;

@@ -1,34 +1,38 @@
 //! `touchline usage invoice`: a month by customer, key and tier, ready to be billed.
 //!
-//! The rules, which the README tells finance:
-//! - a day counts for one tier: of those that the key was charged in on that day, the dearest;
-//! - the price of the month is shared among the tiers of a key in proportion to their days; a key that was not used at all
-//!   has one line, with the tier of its record and the whole price;
-//! - units above the limit (`over`) are not billed; unattributed ones are, because the quota counted them;
-//! - what was settled after its day was closed (`adjusted`) is in the month in which it came, with the tier of its day.
-//!
-//! Money is whole cents; a share is rounded half up.
+//! Which days are billed, and what part of a price they are, is [`crate::policy::billing`]'s. Keys are read some at a time, and of
+//! each its lines are kept, some 200 bytes each: memory grows with the keys, not with what they used. Nothing is written before
+//! everything was read, so that a failing store leaves no part of an invoice.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::str::FromStr;
+use std::sync::Arc;
 
-use jiff::Span;
 use jiff::civil::Date;
+use jiff::{Span, Timestamp};
 use serde::Serialize;
 
-use super::{Records, Session, billed_tier, is_of, price_cents, records};
+use super::Session;
 use crate::cli::note;
-use crate::cli::output::{RowsFormat, write_csv, write_json, write_table};
+use crate::cli::output::RowsFormat;
+use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
-use crate::policy::key_record::{KeyRecord, KeyState};
-use crate::store::DayUsage;
-use crate::store::ledger::UNKNOWN_TIER;
+use crate::policy::audit::Wanted;
+use crate::policy::billing::Life;
+use crate::policy::calendar::Day;
+use crate::policy::key_record::{Action, KeyRecord};
+use crate::store::{DayUsage, KEYS_AT_ONCE_MAX};
+
+mod lines;
+
+use lines::{Key, Line};
 
 /// How long before the month a day may have ended to which something came in it: longer than any journal is kept.
 const LATE_DAYS_MAX: i32 = 40;
-const COLUMNS: [&str; 15] = [
+const CURRENCY: &str = "USD";
+const COLUMNS: [&str; 16] = [
     "month",
     "customer",
     "key",
@@ -44,7 +48,10 @@ const COLUMNS: [&str; 15] = [
     "adjusted",
     "billed_units",
     "amount_cents",
+    "use",
 ];
+/// The columns of CSV that have the rules.
+const RULE_COLUMNS: [&str; 3] = ["months", "unused_keys", "rule"];
 
 /// A calendar month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,36 +98,89 @@ impl Month {
     }
 }
 
-/// One key in one tier.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-struct Line {
-    customer: String,
-    key: String,
-    label: Option<String>,
-    tier: String,
-    price_cents: Option<u64>,
-    days: u64,
-    /// 1 where a key that was not used is billed by this line.
-    #[serde(skip)]
-    share: u64,
-    requests: u64,
-    charged: u64,
-    refunded: u64,
-    unattributed: i64,
-    over: u64,
-    adjusted: i64,
-    billed_units: i64,
-    amount_cents: Option<u64>,
-}
-
-#[derive(Debug, Serialize)]
-struct Invoice {
+/// By what the keys of a month are billed.
+struct Terms<'c> {
+    config: &'c Config,
     month: Month,
-    currency: &'static str,
+    /// The days of the month that have begun.
+    days: Vec<Day>,
     /// Whether all days of the month are closed: nothing of it changes any more.
     closed: bool,
-    lines: Vec<Line>,
+}
+
+impl<'c> Terms<'c> {
+    fn of(config: &'c Config, month: Month, now: Timestamp) -> anyhow::Result<Terms<'c>> {
+        let dates = month.first.series(Span::new().days(1));
+        let dates = dates.take_while(|date| month.holds(*date));
+        let days: Result<Vec<Day>, _> = dates.map(|date| config.calendar.day_of(date)).collect();
+        let mut days = days?;
+        let window = i64::try_from(config.ledger.settle_window.as_secs())?;
+        let now = now.as_second();
+        let is_closed = |day: &Day| now >= day.end.saturating_add(window);
+        let closed = days.iter().all(is_closed);
+        days.retain(|day| day.start <= now);
+        Ok(Terms {
+            config,
+            month,
+            days,
+            closed,
+        })
+    }
+
+    /// Whether a key's record alone shows what it held in the month: its last change was before, or its first.
+    fn is_told_by(&self, record: &KeyRecord) -> bool {
+        let first = self.days.first().map_or(i64::MAX, |day| day.start);
+        let is_new = matches!(record.last_change.action, Action::Issue | Action::Import);
+        is_new || record.updated.as_second() < first
+    }
+}
+
+/// The sums of an invoice.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+struct Sums {
+    over: u64,
     amount_cents: u64,
+}
+
+impl Sums {
+    fn of(lines: &[Line]) -> Sums {
+        Sums {
+            over: lines.iter().map(|line| line.over).sum(),
+            amount_cents: lines.iter().filter_map(|line| line.amount_cents).sum(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Invoice<'i> {
+    month: Month,
+    currency: &'static str,
+    closed: bool,
+    rules: Rules,
+    lines: &'i [Line],
+    #[serde(flatten)]
+    sums: Sums,
+}
+
+/// The rules, as fields and in words.
+#[derive(Serialize)]
+struct Rules {
+    months: &'static str,
+    unused_keys: &'static str,
+    timezone: String,
+    text: Vec<String>,
+}
+
+impl Rules {
+    fn of(config: &Config) -> Rules {
+        let (rules, zone) = (config.billing, config.calendar.name());
+        Rules {
+            months: rules.months.as_str(),
+            unused_keys: rules.unused_keys.as_str(),
+            timezone: zone.to_owned(),
+            text: rules.sentences(zone),
+        }
+    }
 }
 
 /// Reads the month and writes it in the form asked for.
@@ -131,207 +191,144 @@ pub(super) async fn run(
     output: RowsFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let from = month.first.checked_sub(Span::new().days(LATE_DAYS_MAX))?;
     let now = session.store.server_time().await?;
-    let config = &session.config;
-    let last = config.calendar.day_of(month.last())?;
-    let window = i64::try_from(config.ledger.settle_window.as_secs())?;
-    let closed = now.as_second() >= last.end.saturating_add(window);
-    let records = records(session).await?;
-    let mut usage = session.store.usage(from, month.last(), None).await?;
-    usage.retain(|usage| is_of(&records, customer, usage.key));
-    let kept = records
-        .iter()
-        .filter(|(key, _)| is_of(&records, customer, **key));
-    let kept: Records = kept.map(|(key, record)| (*key, record.clone())).collect();
-    let lines = lines(config, month, &usage, &kept)?;
-    let invoice = Invoice {
-        month,
-        currency: "USD",
-        closed,
-        amount_cents: lines.iter().filter_map(|line| line.amount_cents).sum(),
-        lines,
-    };
-    if !closed {
+    let terms = Terms::of(&session.config, month, now)?;
+    let lines = read(session, &terms, customer).await?;
+    if !terms.closed {
         note(&format!(
             "{month} is not closed yet: its days can change until quota.settle_window after they end."
         ));
     }
+    let out = &mut BufWriter::new(out);
     match output {
-        RowsFormat::Json => write_json(out, &invoice),
-        RowsFormat::Csv => {
-            let rows: Vec<Vec<String>> =
-                invoice.lines.iter().map(|line| row(month, line)).collect();
-            write_csv(out, &COLUMNS, &rows)
-        }
-        RowsFormat::Table => table(out, &invoice),
+        RowsFormat::Json => json(&terms, &lines, out)?,
+        RowsFormat::Csv => csv(&terms, &lines, out)?,
+        RowsFormat::Table => table(&terms, &lines, out)?,
     }
+    Ok(out.flush()?)
 }
 
 /// The lines in the order of customers, keys and tiers.
-fn lines(
-    config: &Config,
-    month: Month,
-    usage: &[DayUsage],
-    records: &Records,
+async fn read(
+    session: &Session,
+    terms: &Terms<'_>,
+    customer: Option<&str>,
 ) -> anyhow::Result<Vec<Line>> {
-    let mut keys: BTreeMap<KeyId, BTreeMap<String, Line>> = BTreeMap::new();
-    for usage in usage {
-        let billed = billed_tier(config, usage);
-        let billed = billed.unwrap_or_else(|| {
-            let record = records.get(&usage.key);
-            record.map_or(UNKNOWN_TIER, |record| record.tier.as_str())
-        });
-        let mut late = 0;
-        for adjustment in &usage.adjustments {
-            if month.holds(config.calendar.day_at(adjustment.came)?.date) {
-                late += adjustment.units;
-            }
+    let from = terms.month.first;
+    let from = from.checked_sub(Span::new().days(LATE_DAYS_MAX))?;
+    let to = terms.month.last();
+    let mut holders = session.store.holders().await?;
+    holders.retain(|(_, held)| customer.is_none_or(|customer| **held == *customer));
+    let mut lines = Vec::with_capacity(holders.len());
+    for batch in holders.chunks(KEYS_AT_ONCE_MAX) {
+        let ids: Vec<KeyId> = batch.iter().map(|(key, _)| *key).collect();
+        let mut usage: BTreeMap<KeyId, Vec<DayUsage>> = BTreeMap::new();
+        for day in session.store.usage_of(from, to, &ids).await? {
+            usage.entry(day.key).or_default().push(day);
         }
-        if late != 0 {
-            line_of(&mut keys, usage.key, billed).adjusted += late;
-        }
-        if month.holds(usage.date) {
-            add_day(&mut keys, usage, billed);
+        let customers: BTreeMap<KeyId, &Arc<str>> = batch
+            .iter()
+            .map(|(key, customer)| (*key, customer))
+            .collect();
+        for record in session.store.records_of(&ids).await? {
+            let Some(customer) = customers.get(&record.id) else {
+                continue;
+            };
+            let key = Key {
+                customer,
+                record: &record,
+                life: life(session, terms, &record).await?,
+            };
+            let usage = usage.remove(&record.id).unwrap_or_default();
+            lines.extend(lines::of(terms, &key, &usage)?);
         }
     }
-    for record in records.values() {
-        let tiers = keys.get(&record.id);
-        let used = tiers.is_some_and(|tiers| tiers.values().any(|line| line.days > 0));
-        if is_subscribed(config, month, record) && !used {
-            // As if it had been used in that tier on all days.
-            line_of(&mut keys, record.id, record.tier.as_str()).share = 1;
-        }
-    }
-    let mut lines: Vec<Line> = Vec::new();
-    for (key, mut tiers) in keys {
-        let record = records.get(&key);
-        let all: u64 = tiers.values().map(|line| line.days + line.share).sum();
-        for (tier, line) in &mut tiers {
-            line.customer = record.map_or_else(String::new, |record| record.customer.clone());
-            line.label = record.and_then(|record| record.label.clone());
-            line.price_cents = price_cents(config, tier);
-            line.billed_units = signed(line.charged) - signed(line.refunded) + line.unattributed
-                - signed(line.over);
-            let days = line.days + line.share;
-            line.amount_cents = line.price_cents.map(|price| share(price, days, all));
-        }
-        lines.extend(tiers.into_values());
-    }
-    lines.sort_by(|one, other| {
-        (&one.customer, &one.key, &one.tier).cmp(&(&other.customer, &other.key, &other.tier))
-    });
+    lines.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
     Ok(lines)
 }
 
-fn line_of<'k>(
-    keys: &'k mut BTreeMap<KeyId, BTreeMap<String, Line>>,
-    key: KeyId,
-    tier: &str,
-) -> &'k mut Line {
-    let tiers = keys.entry(key).or_default();
-    tiers.entry(tier.to_owned()).or_insert_with(|| Line {
-        key: key.to_string(),
-        tier: tier.to_owned(),
-        ..Line::default()
-    })
-}
-
-fn add_day(keys: &mut BTreeMap<KeyId, BTreeMap<String, Line>>, usage: &DayUsage, billed: &str) {
-    for (tier, totals) in &usage.tiers {
-        // Refusals alone make no line: nothing was used in that tier.
-        if totals.requests > 0 || totals.refunded > 0 {
-            let line = line_of(keys, usage.key, tier);
-            line.requests += totals.requests;
-            line.charged += totals.charged;
-            line.refunded += totals.refunded;
-        }
+/// What a key held; its audit trail is read where its record is not enough.
+async fn life(session: &Session, terms: &Terms<'_>, record: &KeyRecord) -> anyhow::Result<Life> {
+    if terms.is_told_by(record) {
+        return Ok(Life::of(record, &[]));
     }
-    if usage.totals().requests > 0 || usage.used > 0 {
-        let line = line_of(keys, usage.key, billed);
-        line.days += 1;
-        line.unattributed += usage.unattributed;
-        line.over += usage.over;
+    let wanted = Wanted {
+        key: Some(record.id),
+        ..Wanted::default()
+    };
+    Ok(Life::of(record, &session.store.audit(wanted).await?))
+}
+
+fn json(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
+    let invoice = Invoice {
+        month: terms.month,
+        currency: CURRENCY,
+        closed: terms.closed,
+        rules: Rules::of(terms.config),
+        lines,
+        sums: Sums::of(lines),
+    };
+    serde_json::to_writer_pretty(&mut *out, &invoice)?;
+    Ok(out.write_all(b"\n")?)
+}
+
+/// The rules are in every row.
+fn csv(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
+    let rules = terms.config.billing;
+    let fields = [
+        rules.months.as_str(),
+        rules.unused_keys.as_str(),
+        rules.phrase(),
+    ];
+    let mut writer = csv::Writer::from_writer(out);
+    writer.write_record(COLUMNS.iter().chain(&RULE_COLUMNS))?;
+    for line in lines {
+        let cells = line.cells(terms.month);
+        writer.write_record(cells.iter().map(String::as_str).chain(fields))?;
     }
+    Ok(writer.flush()?)
 }
 
-/// Whether the key could be used on some day of the month, as far as its record says.
-fn is_subscribed(config: &Config, month: Month, record: &KeyRecord) -> bool {
-    let (Ok(first), Ok(last)) = (
-        config.calendar.day_of(month.first),
-        config.calendar.day_of(month.last()),
-    ) else {
-        return false;
-    };
-    let begun = record.created.as_second() < last.end;
-    let expired = record
-        .expires
-        .is_some_and(|expires| expires.as_second() <= first.start);
-    let revoked = record.state == KeyState::Revoked && record.updated.as_second() < first.start;
-    begun && !expired && !revoked
-}
-
-/// The part of a price for `days` of `all` days, rounded half up.
-fn share(price_cents: u64, days: u64, all: u64) -> u64 {
-    let (price, days, all) = (
-        u128::from(price_cents),
-        u128::from(days),
-        u128::from(all.max(1)),
-    );
-    u64::try_from((2 * price * days + all) / (2 * all)).unwrap_or(u64::MAX)
-}
-
-fn signed(units: u64) -> i64 {
-    i64::try_from(units).unwrap_or(i64::MAX)
-}
-
-fn row(month: Month, line: &Line) -> Vec<String> {
-    let optional = |cents: Option<u64>| cents.map(|cents| cents.to_string()).unwrap_or_default();
-    vec![
-        month.to_string(),
-        line.customer.clone(),
-        line.key.clone(),
-        line.label.clone().unwrap_or_default(),
-        line.tier.clone(),
-        optional(line.price_cents),
-        line.days.to_string(),
-        line.requests.to_string(),
-        line.charged.to_string(),
-        line.refunded.to_string(),
-        line.unattributed.to_string(),
-        line.over.to_string(),
-        line.adjusted.to_string(),
-        line.billed_units.to_string(),
-        optional(line.amount_cents),
-    ]
-}
-
-/// For people: dollars in place of cents, and the month only once.
-fn table(out: &mut dyn Write, invoice: &Invoice) -> anyhow::Result<()> {
-    let dollars = |cents: Option<u64>| {
-        cents.map_or_else(String::new, |cents| {
-            format!("{}.{:02}", cents / 100, cents % 100)
-        })
-    };
+/// For people: dollars in place of cents, the month only once, and the rules below.
+fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
     let header = COLUMNS.map(|name| name.strip_suffix("_cents").unwrap_or(name));
     let [_, header @ ..] = header;
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    for line in &invoice.lines {
-        let mut cells = row(invoice.month, line).split_off(1);
-        if let [.., price, _, _, _, _, _, _, _, _, amount] = cells.as_mut_slice() {
-            *price = dollars(line.price_cents);
-            *amount = dollars(line.amount_cents);
-        }
-        rows.push(cells);
+    let [_, _, _, _, numbers @ .., _] = header;
+    let sums = Sums::of(lines);
+    let total = [lines::total(terms.month, &sums)];
+    let rows = |lines: &[Line]| -> Vec<Vec<String>> {
+        lines.iter().map(|line| line.shown(terms.month)).collect()
+    };
+    let mut table = LongTable::new(&header, &numbers);
+    let batches = || lines.chunks(BATCH_ROWS).map(rows);
+    batches().for_each(|rows| table.measure(&rows));
+    table.measure(&total);
+    for rows in batches() {
+        table.write(out, &rows)?;
     }
-    let mut total = vec![String::new(); header.len()];
-    if let [first, .., last] = total.as_mut_slice() {
-        *first = format!("total of {}, {}", invoice.month, invoice.currency);
-        *last = dollars(Some(invoice.amount_cents));
+    table.write(out, &total)?;
+    footer(terms, &sums, out)
+}
+
+/// What is below the table: by which rules it was made.
+fn footer(terms: &Terms<'_>, sums: &Sums, out: &mut dyn Write) -> anyhow::Result<()> {
+    let rules = Rules::of(terms.config);
+    if sums.over > 0 {
+        writeln!(
+            out,
+            "\n{} units were served over the limit while Redis was away; they are not billed.",
+            sums.over
+        )?;
     }
-    rows.push(total);
-    let [_, _, _, _, numbers @ ..] = header;
-    write_table(out, &header, &numbers, &rows)
+    writeln!(
+        out,
+        "\nBilling rules (months: {}, unused_keys: {}):",
+        rules.months, rules.unused_keys
+    )?;
+    for sentence in rules.text {
+        writeln!(out, "- {sentence}")?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -516,7 +516,7 @@ fn all_problems_are_told_at_once_in_the_order_of_the_file() {
         "g.yaml:4:18: logging.level: \"loud\" is not a log level (hint: write error, warn, info, debug or trace)\n\
          g.yaml:4:24: logging.fromat: there is no such key (hint: did you mean `format`?)\n\
          g.yaml:5:24: limits.header_count: expected a whole number, found \"many\" (hint: write digits only, such as 1000)\n\
-         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, endpoints, events, upstreams, forward, runtime, limits, logging, tracing)"
+         g.yaml:6:1: zzz: there is no such key (hint: the keys here are listen, store, quota, keys, tiers, billing, endpoints, events, upstreams, forward, runtime, limits, logging, tracing)"
     );
 }
 

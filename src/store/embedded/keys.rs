@@ -33,7 +33,11 @@ const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
 /// Records or entries read at once, so that reading 100,000 holds nobody up.
 const PAGE_RECORDS: i64 = 5_000;
+/// Customers read at once: each is within a record that is read for it.
+const PAGE_HOLDERS: i64 = 1_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
+const HOLDERS: &str = "SELECT id, json_extract(record, '$.customer') FROM keys
+    WHERE id > ?1 ORDER BY id LIMIT ?2";
 const PUT: &str = "INSERT INTO keys (id, version, born, change, record) VALUES (?1, ?2, ?3, ?3, ?4)
     ON CONFLICT (id) DO UPDATE SET version = ?2, change = ?3, record = ?4";
 const TELL: &str = "INSERT INTO audit (place, key, entry) VALUES (?1, ?2, ?3)";
@@ -275,6 +279,29 @@ fn digests(record: &KeyRecord) -> impl Iterator<Item = KeyDigest> {
 /// The record of one key.
 pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option<KeyRecord>> {
     connection.query_row(ONE, [id.as_str()], read).optional()
+}
+
+/// The records of some keys; a key without one is left out.
+pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<Vec<KeyRecord>> {
+    let mut one = connection.prepare_cached(ONE)?;
+    let records = ids
+        .iter()
+        .filter_map(|id| one.query_row([id.as_str()], read).optional().transpose());
+    records.collect()
+}
+
+/// Some keys after one, in the order of their ids, each with its customer.
+pub(super) fn holders(
+    connection: &Connection,
+    after: Option<KeyId>,
+) -> rusqlite::Result<Vec<(KeyId, String)>> {
+    let after = after.as_ref().map_or("", KeyId::as_str);
+    let mut holders = connection.prepare_cached(HOLDERS)?;
+    let holders = holders.query_map((after, PAGE_HOLDERS), |row| {
+        let id: String = row.get(0)?;
+        Ok((id.parse().map_err(unreadable)?, row.get(1)?))
+    })?;
+    holders.collect()
 }
 
 /// Some records after a place in the order of changes, each with its own place and that of its creation.

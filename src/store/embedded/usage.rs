@@ -16,7 +16,7 @@ use crate::store::{Adjustment, DayUsage, Proof, Totals};
 
 macro_rules! columns {
     () => {
-        "ledger.date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+        "date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
          refused_concurrent, refused_not_found, refused_method, day_limit, granted"
     };
 }
@@ -26,25 +26,39 @@ const LEDGER: &str = concat!(
     columns!(),
     " FROM ledger WHERE date BETWEEN ?1 AND ?2"
 );
-// The table is in the order of dates first, so one key is looked up date by date; a scan would read every key's rows.
-const LEDGER_OF_KEY: &str = concat!(
-    "WITH RECURSIVE asked (date) AS (
-        SELECT max(?1, (SELECT min(date) FROM ledger))
-        UNION ALL
-        SELECT date(date, '+1 day') FROM asked WHERE date < min(?2, (SELECT max(date) FROM ledger))
-    )
-    SELECT ",
-    columns!(),
-    " FROM asked CROSS JOIN ledger ON ledger.date = asked.date AND key = ?3 WHERE asked.date <= ?2"
+// The tables are in the order of dates first and then of keys, so a stretch of keys is looked up date by date; a scan would read
+// every key's rows.
+macro_rules! stretch_of {
+    ($table:literal, $columns:expr) => {
+        concat!(
+            "WITH RECURSIVE asked (day) AS (
+                SELECT max(?1, (SELECT min(date) FROM ",
+            $table,
+            "))
+                UNION ALL
+                SELECT date(day, '+1 day') FROM asked WHERE day < min(?2, (SELECT max(date) FROM ",
+            $table,
+            "))
+            ) SELECT ",
+            $columns,
+            " FROM asked CROSS JOIN ",
+            $table,
+            " ON date = day AND key BETWEEN ?3 AND ?4 WHERE day <= ?2"
+        )
+    };
+}
+
+const LEDGER_OF_KEYS: &str = stretch_of!("ledger", columns!());
+const ADJUSTMENTS_OF_KEYS: &str = concat!(
+    stretch_of!("adjustments", "date, key, came, units"),
+    " ORDER BY date, key, came"
 );
-// Of one day the rows are in the order of keys, so some neighbours among all keys are one stretch of it.
-const LEDGER_OF_NEIGHBOURS: &str = concat!(
-    "SELECT ",
-    columns!(),
-    " FROM ledger WHERE date = ?1 AND key BETWEEN ?2 AND ?3"
-);
+const COPIED_OF_KEYS: &str = stretch_of!("copied", "date, key");
+/// How many keys lie in a stretch, as far as that is asked for.
+const KEYS_BETWEEN: &str =
+    "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
-    WHERE date BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) ORDER BY date, key, came";
+    WHERE date BETWEEN ?1 AND ?2 ORDER BY date, key, came";
 
 type Place = (Date, KeyId);
 
@@ -68,34 +82,40 @@ pub(super) fn read(
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
 
-/// One day of some keys, which are next to each other among all keys, or nearly.
-pub(super) fn read_day_of(
+/// The same of some keys: in one stretch where they are next to each other among all keys, or nearly, else one by one.
+pub(super) fn read_of(
     connection: &Connection,
-    date: Date,
+    from: Date,
+    to: Date,
     keys: &[KeyId],
 ) -> rusqlite::Result<Vec<DayUsage>> {
     let wanted: BTreeSet<KeyId> = keys.iter().copied().collect();
     let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
         return Ok(Vec::new());
     };
-    let text = date.to_string();
-    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
-    let mut ledger = connection.prepare_cached(LEDGER_OF_NEIGHBOURS)?;
-    let mut rows = ledger.query((&text, first.as_str(), last.as_str()))?;
-    while let Some(row) = rows.next()? {
-        days.entry(place(row)?).or_default().add(row)?;
+    let mut days = BTreeMap::new();
+    if are_neighbours(connection, &wanted, (first, last))? {
+        add_days_of(&mut days, connection, (from, to), (first, last))?;
+        days.retain(|(_, key), _| wanted.contains(key));
+    } else {
+        for key in &wanted {
+            add_days_of(&mut days, connection, (from, to), (key, key))?;
+        }
     }
-    days.retain(|(_, key), _| wanted.contains(key));
-    for (place, day) in &mut days {
-        let key = place.1.as_str();
-        let mut adjustments = connection.prepare_cached(ADJUSTMENTS)?;
-        let adjustments = adjustments.query_map((&text, &text, key), adjustment)?;
-        day.adjustments = adjustments.collect::<Result<_, _>>()?;
-    }
-    Ok(days
-        .into_iter()
-        .map(|(place, day)| day.told(place))
-        .collect())
+    let days = days.into_iter();
+    Ok(days.map(|(place, day)| day.told(place)).collect())
+}
+
+/// Whether less than half of the keys from the first to the last are others.
+fn are_neighbours(
+    connection: &Connection,
+    wanted: &BTreeSet<KeyId>,
+    (first, last): (&KeyId, &KeyId),
+) -> rusqlite::Result<bool> {
+    let most = i64::try_from(wanted.len().saturating_mul(2)).unwrap_or(i64::MAX);
+    let mut between = connection.prepare_cached(KEYS_BETWEEN)?;
+    let asked = (first.as_str(), last.as_str(), most);
+    Ok(between.query_row(asked, |row| row.get::<_, i64>(0))? < most)
 }
 
 /// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
@@ -194,20 +214,19 @@ fn days(
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<BTreeMap<Place, OneDay>> {
-    let (from, to) = (from.to_string(), to.to_string());
-    let key = key.as_ref().map(KeyId::as_str);
-    let (ledger, asked) = match &key {
-        None => (LEDGER, vec![from.as_str(), to.as_str()]),
-        Some(key) => (LEDGER_OF_KEY, vec![from.as_str(), to.as_str(), key]),
-    };
     let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
-    let mut ledger = connection.prepare(ledger)?;
-    let mut rows = ledger.query(rusqlite::params_from_iter(asked))?;
+    if let Some(key) = key {
+        add_days_of(&mut days, connection, (from, to), (&key, &key))?;
+        return Ok(days);
+    }
+    let (from, to) = (from.to_string(), to.to_string());
+    let mut ledger = connection.prepare(LEDGER)?;
+    let mut rows = ledger.query((&from, &to))?;
     while let Some(row) = rows.next()? {
         days.entry(place(row)?).or_default().add(row)?;
     }
     let mut adjustments = connection.prepare(ADJUSTMENTS)?;
-    let mut rows = adjustments.query((&from, &to, key))?;
+    let mut rows = adjustments.query((&from, &to))?;
     while let Some(row) = rows.next()? {
         let day = days.entry(place(row)?).or_default();
         day.adjustments.push(adjustment(row)?);
@@ -219,6 +238,36 @@ fn days(
         }
     }
     Ok(days)
+}
+
+/// Adds the days of the keys from the first through the last.
+fn add_days_of(
+    days: &mut BTreeMap<Place, OneDay>,
+    connection: &Connection,
+    (from, to): (Date, Date),
+    (first, last): (&KeyId, &KeyId),
+) -> rusqlite::Result<()> {
+    let (from, to) = (from.to_string(), to.to_string());
+    let asked = (&from, &to, first.as_str(), last.as_str());
+    let mut ledger = connection.prepare_cached(LEDGER_OF_KEYS)?;
+    let mut rows = ledger.query(asked)?;
+    while let Some(row) = rows.next()? {
+        days.entry(place(row)?).or_default().add(row)?;
+    }
+    let mut adjustments = connection.prepare_cached(ADJUSTMENTS_OF_KEYS)?;
+    let mut rows = adjustments.query(asked)?;
+    while let Some(row) = rows.next()? {
+        let day = days.entry(place(row)?).or_default();
+        day.adjustments.push(adjustment(row)?);
+    }
+    let mut copied = connection.prepare_cached(COPIED_OF_KEYS)?;
+    let mut rows = copied.query(asked)?;
+    while let Some(row) = rows.next()? {
+        if let Some(day) = days.get_mut(&place(row)?) {
+            day.is_copied = true;
+        }
+    }
+    Ok(())
 }
 
 fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {

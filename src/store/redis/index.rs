@@ -166,7 +166,7 @@ fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
 }
 
 /// The records with these names; what is missing or cannot be read is left out.
-async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
+pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
     if names.is_empty() {
         return Ok(Vec::new());
     }

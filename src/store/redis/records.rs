@@ -26,6 +26,7 @@ use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
+use crate::store::key_table::Customers;
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -139,6 +140,24 @@ impl Records {
         let mut records: Vec<KeyRecord> = records.into_values().collect();
         records.sort_by_key(|record| (record.created, record.id));
         Ok(records)
+    }
+
+    /// All keys in the order of their ids, each with its customer.
+    pub async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
+        let (mut holders, mut customers) = (BTreeMap::new(), Customers::default());
+        let state = index::state(&self.link, &self.names).await?;
+        let mut pages = Pages::of(&state);
+        while let Some(page) = pages.next(&self.link, &self.names).await? {
+            let page = page.into_iter();
+            holders.extend(page.map(|record| (record.id, customers.shared(record.customer))));
+        }
+        Ok(holders.into_iter().collect())
+    }
+
+    /// The records of some keys; a key without one is left out.
+    pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
+        let names: Vec<String> = ids.iter().map(|id| self.names.record(*id)).collect();
+        index::records(&self.link, &names).await
     }
 
     /// Adds a record.

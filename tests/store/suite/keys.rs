@@ -164,6 +164,30 @@ pub async fn all_keys_come_in_the_order_of_their_creation(fixture: &dyn Fixture)
     assert_eq!(told, expected);
 }
 
+pub async fn holders_and_records_of_some_keys_are_those_of_all_keys(fixture: &dyn Fixture) {
+    let store = fixture.command().await;
+    for turn in 0..7 {
+        let mut record = new_record("pro");
+        record.customer = ["Birch", "Acme"][turn % 2].into();
+        store.create_key(record).await.unwrap();
+    }
+    let mut all = store.all_keys().await.unwrap();
+    all.sort_by_key(|record| record.id);
+    let expected: Vec<_> = all
+        .iter()
+        .map(|record| (record.id, record.customer.clone().into()))
+        .collect();
+    assert_eq!(store.holders().await.unwrap(), expected);
+    let unknown = new_record("pro").id;
+    for asked in [vec![], vec![unknown], vec![all[5].id, unknown, all[2].id]] {
+        let told = store.records_of(&asked).await.unwrap();
+        let expected = asked
+            .iter()
+            .filter_map(|id| all.iter().find(|record| record.id == *id));
+        assert_eq!(told, expected.cloned().collect::<Vec<_>>());
+    }
+}
+
 pub async fn a_change_reaches_the_key_table_of_another_process(fixture: &dyn Fixture) {
     let (gateway, command) = (fixture.gateway("a").await, fixture.command().await);
     let key = issue(&command).await;

@@ -228,6 +228,9 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
         panic!("{proof:?}");
     };
     assert_eq!(adjustment.units, -3);
+    let (date, id) = (day.date, key.record.id);
+    let told = store.usage_of(date, date, &[id]).await.unwrap();
+    assert_eq!(told, [proof.usage.clone()]);
     let age = store.now().as_second() - adjustment.came.as_second();
     assert!((0..960).contains(&age), "{age} s ago");
     let after = DayUsage {
@@ -263,6 +266,44 @@ pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture
     assert_eq!(rows.len(), 2);
     assert!(rows.iter().all(|row| row.key == keys[1].record.id));
     assert_eq!(store.usage(to, from, None).await.unwrap(), []);
+}
+
+pub async fn usage_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn Fixture) {
+    let store = fixture.gateway("a").await;
+    let mut keys = Vec::new();
+    for turn in 0..4 {
+        let key = issue(&store).await;
+        for date in ["2026-11-19", "2026-11-20", "2026-11-21"] {
+            let charged = charge(&key, day_around_now(date), 100, turn + 1);
+            let (_, receipt) = granted(store.charge(charged).await);
+            if turn == 1 {
+                store.refund(receipt).await;
+            }
+        }
+        keys.push(key.record.id);
+    }
+    let idle = issue(&store).await.record.id;
+    let whole = eventually("the ledger is whole", async || {
+        let rows = ledger(&store).await;
+        let settled = rows.iter().all(|row| row.unattributed == 0);
+        (rows.len() == 12 && settled).then_some(rows)
+    })
+    .await;
+    let date = |text: &str| text.parse::<Date>().unwrap();
+    for (from, to) in [
+        (date("2026-11-20"), date("2026-11-21")),
+        (date("2026-09-01"), date("2026-11-19")),
+        (date("2026-11-21"), date("2026-11-20")),
+    ] {
+        for asked in [vec![keys[3], keys[1]], vec![idle], keys.clone(), Vec::new()] {
+            let expected = whole
+                .iter()
+                .filter(|row| (from..=to).contains(&row.date) && asked.contains(&row.key));
+            let expected: Vec<DayUsage> = expected.cloned().collect();
+            let told = store.usage_of(from, to, &asked).await.unwrap();
+            assert_eq!(told, expected, "{from} to {to}");
+        }
+    }
 }
 
 pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {

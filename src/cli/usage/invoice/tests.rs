@@ -1,7 +1,10 @@
 use super::*;
 use crate::cli::usage::grouping::tests::{cell, config, day};
+use crate::policy::billing::{self, Months, UnusedKeys};
+use crate::policy::key_record::KeyState;
 use crate::policy::key_record::tests::key_of;
 use crate::store::Adjustment;
+use crate::store::ledger::Cell;
 
 fn month(text: &str) -> Month {
     text.parse().unwrap()
@@ -15,12 +18,29 @@ fn record(tier: &str, customer: &str) -> KeyRecord {
     }
 }
 
-fn told(usage: &[DayUsage], records: &[KeyRecord]) -> Vec<Line> {
-    let records: Records = records
-        .iter()
-        .map(|record| (record.id, record.clone()))
-        .collect();
-    lines(&config(), month("2026-10"), usage, &records).unwrap()
+/// The lines of a key in October 2026 at an instant of November.
+fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec<Line> {
+    let mut config = config();
+    config.billing = rules;
+    let now = "2026-11-20T00:00:00Z".parse().unwrap();
+    let terms = Terms::of(&config, month("2026-10"), now).unwrap();
+    let key = Key {
+        customer: &record.customer.as_str().into(),
+        record,
+        life: Life::of(record, &[]),
+    };
+    lines::of(&terms, &key, usage).unwrap().collect()
+}
+
+fn told(usage: &[DayUsage], record: &KeyRecord) -> Vec<Line> {
+    told_by(billing::Rules::default(), usage, record)
+}
+
+/// Its requests were all refunded.
+fn refunded(tier: &str, requests: u64) -> Cell {
+    let mut cell = cell(tier, "/a", requests);
+    cell.totals.refunded = requests;
+    cell
 }
 
 #[test]
@@ -29,6 +49,21 @@ fn a_month_has_one_form() {
     assert_eq!(month("2026-10").to_string(), "2026-10");
     for bad in ["2026-13", "2026-1", "2026-10-01", "october", "", "2026-00"] {
         assert!(bad.parse::<Month>().is_err(), "{bad:?}");
+    }
+}
+
+#[test]
+fn a_month_is_closed_with_its_last_day_and_has_the_days_that_have_begun() {
+    let config = config();
+    for (now, days, closed) in [
+        ("2026-09-30T23:59:59Z", 0, false),
+        ("2026-10-01T00:00:00Z", 1, false),
+        ("2026-10-22T12:00:00Z", 22, false),
+        ("2026-11-07T23:59:59Z", 31, false),
+        ("2026-11-08T00:00:00Z", 31, true),
+    ] {
+        let terms = Terms::of(&config, month("2026-10"), now.parse().unwrap()).unwrap();
+        assert_eq!((terms.days.len(), terms.closed), (days, closed), "{now}");
     }
 }
 
@@ -46,29 +81,78 @@ fn a_day_counts_for_the_dearest_tier_that_was_charged_and_units_for_their_own() 
         day("2026-10-03", record.id, vec![cell("pro", "/a", 5)]),
         day("2026-11-01", record.id, vec![cell("pro", "/a", 5)]),
     ];
-    let lines = told(&usage, std::slice::from_ref(&record));
-    let told: Vec<_> = lines
+    let lines = told(&usage, &record);
+    let counts: Vec<_> = lines
         .iter()
-        .map(|line| (line.tier.as_str(), line.days, line.charged, line.refunded))
+        .map(|line| (&*line.tier, line.days, line.charged, line.refunded))
         .collect();
-    assert_eq!(told, [("pro", 2, 35, 2), ("starter", 1, 7, 2)]);
+    assert_eq!(counts, [("pro", 30, 35, 2), ("starter", 1, 7, 2)]);
     // 34 charged, 2 refunded, 1 unattributed: 33 used of 20; the 13 above are of the day's tier and not billed.
     let pro = &lines[0];
     assert_eq!((pro.unattributed, pro.over, pro.billed_units), (2, 13, 22));
     assert_eq!((lines[1].unattributed, lines[1].billed_units), (1, 6));
-    // Two days of three of 299 dollars, one of 99.
+    // 30 days of 31 of 299 dollars, one of 99.
     assert_eq!(
         (pro.amount_cents, lines[1].amount_cents),
-        (Some(19_933), Some(3_300))
+        (Some(28_935), Some(319))
     );
     assert_eq!(
-        (pro.price_cents, pro.customer.as_str()),
-        (Some(29_900), "Acme")
+        (pro.price_cents, &*pro.customer, pro.used),
+        (Some(29_900), "Acme", lines::Use::Used)
     );
 }
 
 #[test]
-fn a_key_that_was_not_used_has_a_line_with_the_whole_price_while_it_is_subscribed() {
+fn a_day_is_not_used_in_a_tier_whose_units_were_all_refunded() {
+    let record = record("starter", "Acme");
+    let mixed = vec![refunded("enterprise", 4), cell("starter", "/a", 4)];
+    let usage = [day("2026-10-02", record.id, mixed)];
+    let lines = told(&usage, &record);
+    let amounts: Vec<_> = lines
+        .iter()
+        .map(|line| (&*line.tier, line.days, line.amount_cents))
+        .collect();
+    assert_eq!(
+        amounts,
+        [("enterprise", 0, Some(0)), ("starter", 31, Some(9_900))]
+    );
+}
+
+#[test]
+fn a_key_whose_every_request_was_refunded_is_billed_by_the_rule_for_unused_keys_and_its_line_says_so()
+ {
+    let record = record("enterprise", "Acme");
+    let place = ("2026-10-02".parse().unwrap(), record.id);
+    let usage = DayUsage::of_cells(place, Some(0), [refunded("enterprise", 7)], Vec::new());
+    for (unused_keys, days, cents) in [(UnusedKeys::Bill, 31, 79_900), (UnusedKeys::Skip, 0, 0)] {
+        for months in [Months::ByDay, Months::Whole] {
+            let rules = billing::Rules {
+                months,
+                unused_keys,
+            };
+            let lines = told_by(rules, std::slice::from_ref(&usage), &record);
+            let [line] = &lines[..] else {
+                panic!("{lines:?}");
+            };
+            assert_eq!(
+                (
+                    line.requests,
+                    line.charged,
+                    line.refunded,
+                    line.billed_units
+                ),
+                (7, 7, 7, 0)
+            );
+            assert_eq!(
+                (line.days, line.amount_cents, line.used),
+                (days, Some(cents), lines::Use::Refunded)
+            );
+        }
+    }
+}
+
+#[test]
+fn a_key_that_was_not_used_has_a_line_for_the_days_that_it_was_held() {
     let idle = record("enterprise", "Idle");
     let mut gone = record("pro", "Gone");
     gone.expires = Some("2026-10-01T00:00:00Z".parse().unwrap());
@@ -77,16 +161,28 @@ fn a_key_that_was_not_used_has_a_line_with_the_whole_price_while_it_is_subscribe
     let mut revoked = record("pro", "Revoked");
     revoked.state = KeyState::Revoked;
     revoked.updated = "2026-09-30T23:59:59Z".parse().unwrap();
-    let lines = told(&[], &[idle, gone, late, revoked]);
-    assert_eq!(lines.len(), 1, "{lines:?}");
-    assert_eq!(
-        (
-            lines[0].customer.as_str(),
-            lines[0].days,
-            lines[0].amount_cents
-        ),
-        ("Idle", 0, Some(79_900))
-    );
+    let mut ending = record("pro", "Ending");
+    ending.expires = Some("2026-10-16T00:00:00Z".parse().unwrap());
+    for (record, expected) in [
+        (&idle, Some((31, Some(79_900)))),
+        (&gone, None),
+        (&late, None),
+        (&revoked, None),
+        (&ending, Some((15, Some(14_467)))),
+    ] {
+        let lines = told(&[], record);
+        let lines: Vec<_> = lines
+            .iter()
+            .inspect(|line| assert_eq!(line.used, lines::Use::None))
+            .map(|line| (line.days, line.amount_cents))
+            .collect();
+        assert_eq!(lines, Vec::from_iter(expected), "{}", record.customer);
+    }
+    let skip = billing::Rules {
+        unused_keys: UnusedKeys::Skip,
+        ..billing::Rules::default()
+    };
+    assert_eq!(told_by(skip, &[], &idle), []);
 }
 
 #[test]
@@ -102,56 +198,71 @@ fn what_came_after_a_day_was_closed_is_in_the_month_in_which_it_came() {
         came("2026-10-31T23:45:00Z", -2),
         came("2026-11-01T00:00:00Z", 100),
     ];
-    let lines = told(&[usage], &[record]);
-    let told: Vec<_> = lines
+    let lines = told(&[usage], &record);
+    let counts: Vec<_> = lines
         .iter()
-        .map(|line| (line.tier.as_str(), line.days, line.charged, line.adjusted))
+        .map(|line| (&*line.tier, line.days, line.charged, line.adjusted))
         .collect();
-    assert_eq!(told, [("pro", 0, 0, 0), ("starter", 0, 0, 5)]);
+    assert_eq!(counts, [("pro", 31, 0, 0), ("starter", 0, 0, 5)]);
     let amounts = lines.iter().map(|line| line.amount_cents);
     assert_eq!(amounts.collect::<Vec<_>>(), [Some(29_900), Some(0)]);
 }
 
 #[test]
-fn a_share_is_rounded_half_up_to_the_cent() {
-    assert_eq!(share(100, 1, 3), 33);
-    assert_eq!(share(100, 2, 3), 67);
-    assert_eq!(share(1, 1, 2), 1);
-    assert_eq!(share(100, 0, 0), 0);
-    assert_eq!(share(u64::MAX, 1, 1), u64::MAX);
-    assert_eq!(share(29_900, 31, 31), 29_900);
+fn units_of_which_no_tier_is_known_are_billed_in_the_tier_held() {
+    let record = record("pro", "Acme");
+    let unknown = Cell {
+        tier: None,
+        ..cell("pro", "/a", 5)
+    };
+    let usage = [
+        day("2026-10-02", record.id, vec![unknown]),
+        day("2026-10-03", record.id, Vec::new()),
+    ];
+    let lines = told(&usage, &record);
+    let amounts: Vec<_> = lines
+        .iter()
+        .map(|line| (&*line.tier, line.days, line.unattributed, line.amount_cents))
+        .collect();
+    assert_eq!(amounts, [("?", 0, 0, None), ("pro", 31, 2, Some(29_900))]);
 }
 
 #[test]
 fn the_table_shows_dollars_and_the_csv_cents() {
     let record = record("pro", "Acme");
-    let usage = [day("2026-10-01", record.id, vec![cell("pro", "/a", 5)])];
-    let lines = told(&usage, std::slice::from_ref(&record));
-    let cells = row(month("2026-10"), &lines[0]).join(",");
+    let usage = [day("2026-10-01", record.id, vec![cell("pro", "/a", 25)])];
+    let lines = told(&usage, &record);
+    let cells = lines[0].cells(month("2026-10")).join(",");
     assert_eq!(
         cells,
         format!(
-            "2026-10,Acme,{},,pro,29900,1,5,5,1,1,0,0,5,29900",
+            "2026-10,Acme,{},,pro,29900,31,25,25,1,1,5,0,20,29900,used",
             record.id
         )
     );
-    let mut out = Vec::new();
-    let invoice = Invoice {
-        month: month("2026-10"),
-        currency: "USD",
-        closed: true,
-        amount_cents: 29_900,
-        lines,
+    let shown = lines[0].shown(month("2026-10"));
+    assert_eq!(
+        (shown[4].as_str(), shown[13].as_str()),
+        ("299.00", "299.00")
+    );
+    let sums = Sums {
+        over: 5,
+        amount_cents: 29_905,
     };
-    table(&mut out, &invoice).unwrap();
-    let text = String::from_utf8(out).unwrap();
-    let shown: Vec<Vec<&str>> = text
-        .lines()
-        .map(|line| line.split_whitespace().collect())
+    let total = lines::total(month("2026-10"), &sums);
+    assert_eq!(total.len(), shown.len());
+    let filled: Vec<_> = total
+        .iter()
+        .enumerate()
+        .filter(|(_, cell)| !cell.is_empty())
+        .map(|(column, cell)| (COLUMNS[column + 1], cell.as_str()))
         .collect();
-    assert_eq!(shown[0][4], "PRICE");
-    assert_eq!(shown[0].last(), Some(&"AMOUNT"));
-    assert_eq!(shown[1][3], "299.00");
-    assert_eq!(shown[1].last(), Some(&"299.00"));
-    assert_eq!(shown[2], ["total", "of", "2026-10,", "USD", "299.00"]);
+    assert_eq!(
+        filled,
+        [
+            ("customer", "total of 2026-10, USD"),
+            ("over", "5"),
+            ("amount_cents", "299.05")
+        ]
+    );
 }

@@ -1,0 +1,96 @@
+//! A table whose rows are never in memory together: they come twice in batches, once to be measured and once to be written.
+
+use std::io::Write;
+
+use comfy_table::{ColumnConstraint, Width};
+
+use super::{lines, table};
+
+/// Rows of a batch.
+pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
+
+/// See above.
+pub(in crate::cli) struct LongTable<'n> {
+    header: &'n [&'n str],
+    numbers: &'n [&'n str],
+    /// Of each column as far as it was measured, with its padding.
+    widths: Vec<u16>,
+    is_begun: bool,
+}
+
+impl<'n> LongTable<'n> {
+    /// A table without rows; the columns named in `numbers` are aligned to the right.
+    pub(in crate::cli) fn new(header: &'n [&'n str], numbers: &'n [&'n str]) -> LongTable<'n> {
+        LongTable {
+            header,
+            numbers,
+            widths: vec![0; header.len()],
+            is_begun: false,
+        }
+    }
+
+    /// Measures rows.
+    pub(in crate::cli) fn measure(&mut self, rows: &[Vec<String>]) {
+        let table = table(self.header, self.numbers, rows);
+        let contents = table.column_max_content_widths();
+        let columns = contents.iter().zip(table.column_iter());
+        for (width, (content, column)) in self.widths.iter_mut().zip(columns) {
+            *width = (*width).max(content.saturating_add(column.padding_width()));
+        }
+    }
+
+    /// Writes rows; the header first. A cell that is wider than what was measured moves the rest of its batch to the right.
+    pub(in crate::cli) fn write(
+        &mut self,
+        out: &mut dyn Write,
+        rows: &[Vec<String>],
+    ) -> std::io::Result<()> {
+        let mut table = table(self.header, self.numbers, rows);
+        for (column, width) in table.column_iter_mut().zip(&self.widths) {
+            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*width)));
+        }
+        let header = usize::from(std::mem::replace(&mut self.is_begun, true));
+        for line in lines(&table).into_iter().skip(header) {
+            writeln!(out, "{line}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table_lines;
+    use super::*;
+
+    #[test]
+    fn rows_in_batches_look_as_rows_at_once() {
+        let header = ["name", "units", "label"];
+        let row = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let rows = [
+            row(["a", "1", ""]),
+            row(["a long name", "22", "é\u{1b}"]),
+            row(["b", "333333333", "x"]),
+            row(["total", "", "a longer label"]),
+        ];
+        let whole = table_lines(&header, &["units"], &rows);
+        for size in 1..=4 {
+            let mut table = LongTable::new(&header, &["units"]);
+            rows.chunks(size).for_each(|rows| table.measure(rows));
+            let mut out = Vec::new();
+            for rows in rows.chunks(size) {
+                table.write(&mut out, rows).unwrap();
+            }
+            let text = String::from_utf8(out).unwrap();
+            assert_eq!(text.lines().collect::<Vec<_>>(), whole, "{size}");
+        }
+    }
+
+    #[test]
+    fn without_rows_there_is_the_header() {
+        let mut out = Vec::new();
+        LongTable::new(&["one", "two"], &[])
+            .write(&mut out, &[])
+            .unwrap();
+        assert_eq!(String::from_utf8(out).unwrap(), "ONE  TWO\n");
+    }
+}

@@ -1,0 +1,171 @@
+//! The rules by which a month is billed, as its invoice shows them.
+
+use harness::upstream::Script;
+use harness::{Behaviour, IssuedKey, Protocol, Scene, Store, eventually};
+use serde_json::{Value, json};
+
+use super::{MARKETS, STORES, TOUCHLINE, run_beside, run_on};
+
+/// Every rule there is: `billing.months` and `billing.unused_keys`.
+const RULES: [(&str, &str); 4] = [
+    ("by_day", "bill"),
+    ("by_day", "skip"),
+    ("whole", "bill"),
+    ("whole", "skip"),
+];
+
+/// The month of today, in UTC as the quota days.
+fn this_month() -> String {
+    jiff::Timestamp::now().strftime("%Y-%m").to_string()
+}
+
+/// The invoice of a month under rules, from the same store.
+async fn invoice_by(scene: &Scene, month: &str, (months, unused_keys): (&str, &str)) -> Value {
+    let text = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let config = scene
+        .directory()
+        .join(format!("{months}-{unused_keys}.yaml"));
+    let rules = format!("billing: {{ months: {months}, unused_keys: {unused_keys} }}");
+    std::fs::write(&config, format!("{text}\n{rules}\n")).unwrap();
+    let words = ["usage", "invoice", "--month", month, "--output", "json"];
+    let ran = run_on(&config, &words).await.done();
+    let invoice: Value = serde_json::from_str(&ran).unwrap();
+    assert_eq!(invoice["rules"]["months"], months);
+    assert_eq!(invoice["rules"]["unused_keys"], unused_keys);
+    let words = invoice["rules"]["text"].as_array().unwrap();
+    assert!(words.iter().all(|words| words.is_string()), "{invoice}");
+    assert!(!words.is_empty(), "{invoice}");
+    invoice
+}
+
+fn lines_of<'i>(invoice: &'i Value, key: &IssuedKey) -> Vec<&'i Value> {
+    let lines = invoice["lines"].as_array().unwrap().iter();
+    lines
+        .filter(|line| line["key"] == key.id.as_str())
+        .collect()
+}
+
+/// Waits until the ledger has this of the key's day.
+async fn ledger_has(scene: &Scene, key: &IssuedKey, charged: u64, refunded: u64) {
+    let words = ["usage", "--key", &key.id, "--output", "json"];
+    eventually("the ledger is written", async || {
+        let report: Value = serde_json::from_str(&scene.cli(&words).await).unwrap();
+        let sums = &report["days"][0]["endpoints"]["/api/v1/data/markets"];
+        (sums["charged"] == charged && sums["refunded"] == refunded).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_key_issued_moved_up_and_revoked_within_a_minute_and_not_used_is_billed_nothing() {
+    for store in STORES {
+        let scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let month = this_month();
+        let gone = scene.issue("starter").await;
+        scene
+            .cli(&["keys", "set-tier", &gone.id, "enterprise"])
+            .await;
+        scene.revoke(&gone).await;
+        let held = scene.issue("starter").await;
+        scene.cli(&["keys", "set-tier", &held.id, "pro"]).await;
+        for rules in RULES {
+            let invoice = invoice_by(&scene, &month, rules).await;
+            assert_eq!(lines_of(&invoice, &gone), [&Value::Null; 0], "{invoice}");
+            // The one beside it is billed in the tier that it holds, unless unused keys are not.
+            let tiers: Vec<_> = lines_of(&invoice, &held)
+                .iter()
+                .map(|line| line["tier"].clone())
+                .collect();
+            let expected = match rules.1 {
+                "bill" => vec![json!("pro")],
+                _ => vec![],
+            };
+            assert_eq!(tiers, expected, "{rules:?} {invoice}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_month_in_which_every_request_was_refunded_is_billed_as_unused_and_says_so() {
+    for store in STORES {
+        let mut scene = Scene::builder(TOUCHLINE).store(store).start().await;
+        let month = this_month();
+        let key = scene.issue("enterprise").await;
+        let failing = |_: &_| Behaviour::Answer(Script::json(503, "{}"));
+        scene.upstream.behave(failing);
+        let client = scene.client(Protocol::Http1);
+        for _ in 0..3 {
+            assert_eq!(client.get(&key, MARKETS).await.status, 500);
+        }
+        ledger_has(&scene, &key, 3, 3).await;
+        for rules in RULES {
+            let invoice = invoice_by(&scene, &month, rules).await;
+            let [line] = lines_of(&invoice, &key)[..] else {
+                panic!("{invoice}");
+            };
+            assert_eq!(line["use"], "refunded", "{invoice}");
+            let counts = ["requests", "charged", "refunded", "billed_units"];
+            assert_eq!(counts.map(|name| &line[name]), [3, 3, 3, 0], "{invoice}");
+            let is_billed = rules.1 == "bill";
+            assert_eq!(line["days"] != 0, is_billed, "{rules:?} {invoice}");
+            assert_eq!(line["amount_cents"] != 0, is_billed, "{rules:?} {invoice}");
+            if rules.0 == "whole" && is_billed {
+                assert_eq!(line["amount_cents"], 79_900);
+            }
+        }
+        // One that succeeds makes it a used key.
+        scene
+            .upstream
+            .behave(|_| Behaviour::Answer(Script::json(200, "{}")));
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+        ledger_has(&scene, &key, 4, 3).await;
+        let invoice = invoice_by(&scene, &month, ("whole", "skip")).await;
+        let [line] = lines_of(&invoice, &key)[..] else {
+            panic!("{invoice}");
+        };
+        assert_eq!(
+            (&line["use"], &line["amount_cents"]),
+            (&json!("used"), &json!(79_900))
+        );
+        scene.assert_ledgers_agree().await;
+    }
+}
+
+#[tokio::test]
+async fn what_was_served_beyond_the_limit_while_redis_was_away_is_on_the_invoice_as_such() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .durable_redis()
+        .daily("starter", 5)
+        .spec(|spec| spec.redis_extra = "timeout: 100ms, outage: open".into())
+        .start()
+        .await;
+    let month = this_month();
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    let redis = scene.redis.as_mut().unwrap();
+    redis.kill9();
+    for _ in 0..8 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    let redis = scene.redis.as_mut().unwrap();
+    redis.restart().await;
+    ledger_has(&scene, &key, 9, 0).await;
+    let invoice = eventually("what was served is counted", async || {
+        let invoice = invoice_by(&scene, &month, RULES[0]).await;
+        (invoice["over"] == 4).then_some(invoice)
+    })
+    .await;
+    let [line] = lines_of(&invoice, &key)[..] else {
+        panic!("{invoice}");
+    };
+    let counts = ["charged", "over", "billed_units"];
+    assert_eq!(counts.map(|name| &line[name]), [9, 4, 5], "{invoice}");
+    let words = ["usage", "invoice", "--month", &month];
+    let table = run_beside(&scene.gateways[0], &words).await.done();
+    let sentence = "4 units were served over the limit while Redis was away; they are not billed.";
+    assert!(table.contains(sentence), "{table}");
+    let rules = "Billing rules (months: by_day, unused_keys: bill):";
+    assert!(table.contains(rules), "{table}");
+}
