@@ -14,7 +14,7 @@ use super::guard::{LINGER, LINGER_BYTES, READ_BYTES, bounds_of};
 use super::refusal;
 use crate::config::Limits;
 use crate::policy::forwarded::Client;
-use crate::policy::http1::{self, Scan};
+use crate::policy::http1;
 use crate::policy::redirect::{self, Redirect, Rule};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::{api_key, request_id};
@@ -77,21 +77,18 @@ async fn head(
     limits: &Limits,
 ) -> Option<Result<std::ops::Range<usize>, Rejection>> {
     let bounds = bounds_of(limits);
-    let mut seen = 0;
+    let mut reader = http1::request::RequestReader::default();
     loop {
-        match http1::scan(received, seen, &bounds) {
-            Scan::Partial => seen = received.len(),
-            Scan::Whole {
-                rewritten: Some(head),
-                ..
-            } => {
-                *received = BytesMut::from(head.as_slice());
-                return Some(Ok(0..received.len()));
+        match reader.read(received, &bounds) {
+            Err(rejection) => return Some(Err(rejection)),
+            Ok(Some(head)) => {
+                if let Some(anew) = head.rewritten(received) {
+                    *received = BytesMut::from(anew.as_slice());
+                    return Some(Ok(0..received.len()));
+                }
+                return Some(Ok(head.start()..head.end()));
             }
-            Scan::Whole {
-                skipped_bytes, end, ..
-            } => return Some(Ok(skipped_bytes..end)),
-            Scan::Refused(rejection) => return Some(Err(rejection)),
+            Ok(None) => {}
         }
         received.reserve(READ_BYTES);
         match socket.read_buf(received).await {
@@ -126,7 +123,7 @@ impl Redirected<'_> {
     fn answer(&self, gate: &Gate) -> Vec<u8> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
-        let sent = http1::request_id(self.head);
+        let sent = http1::refused::request_id(self.head);
         let id = match sent.and_then(|sent| request_id::kept(sent, prefix)) {
             Some(kept) => kept.to_owned(),
             None => request_id::from_random(fastrand::u128(..)),
@@ -147,7 +144,7 @@ impl Redirected<'_> {
                 .with_label_values(&["cleartext_key"])
                 .inc();
         }
-        let (method, path) = http1::told_apart(self.head);
+        let (method, path) = http1::refused::told_apart(self.head);
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,

@@ -1,19 +1,13 @@
-//! The body of a request on its way to the upstream.
+//! Bodies that a request's method does not take.
 //!
 //! Over HTTP/2 a body needs no announcement: only the frames show whether one comes, and where it ends (RFC 9113 section 8.1).
-//! pingora 0.9.1 writes an empty last part as a terminating chunk and then a second terminator, which an HTTP/1 upstream reads
-//! as the next request of the connection. The invariant here: an empty part never reaches pingora's writer.
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use pingora::Error;
 use pingora::proxy::Session;
 
-use super::failure::BODY_TOO_LARGE;
 use crate::policy::rejection::Malformed;
 use crate::proxy::connection;
-use crate::proxy::exchange::Forwarding;
 use crate::proxy::well_formed::{self, HeadLimits};
 
 /// Waits for the end of an HTTP/2 request whose method takes no body, so that a body is refused before anything is charged or
@@ -43,22 +37,4 @@ pub(super) async fn expect_none(
     };
     let end = tokio::time::timeout(patience, end);
     end.await.unwrap_or(Err(Malformed::Late))
-}
-
-/// Takes a part of the body on its way: an empty one becomes none, and a body over `body_bytes_max` is an error.
-pub(super) fn pass(
-    forwarding: &mut Forwarding,
-    part: &mut Option<Bytes>,
-    ends: bool,
-    body_bytes_max: usize,
-) -> pingora::Result<()> {
-    forwarding.request_whole |= ends;
-    forwarding.request_body_bytes += part.as_ref().map_or(0, Bytes::len);
-    if forwarding.request_body_bytes > body_bytes_max {
-        return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
-    }
-    if ends && part.as_ref().is_some_and(Bytes::is_empty) {
-        *part = None;
-    }
-    Ok(())
 }

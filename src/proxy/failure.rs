@@ -12,10 +12,10 @@ use pingora::proxy::Session;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
-use super::Edge;
+use super::connection::{BodyFault, Connection, is_http2, pace};
+use super::exchange::{Ending, Forwarding, RefundReason};
+use super::gate::Gate;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::proxy::connection::{BodyFault, Connection, is_http2, pace};
-use crate::proxy::exchange::{Ending, Forwarding, RefundReason};
 
 /// The answer's status said that the upstream failed us.
 pub(super) const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
@@ -36,61 +36,59 @@ const BROKEN_BODY: [ErrorType; 3] = [
     ErrorType::InvalidHTTPHeader,
 ];
 
-impl Edge {
-    /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
-    pub(super) async fn settle(
-        &self,
-        session: &mut Session,
-        error: &Error,
-        forwarding: &mut Forwarding,
-    ) {
-        let header_passed = header_passed(session);
-        let clients = *error.esource() == ErrorSource::Downstream;
-        let too_large = *error.etype() == BODY_TOO_LARGE;
-        if clients && *error.etype() == ErrorType::WriteTimedout {
-            let hits = &self.gate.metrics.limit_hits;
-            hits.with_label_values(&["response_rate"]).inc();
+/// Decides how a failed forwarding ends: what the client is told and whether the units go back.
+pub(super) async fn settle(
+    gate: &Gate,
+    session: &mut Session,
+    error: &Error,
+    forwarding: &mut Forwarding,
+) {
+    let header_passed = header_passed(session);
+    let clients = *error.esource() == ErrorSource::Downstream;
+    let too_large = *error.etype() == BODY_TOO_LARGE;
+    if clients && *error.etype() == ErrorType::WriteTimedout {
+        let hits = &gate.metrics.limit_hits;
+        hits.with_label_values(&["response_rate"]).inc();
+    }
+    // The guard counts it, when it sees the reset.
+    let malformed = match breaks_protocol(session, error, forwarding).await {
+        true => Some(Malformed::Framing),
+        false => malformed_body(session, error),
+    };
+    let (ending, reason) = if too_large && !header_passed {
+        let rejection = Rejection::PayloadTooLarge;
+        (Ending::Rejected(rejection), Some(RefundReason::Body))
+    } else if let (Some(malformed), false) = (malformed, header_passed) {
+        let rejection = Rejection::BadRequest(malformed);
+        (Ending::Rejected(rejection), Some(RefundReason::Body))
+    } else if clients || too_large {
+        (Ending::ClientClosed, hung_up(forwarding))
+    } else if header_passed {
+        let now = Instant::now();
+        forwarding.client_waits.note(client_blocked(session), now);
+        let waited_for_client = waited_for_client(error, forwarding, now);
+        if !waited_for_client && is_upstreams(error, session) {
+            forwarding.note_failed(gate);
         }
-        // The guard counts it, when it sees the reset.
-        let malformed = match breaks_protocol(session, error, forwarding).await {
-            true => Some(Malformed::Framing),
-            false => malformed_body(session, error),
-        };
-        let (ending, reason) = if too_large && !header_passed {
-            let rejection = Rejection::PayloadTooLarge;
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if let (Some(malformed), false) = (malformed, header_passed) {
-            let rejection = Rejection::BadRequest(malformed);
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if clients || too_large {
-            (Ending::ClientClosed, hung_up(forwarding))
-        } else if header_passed {
-            let now = Instant::now();
-            forwarding.client_waits.note(client_blocked(session), now);
-            let waited_for_client = waited_for_client(error, forwarding, now);
-            if !waited_for_client && is_upstreams(error, session) {
-                forwarding.note_failed(&self.gate);
-            }
-            (
-                Ending::Cut,
-                (!waited_for_client).then_some(RefundReason::Cut),
-            )
-        } else {
-            let rejection = Rejection::Internal;
-            (Ending::Rejected(rejection), Some(RefundReason::Failed))
-        };
-        // Its client takes the connection's end for the answer's, whoever is to blame.
-        if header_passed
-            && session.req_header().version == Version::HTTP_10
-            && let Some(connection) = Connection::of(session)
-        {
-            connection.break_off();
-        }
-        forwarding.ending = Some(ending);
-        forwarding.leave();
-        if let Some(reason) = reason {
-            forwarding.refund(reason).await;
-        }
+        (
+            Ending::Cut,
+            (!waited_for_client).then_some(RefundReason::Cut),
+        )
+    } else {
+        let rejection = Rejection::Internal;
+        (Ending::Rejected(rejection), Some(RefundReason::Failed))
+    };
+    // Its client takes the connection's end for the answer's, whoever is to blame.
+    if header_passed
+        && session.req_header().version == Version::HTTP_10
+        && let Some(connection) = Connection::of(session)
+    {
+        connection.break_off();
+    }
+    forwarding.ending = Some(ending);
+    forwarding.leave();
+    if let Some(reason) = reason {
+        forwarding.refund(reason).await;
     }
 }
 
@@ -119,7 +117,7 @@ pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
 }
 
 /// Polls once.
-async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
+pub(super) async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
