@@ -52,6 +52,8 @@ pub struct Exchange {
     pub steps: Steps,
     /// How far it has come.
     pub stage: Stage,
+    /// Why it was not forwarded to its end, although it was answered.
+    pub cause: Option<String>,
     _in_flight: InFlight,
 }
 
@@ -217,6 +219,7 @@ impl Exchange {
             origin: None,
             steps: Steps::default(),
             stage: Stage::Arrived,
+            cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
         }
     }

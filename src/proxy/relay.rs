@@ -17,17 +17,16 @@
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
 use http::{HeaderMap, HeaderValue, Version};
 use pingora::http::RequestHeader;
-use pingora::proxy::Session;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType};
 use tokio::time::Instant;
 
+use super::client::Client;
 use super::connection::pace;
 use super::connection::timer::Timer;
 use super::exchange::{Exchange, Forwarding};
@@ -52,17 +51,15 @@ use connections::Taken;
 use link::{Event, Link};
 use upload::Upload;
 
-/// Parts of an answer that are written to the client together.
-const TASKS_MAX: usize = 4;
-/// How long the client may take to send the rest of a body that its server did not wait for.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Pieces of an answer that are written to the client together.
+const PIECES_MAX: usize = 4;
 
 /// A permitted request and everything that forwarding it needs.
-pub struct Relay<'a> {
+pub struct Relay<'a, 'c> {
     /// What requests share.
     pub gate: &'a Arc<Gate>,
     /// The client's side.
-    pub session: &'a mut Session,
+    pub client: &'a mut Client<'c>,
     /// The request.
     pub exchange: &'a mut Exchange,
     /// Its forwarding.
@@ -83,14 +80,14 @@ enum Turn {
     Late,
 }
 
-impl Relay<'_> {
+impl Relay<'_, '_> {
     /// Forwards the request, as often as its upstream's settings and the failures allow, and passes the answer on.
     ///
     /// # Errors
     /// With what ended the forwarding otherwise; the caller settles it.
     pub async fn run(mut self) -> pingora::Result<()> {
         let bytes_max = self.exchange.snapshot.head_limits.body_bytes_max;
-        let mut upload = Upload::new(bytes_max, self.session.is_body_done());
+        let mut upload = Upload::new(bytes_max, self.client.is_body_done());
         loop {
             let failed = match self.attempt(&mut upload).await {
                 Ok(()) => return Ok(()),
@@ -120,8 +117,8 @@ impl Relay<'_> {
             error = error.more_context("the first request on a connection: does it speak HTTP/2?");
         }
         let fate = Fate::of(&mut error, reused);
-        let blamed = fate == Fate::Unknown && is_upstreams(&error, self.session);
-        let passed_on = header_passed(self.session);
+        let blamed = fate == Fate::Unknown && is_upstreams(&error, self.client);
+        let passed_on = header_passed(self.client);
         let forwarding = &mut *self.forwarding;
         if let (ErrorType::H2Downgrade | ErrorType::InvalidH2, Some(server)) =
             (error.etype(), forwarding.server())
@@ -135,7 +132,7 @@ impl Relay<'_> {
         if fate != Fate::Unknown {
             forwarding.connect_anew();
         }
-        let method = &self.session.req_header().method;
+        let method = &self.client.header.method;
         let again = match fate {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
             Fate::Unprocessed => forwarding.may_retry(),
@@ -206,11 +203,11 @@ impl Relay<'_> {
         if pace::is_given_up() {
             return Err(given_up());
         }
-        if let Some(gone) = gone_before(self.session).await {
+        if let Some(gone) = gone_before(self.client).await {
             return Err(gone);
         }
         let request = self.request()?;
-        let framing = framing(self.session, &request);
+        let framing = framing(self.client, &request);
         // What is left before it is written fails as a 500, which is refunded.
         self.forwarding.note_sent();
         let mut link = Link::begin(taken, request, framing, peer.is_tls()).map_err(Error::into_up)?;
@@ -224,7 +221,7 @@ impl Relay<'_> {
     /// The request as this attempt's server gets it.
     fn request(&mut self) -> pingora::Result<RequestHeader> {
         let Relay {
-            session,
+            client,
             exchange,
             forwarding,
             ..
@@ -245,7 +242,7 @@ impl Relay<'_> {
             upstream_host: forwarding.server().map_or("", |server| &server.name),
             recorded,
         };
-        let mut request = session.req_header().clone();
+        let mut request = client.header.clone();
         forward::rebuild_request(&mut request, &identity, &exchange.snapshot.denied)?;
         if let Some((name, value)) = &forwarding.upstream.header {
             request.insert_header(name.clone(), value.clone())?;
@@ -278,7 +275,7 @@ impl Relay<'_> {
             let turn = tokio::select! {
                 biased;
                 event = link.next() => Turn::Server(event),
-                part = self.session.as_downstream_mut().read_body_or_idle(upload.ended()), if listens => Turn::Client(part),
+                part = next(self.client, upload.ended()), if listens => Turn::Client(part),
                 () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => Turn::Late,
             };
             match turn {
@@ -290,8 +287,8 @@ impl Relay<'_> {
                     deadline = Instant::now() + patience;
                 }
                 Turn::Client(part) => {
-                    let part = part.map_err(Error::into_down)?;
-                    let ends = part.is_none() || self.session.is_body_done();
+                    let part = part?;
+                    let ends = part.is_none() || self.client.is_body_done();
                     let part = part.unwrap_or_default();
                     upload.count(self.forwarding, &part, ends)?;
                     upload.take(&part, ends);
@@ -314,18 +311,13 @@ impl Relay<'_> {
                 }
             }
         }
-        if !upload.ended() {
-            // The server did not wait for all of the body.
-            let session = self.session.as_downstream_mut();
-            session.set_total_drain_timeout(Some(DRAIN_TIMEOUT));
-        }
         Ok(())
     }
 
     /// Whether the body would be whole for its server. It is not before the client has ended it: more may come, which makes the request
     /// malformed.
     fn is_as_long_as_announced(&self) -> bool {
-        let announced = announced(&self.session.req_header().headers);
+        let announced = announced(&self.client.header.headers);
         announced.is_some_and(|bytes| bytes <= self.forwarding.request_body_bytes as u64)
     }
 
@@ -336,21 +328,21 @@ impl Relay<'_> {
         event: Event,
         upload: &mut Upload,
     ) -> pingora::Result<bool> {
-        let (mut tasks, mut ended, mut failed) = (Vec::new(), false, None);
+        let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);
         let mut next = Some(Ok(event));
         while let Some(event) = next.take() {
             let made = event.map_err(Error::into_up).and_then(|event| {
                 let Relay {
                     gate,
-                    session,
+                    client,
                     exchange,
                     forwarding,
                 } = self;
-                answer::pass(gate, session, exchange, forwarding, event)
+                answer::pass(gate, client, exchange, forwarding, event)
             });
             match made {
-                Ok(Some((task, ends))) => {
-                    tasks.push(task);
+                Ok(Some((piece, ends))) => {
+                    pieces.push(piece);
                     ended = ends;
                 }
                 Ok(None) => {}
@@ -359,17 +351,16 @@ impl Relay<'_> {
                     break;
                 }
             }
-            if !ended && !tasks.is_empty() && tasks.len() < TASKS_MAX {
+            if !ended && !pieces.is_empty() && pieces.len() < PIECES_MAX {
                 next = match look_at(link.next()).await {
                     Poll::Ready(event) => Some(event),
                     Poll::Pending => None,
                 };
             }
         }
-        if !tasks.is_empty() {
-            let session = self.session.as_downstream_mut();
-            session.response_duplex_vec(tasks).await?;
-            if header_passed(self.session) {
+        if !pieces.is_empty() {
+            self.client.write(pieces).await?;
+            if header_passed(self.client) {
                 upload.forget();
             }
         }
@@ -381,10 +372,10 @@ impl Relay<'_> {
 }
 
 /// How the body of a request is framed for its server.
-fn framing(session: &mut Session, request: &RequestHeader) -> Framing {
+fn framing(client: &Client<'_>, request: &RequestHeader) -> Framing {
     match announced(&request.headers) {
         Some(bytes) => Framing::Length(bytes),
-        None if session.is_body_empty() => Framing::Empty,
+        None if client.is_body_empty() => Framing::Empty,
         None => Framing::Chunked,
     }
 }
@@ -393,4 +384,12 @@ fn framing(session: &mut Session, request: &RequestHeader) -> Framing {
 fn announced(fields: &HeaderMap) -> Option<u64> {
     let announced = fields.get(CONTENT_LENGTH);
     announced.map(HeaderValue::as_bytes).and_then(length)
+}
+
+/// The next part of the request's body; behind its end, what ends the client.
+async fn next(client: &mut Client<'_>, is_over: bool) -> pingora::Result<Option<Bytes>> {
+    match is_over {
+        false => client.read().await,
+        true => Err(client.gone().await),
+    }
 }

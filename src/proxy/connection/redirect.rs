@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::guard::{LINGER, LINGER_BYTES, READ_BYTES, bounds_of};
+use super::http1::{LINGER, LINGER_BYTES, READ_BYTES};
+use super::limits::bounds_of;
 use super::refusal;
 use crate::config::Limits;
 use crate::policy::forwarded::Client;
@@ -59,7 +60,7 @@ pub async fn serve(
             };
             redirected.answer(gate)
         }
-        Err(rejection) => refusal::refuse(gate, client, &received, &rejection, waited, None),
+        Err(rejection) => refusal::refuse(gate, client, &received, &rejection, waited, false),
     };
     let written = timeout(limits.response_write, async {
         socket.write_all(&answer).await?;

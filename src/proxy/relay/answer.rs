@@ -2,27 +2,26 @@
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
-use http::{HeaderMap, HeaderValue, Method, StatusCode, Version};
-use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::protocols::http::HttpTask;
-use pingora::proxy::Session;
+use http::{HeaderValue, Version};
+use pingora::http::ResponseHeader;
 use pingora::{Error, ErrorSource};
 use std::time::Instant;
 
 use super::compressing;
 use super::link::Event;
 use crate::policy::http1;
+use crate::proxy::client::{Client, Piece};
 use crate::proxy::connection::pace::{self, Part};
 use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{
-    UPSTREAM_AWAY, UPSTREAM_STATUS, client_blocked, given_up, over_time,
+    UPSTREAM_AWAY, UPSTREAM_STATUS, given_up, over_time,
 };
 use crate::proxy::forward;
 use crate::proxy::gate::Gate;
 use crate::proxy::respond::{self, announce, insert_standing};
 
 /// What becomes of a head or a part: what is written to the client, and whether the answer ends with it.
-pub(super) type Made = (HttpTask, bool);
+pub(super) type Made = (Piece, bool);
 
 /// Turns what came from the server into what is written to the client; `None` for what is not for the client.
 ///
@@ -30,7 +29,7 @@ pub(super) type Made = (HttpTask, bool);
 /// If the answer is not to be passed on, or not any further.
 pub(super) fn pass(
     gate: &Gate,
-    session: &mut Session,
+    client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
     event: Event,
@@ -40,16 +39,16 @@ pub(super) fn pass(
         Event::Interim(mut head) => {
             check_time(forwarding)?;
             forward::clean_response(&mut head, &exchange.snapshot.answer_denied, |_| ());
-            Ok(Some((HttpTask::Header(head, false), false)))
+            Ok(Some((Piece::Head(head, false), false)))
         }
         Event::Head(head, ends) => {
             check(forwarding, &head)?;
-            let head = begin(gate, session, exchange, forwarding, head, ends);
-            Ok(Some((HttpTask::Header(head, ends), ends)))
+            let head = begin(gate, client, exchange, forwarding, head, ends);
+            Ok(Some((Piece::Head(head, ends), ends)))
         }
         Event::Part(part, ends) => {
-            let part = pass_part(session, forwarding, part, ends)?;
-            Ok(Some((HttpTask::Body(part, ends), ends)))
+            let part = pass_part(client, forwarding, part, ends)?;
+            Ok(Some((Piece::Part(part.unwrap_or_default(), ends), ends)))
         }
     }
 }
@@ -86,20 +85,20 @@ fn check(forwarding: &mut Forwarding, head: &ResponseHeader) -> pingora::Result<
 /// The head of a final answer as the client gets it.
 fn begin(
     gate: &Gate,
-    session: &mut Session,
+    client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
     mut head: Box<ResponseHeader>,
     ends: bool,
 ) -> Box<ResponseHeader> {
     if gate.is_draining() {
-        session.set_keepalive(None);
+        client.close_after();
     }
     let now = gate.store.now();
     let status = head.status;
     // A gateway's answers are of its own version (RFC 9112 section 2.3).
     head.set_version(Version::HTTP_11);
-    let request = session.req_header();
+    let request = &client.header;
     forward::clean_response(&mut head, &exchange.snapshot.answer_denied, |fields| {
         // How the body was framed by its server says nothing of how it is framed for the client.
         fields.remove(TRANSFER_ENCODING);
@@ -110,7 +109,6 @@ fn begin(
         announce(fields, &forwarding.endpoint.retirement);
         insert_standing(fields, forwarding.standing, now);
         compressing::begin(forwarding, request, status, ends, fields);
-        frame(request, status, ends, fields);
     });
     if ends {
         forwarding.leave();
@@ -118,24 +116,9 @@ fn begin(
     head
 }
 
-/// Frames the answer's body for the client, where no length does.
-fn frame(request: &RequestHeader, status: StatusCode, ends: bool, fields: &mut HeaderMap) {
-    let has_none = request.method == Method::HEAD
-        || [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&status);
-    if has_none || fields.contains_key(CONTENT_LENGTH) {
-        return;
-    }
-    if ends {
-        fields.insert(CONTENT_LENGTH, HeaderValue::from(0));
-    } else if request.version != Version::HTTP_10 {
-        // A client of HTTP/1.0 knows no chunks: the answer ends with the connection (RFC 9112 section 6.3).
-        fields.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
-    }
-}
-
 /// A part of the answer's body as the client gets it.
 fn pass_part(
-    session: &Session,
+    client: &Client<'_>,
     forwarding: &mut Forwarding,
     part: Bytes,
     ends: bool,
@@ -150,7 +133,7 @@ fn pass_part(
         read_bytes,
         passed_bytes: body.as_ref().map_or(0, Bytes::len) as u64,
         announced_bytes: forwarding.announced_bytes,
-        sent_bytes: session.body_bytes_sent() as u64,
+        sent_bytes: client.bytes_sent() as u64,
         encoder_bytes: forwarding
             .encoder
             .as_ref()
@@ -159,7 +142,7 @@ fn pass_part(
     });
     forwarding
         .client_waits
-        .note(client_blocked(session), Instant::now());
+        .note(client.blocked(), Instant::now());
     if ends {
         forwarding.leave();
     } else if forwarding.is_over_time() {
