@@ -155,10 +155,10 @@ impl<'c> Client<'c> {
                         Side::Http1(side) => side.write_head(&head, ends).await,
                         Side::Http2(side) => side.write_head(head, ends),
                     };
+                    written.map_err(Error::into_down)?;
                     if !status.is_informational() {
                         self.status = Some(status);
                     }
-                    written.map_err(Error::into_down)?;
                 }
                 Piece::Part(part, ends) => {
                     let bytes = part.len();

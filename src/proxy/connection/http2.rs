@@ -75,7 +75,7 @@ impl Http2Side {
         Ok(part)
     }
 
-    /// Waits until the client has reset the stream.
+    /// Waits until the stream is reset, by the client or for what it sent.
     pub(in crate::proxy) async fn gone(&mut self) -> Box<Error> {
         let (answer, respond) = (&mut self.answer, &mut self.respond);
         let reset = poll_fn(|context| match answer {
@@ -84,7 +84,7 @@ impl Http2Side {
         });
         match reset.await {
             Ok(reason) => {
-                let context = format!("the client has reset the stream: {reason}");
+                let context = format!("the stream was reset: {reason}");
                 Error::explain(ErrorType::H2Error, context)
             }
             Err(error) => {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::guard::Guard;
-use super::http1::Http1;
+use super::http1::{Http1, READ_BYTES};
 use super::streams::{self, Terms};
 use super::transport::{Agreed, Transport};
 use crate::config::Limits;
@@ -97,7 +97,7 @@ async fn first_bytes(transport: &mut Transport, unread: &mut BytesMut) -> io::Re
         if compared == PREFACE.len() {
             return Ok(true);
         }
-        unread.reserve(PREFACE.len());
+        unread.reserve(READ_BYTES);
         if transport.read_buf(unread).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

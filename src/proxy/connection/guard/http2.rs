@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::Buf;
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
@@ -115,6 +115,9 @@ impl Guard {
             let bytes = self.unread.len().min(buffer.remaining());
             buffer.put_slice(self.unread.get(..bytes).unwrap_or_default());
             self.unread.advance(bytes);
+            if self.unread.is_empty() {
+                self.unread = BytesMut::new();
+            }
         }
         let http2 = &mut self.http2;
         let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
