@@ -10,7 +10,8 @@ use pingora::http::RequestHeader;
 
 use super::forward::X_REQUEST_ID;
 use crate::config::Limits;
-use crate::policy::http1::{self, HeadBounds, Scan, is_host};
+use crate::policy::http1::request::RequestReader;
+use crate::policy::http1::{self, HeadBounds, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::target::{Target, TargetError};
@@ -56,10 +57,9 @@ pub fn judge<'a>(
         header_bytes_max: limits.header_bytes_max,
         header_count_max: limits.header_count_max,
     };
-    match http1::scan(head.as_bytes(), 0, &bounds) {
-        Scan::Whole { end, .. } if end == head.len() => {}
-        Scan::Refused(rejection) => return Err(rejection),
-        Scan::Whole { .. } | Scan::Partial => return Err(malformed(Malformed::Head)),
+    match RequestReader::default().read(head.as_bytes(), &bounds)? {
+        Some(read) if read.end() == head.len() => {}
+        Some(_) | None => return Err(malformed(Malformed::Head)),
     }
     let unreadable = |_| malformed(Malformed::Head);
     let mut header =

@@ -10,8 +10,9 @@ use bytes::BytesMut;
 use tokio::time::Instant;
 
 use super::BodyFault;
-use crate::policy::http1::body::Body;
-use crate::policy::http1::{self, HeadBounds, Scan};
+use crate::policy::http1::HeadBounds;
+use crate::policy::http1::body::{BodyFault as Broken, BodyReader, ChunkLimits};
+use crate::policy::http1::request::RequestReader;
 use crate::policy::rejection::Rejection;
 
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
@@ -33,12 +34,15 @@ pub struct Deadlines {
 enum Stage {
     /// Before the first byte of a head.
     Between { deadline: Instant, whose: Idle },
-    /// In a head, of which so many bytes have been looked at.
-    Head { seen: usize, deadline: Instant },
+    /// In a head.
+    Head {
+        head: RequestReader,
+        deadline: Instant,
+    },
     /// In a request: so many bytes of it are pingora's to read.
     Passing {
         ready: usize,
-        body: Body,
+        body: BodyReader,
         deadline: Instant,
     },
 }
@@ -143,26 +147,19 @@ impl Http1 {
                         return Step::Read { until: *deadline };
                     }
                     self.stage = Stage::Head {
-                        seen: 0,
+                        head: RequestReader::default(),
                         deadline: now + self.deadlines.head,
                     };
                 }
-                Stage::Head { seen, deadline } => match http1::scan(unread, *seen, &self.bounds) {
-                    Scan::Partial => {
-                        *seen = unread.len();
-                        return Step::Read { until: *deadline };
-                    }
-                    Scan::Refused(rejection) => return Step::Refuse(rejection),
-                    Scan::Whole {
-                        skipped_bytes,
-                        end,
-                        body,
-                        rewritten,
-                    } => {
-                        let head_bytes = match rewritten {
+                Stage::Head { head, deadline } => match head.read(unread, &self.bounds) {
+                    Ok(None) => return Step::Read { until: *deadline },
+                    Err(rejection) => return Step::Refuse(rejection),
+                    Ok(Some(head)) => {
+                        let (start, end) = (head.start(), head.end());
+                        let head_bytes = match head.rewritten(unread) {
                             None => {
-                                let _ = unread.split_to(skipped_bytes);
-                                end - skipped_bytes
+                                let _ = unread.split_to(start);
+                                end - start
                             }
                             Some(head) => {
                                 let mut anew = BytesMut::from(head.as_slice());
@@ -174,7 +171,7 @@ impl Http1 {
                         self.requests += 1;
                         self.stage = Stage::Passing {
                             ready: head_bytes,
-                            body,
+                            body: BodyReader::of_request(head.framing(), &ChunkLimits::STANDARD),
                             deadline: now + self.deadlines.body,
                         };
                     }
@@ -195,10 +192,9 @@ impl Http1 {
                         };
                         continue;
                     }
-                    if unread.is_empty() {
-                        return Step::Read { until: *deadline };
-                    }
-                    match body.advance(unread) {
+                    match taken(body, unread) {
+                        // Of trailers pingora gets all or nothing.
+                        Ok(0) if !body.is_done() => return Step::Read { until: *deadline },
                         Ok(bytes) => *ready = bytes,
                         Err(_) => return Step::Fail(BodyFault::Framing),
                     }
@@ -254,6 +250,18 @@ impl Http1 {
             } => Late::Close("keepalive_idle"),
             Stage::Head { .. } => Late::Refuse(late(), "request_head"),
             Stage::Passing { .. } => Late::Fail(BodyFault::Late),
+        }
+    }
+}
+
+/// How much of what is unread belongs to a body.
+fn taken(body: &mut BodyReader, unread: &[u8]) -> Result<usize, Broken> {
+    let mut bytes = 0;
+    loop {
+        let taken = body.read(unread.get(bytes..).unwrap_or_default())?;
+        bytes += taken.bytes;
+        if taken.data.is_empty() {
+            return Ok(bytes);
         }
     }
 }

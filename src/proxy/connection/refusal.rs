@@ -7,7 +7,7 @@ use http::HeaderValue;
 use pingora::protocols::tls::SslDigest;
 
 use crate::policy::forwarded::Client;
-use crate::policy::http1;
+use crate::policy::http1::refused;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
 use crate::policy::{api_key, request_id};
 use crate::proxy::gate::Gate;
@@ -27,13 +27,13 @@ pub fn refuse(
 ) -> Vec<u8> {
     let snapshot = gate.snapshot();
     let prefix = &snapshot.config.keys.prefix;
-    let id = match http1::request_id(head).and_then(|sent| request_id::kept(sent, prefix)) {
+    let id = match refused::request_id(head).and_then(|sent| request_id::kept(sent, prefix)) {
         Some(kept) => kept.to_owned(),
         None => request_id::from_random(fastrand::u128(..)),
     };
     let now = gate.store.now();
     let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
-    let (method, path) = http1::told_apart(head);
+    let (method, path) = refused::told_apart(head);
     let mut answer = format!(
         "HTTP/1.1 {} {}\r\ncontent-length: {}\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n\
          x-request-id: {id}\r\nconnection: close\r\ndate: {}\r\n",
