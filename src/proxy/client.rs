@@ -8,9 +8,9 @@ use http::{StatusCode, Version};
 use pingora::Error;
 use pingora::http::{RequestHeader, ResponseHeader};
 
-use super::connection::{BodyFault, Connection};
 use super::connection::http1::Http1Side;
 use super::connection::http2::Http2Side;
+use super::connection::{BodyFault, Connection};
 
 /// A request with its client's side.
 pub struct Client<'c> {
@@ -42,11 +42,7 @@ pub enum Piece {
 
 impl<'c> Client<'c> {
     /// A request whose head has been read.
-    pub fn new(
-        connection: Arc<Connection>,
-        header: RequestHeader,
-        side: Side<'c>,
-    ) -> Client<'c> {
+    pub fn new(connection: Arc<Connection>, header: RequestHeader, side: Side<'c>) -> Client<'c> {
         Client {
             connection,
             header,

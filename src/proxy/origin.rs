@@ -29,7 +29,11 @@ impl Origin {
     pub fn of(request: &Request<'_>, trusted: &[Network]) -> Origin {
         let (connection, header) = (&request.connection, &request.header);
         let peer = connection.client;
-        let scheme = if connection.is_encrypted { "https" } else { "http" };
+        let scheme = if connection.is_encrypted {
+            "https"
+        } else {
+            "http"
+        };
         let host = well_formed::host(header);
         if !forwarded::is_trusted(peer.ip(), trusted) {
             let client = Client::Connected(peer);

@@ -210,7 +210,8 @@ impl Relay<'_, '_> {
         let framing = framing(self.client, &request);
         // What is left before it is written fails as a 500, which is refunded.
         self.forwarding.note_sent();
-        let mut link = Link::begin(taken, request, framing, peer.is_tls()).map_err(Error::into_up)?;
+        let mut link =
+            Link::begin(taken, request, framing, peer.is_tls()).map_err(Error::into_up)?;
         let answered = self.drive(&mut link, peer, upload).await;
         if answered.is_ok() {
             link.finish(&self.gate.connections, peer).await;

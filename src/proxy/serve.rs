@@ -37,7 +37,12 @@ pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
     if served.is_err() {
         client.break_off();
     }
-    record::record(gate, client, served.as_ref().err().map(|error| &**error), &exchange);
+    record::record(
+        gate,
+        client,
+        served.as_ref().err().map(|error| &**error),
+        &exchange,
+    );
 }
 
 /// Answers a request.

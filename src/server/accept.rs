@@ -238,12 +238,7 @@ impl Room {
 
     /// Serves the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
     /// old, or the gateway stops.
-    async fn hand_over(
-        &self,
-        opened: Opened,
-        connection: Arc<Connection>,
-        times: Times,
-    ) {
+    async fn hand_over(&self, opened: Opened, connection: Arc<Connection>, times: Times) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
         let mut serving = Box::pin(opened.serve(ending));

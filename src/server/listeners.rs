@@ -155,11 +155,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the runtime does not take a socket.
-    pub fn prepare(
-        &self,
-        gate: &Arc<Gate>,
-        admin: Admin,
-    ) -> std::io::Result<Ready> {
+    pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
         let census = Census::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self

@@ -257,9 +257,8 @@ impl Http1 {
 
     async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
-            let written = poll_fn(|context| {
-                self.writes.poll_write(&mut self.transport, context, bytes)
-            });
+            let written =
+                poll_fn(|context| self.writes.poll_write(&mut self.transport, context, bytes));
             let written = written.await.inspect_err(|error| self.note_slow(error))?;
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
@@ -287,7 +286,10 @@ impl Http1 {
             return;
         }
         let transport = &mut self.transport;
-        if poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context)).await.is_err() {
+        if poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context))
+            .await
+            .is_err()
+        {
             return;
         }
         let (until, mut bytes) = (Instant::now() + LINGER, 0);
@@ -321,13 +323,16 @@ fn header_of(head: &RequestHead) -> Option<RequestHeader> {
         None => target.path.to_owned(),
     };
     let fields = head.fields();
-    let mut parts = RequestHeader::build_no_case(head.method().clone(), target.as_bytes(), None).ok()?;
+    let mut parts =
+        RequestHeader::build_no_case(head.method().clone(), target.as_bytes(), None).ok()?;
     parts.set_version(match head.version() {
         Version::Http10 => http::Version::HTTP_10,
         Version::Http11 => http::Version::HTTP_11,
     });
     if let Some(host) = head.host() {
-        parts.insert_header(HOST, HeaderValue::from_bytes(host).ok()?).ok()?;
+        parts
+            .insert_header(HOST, HeaderValue::from_bytes(host).ok()?)
+            .ok()?;
     }
     for field in fields.iter() {
         let name = HeaderName::from_bytes(field.name()).ok()?;
@@ -506,13 +511,17 @@ impl Http1Side<'_> {
             return Error::e_explain(ErrorType::InternalError, context);
         };
         let wrong = "the answer's body is not as long as its head said";
-        let wrapping = answer.part(part.len()).or_err(ErrorType::WriteError, wrong)?;
+        let wrapping = answer
+            .part(part.len())
+            .or_err(ErrorType::WriteError, wrong)?;
         self.write(wrapping.before()).await?;
         self.write(part).await?;
         self.write(wrapping.after).await?;
         if ends {
             let mut end = Vec::new();
-            answer.end([], &mut end).or_err(ErrorType::WriteError, wrong)?;
+            answer
+                .end([], &mut end)
+                .or_err(ErrorType::WriteError, wrong)?;
             self.write(&end).await?;
             self.is_whole = true;
         }

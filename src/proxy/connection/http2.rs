@@ -47,7 +47,8 @@ impl Http2Side {
         let length = header.headers.get(CONTENT_LENGTH);
         Http2Side {
             body,
-            announces_none: length.is_some_and(|length| http1::length(length.as_bytes()) == Some(0)),
+            announces_none: length
+                .is_some_and(|length| http1::length(length.as_bytes()) == Some(0)),
             has_read: false,
             respond,
             answer: None,

@@ -15,7 +15,8 @@ use super::limits::bounds_of;
 use super::refusal;
 use crate::config::Limits;
 use crate::policy::forwarded::Client;
-use crate::policy::http1;
+use crate::policy::http1::refused;
+use crate::policy::http1::request::{RequestHead, RequestReader};
 use crate::policy::redirect::{self, Redirect, Rule};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::{api_key, request_id};
@@ -38,7 +39,10 @@ pub async fn serve(
     let read = timeout_at(deadline, head(&mut socket, &mut received, limits)).await;
     let verdict = match read {
         Ok(None) => return,
-        Ok(Some(Ok(range))) => redirect::redirect(received.get(range).unwrap_or_default(), rule),
+        Ok(Some(Ok(head))) => {
+            received = BytesMut::from(head.as_sent());
+            redirect::redirect(&head, rule)
+        }
         Ok(Some(Err(rejection))) => Err(rejection),
         Err(_) => {
             let hits = &gate.metrics.limit_hits;
@@ -71,25 +75,17 @@ pub async fn serve(
     }
 }
 
-/// Reads a head: where in what was received it is, or its refusal; `None` where the client left first.
+/// Reads a head, or finds its refusal; `None` where the client left first.
 async fn head(
     socket: &mut TcpStream,
     received: &mut BytesMut,
     limits: &Limits,
-) -> Option<Result<std::ops::Range<usize>, Rejection>> {
+) -> Option<Result<RequestHead, Rejection>> {
     let bounds = bounds_of(limits);
-    let mut reader = http1::request::RequestReader::default();
+    let mut reader = RequestReader::default();
     loop {
-        match reader.read(received, &bounds) {
-            Err(rejection) => return Some(Err(rejection)),
-            Ok(Some(head)) => {
-                if let Some(anew) = head.rewritten(received) {
-                    *received = BytesMut::from(anew.as_slice());
-                    return Some(Ok(0..received.len()));
-                }
-                return Some(Ok(head.start()..head.end()));
-            }
-            Ok(None) => {}
+        if let Some(read) = reader.take(received, &bounds).transpose() {
+            return Some(read);
         }
         received.reserve(READ_BYTES);
         match socket.read_buf(received).await {
@@ -124,7 +120,7 @@ impl Redirected<'_> {
     fn answer(&self, gate: &Gate) -> Vec<u8> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
-        let sent = http1::refused::request_id(self.head);
+        let sent = refused::request_id(self.head);
         let id = match sent.and_then(|sent| request_id::kept(sent, prefix)) {
             Some(kept) => kept.to_owned(),
             None => request_id::from_random(fastrand::u128(..)),
@@ -145,7 +141,7 @@ impl Redirected<'_> {
                 .with_label_values(&["cleartext_key"])
                 .inc();
         }
-        let (method, path) = http1::refused::told_apart(self.head);
+        let (method, path) = refused::told_apart(self.head);
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,

@@ -42,7 +42,9 @@ pub fn refuse(
     )
     .into_bytes();
     let content_type = (http::header::CONTENT_TYPE, PROBLEM_JSON);
-    let hsts = is_encrypted.then(|| respond::hsts(&snapshot.config)).flatten();
+    let hsts = is_encrypted
+        .then(|| respond::hsts(&snapshot.config))
+        .flatten();
     let hsts = hsts.map(|hsts| (http::header::STRICT_TRANSPORT_SECURITY, hsts));
     let more = [Some(&content_type), hsts.as_ref()].into_iter().flatten();
     for (name, value) in problem.headers.iter().chain(more) {

@@ -13,9 +13,7 @@ use crate::policy::http1;
 use crate::proxy::client::{Client, Piece};
 use crate::proxy::connection::pace::{self, Part};
 use crate::proxy::exchange::{Exchange, Forwarding};
-use crate::proxy::failure::{
-    UPSTREAM_AWAY, UPSTREAM_STATUS, given_up, over_time,
-};
+use crate::proxy::failure::{UPSTREAM_AWAY, UPSTREAM_STATUS, given_up, over_time};
 use crate::proxy::forward;
 use crate::proxy::gate::Gate;
 use crate::proxy::respond::{self, announce, insert_standing};
@@ -79,7 +77,12 @@ fn check(forwarding: &mut Forwarding, head: &ResponseHeader) -> pingora::Result<
     }
     let context = format!("the upstream answered {}", head.status.as_u16());
     let kind = if away { UPSTREAM_AWAY } else { UPSTREAM_STATUS };
-    Err(Error::create(kind, ErrorSource::Upstream, Some(context.into()), None))
+    Err(Error::create(
+        kind,
+        ErrorSource::Upstream,
+        Some(context.into()),
+        None,
+    ))
 }
 
 /// The head of a final answer as the client gets it.

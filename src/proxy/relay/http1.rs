@@ -68,7 +68,8 @@ impl Http1 {
     ) -> pingora::Result<Http1> {
         let invalid = ErrorType::InvalidHTTPHeader;
         let target = Target::parse(request.raw_path());
-        let target = target.map_err(|_| Error::explain(invalid.clone(), "no target of a request"))?;
+        let target =
+            target.map_err(|_| Error::explain(invalid.clone(), "no target of a request"))?;
         let host = request.headers.get(HOST);
         let host = host.ok_or_else(|| Error::explain(invalid, "a request has no host"))?;
         let mut outgoing = Vec::with_capacity(1024);

@@ -246,9 +246,7 @@ fn head_failed(error: h2::Error) -> Box<Error> {
     let is_io = error.get_io().is_some_and(is_of_the_connection);
     let kind = if is_remote && reason == Some(h2::Reason::HTTP_1_1_REQUIRED) {
         ErrorType::H2Downgrade
-    } else if error.is_go_away()
-        && error.is_library()
-        && reason == Some(h2::Reason::PROTOCOL_ERROR)
+    } else if error.is_go_away() && error.is_library() && reason == Some(h2::Reason::PROTOCOL_ERROR)
     {
         ErrorType::InvalidH2
     } else if error.is_io() {
@@ -272,5 +270,6 @@ fn head_failed(error: h2::Error) -> Box<Error> {
 /// Whether an error is that of a connection that had ended, and not one of TLS.
 fn is_of_the_connection(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut};
-    error.raw_os_error().is_some() || matches!(error.kind(), ConnectionReset | TimedOut | BrokenPipe)
+    error.raw_os_error().is_some()
+        || matches!(error.kind(), ConnectionReset | TimedOut | BrokenPipe)
 }

@@ -43,9 +43,7 @@ impl Link {
         is_tls: bool,
     ) -> pingora::Result<Link> {
         Ok(match taken {
-            Taken::Http1(stream) => {
-                Link::Http1(Box::new(Http1::begin(stream, &request, framing)?))
-            }
+            Taken::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, &request, framing)?)),
             Taken::Http2(lease) => {
                 Link::Http2(Box::new(Http2::begin(lease, request, framing, is_tls)?))
             }
