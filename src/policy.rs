@@ -5,7 +5,7 @@
 //!
 //! | Room | Decides |
 //! |---|---|
-//! | [`http1`] | where an HTTP/1 request begins and ends, and whether that can be read in one way only (step 1) |
+//! | [`http1`] | heads and bodies of HTTP/1, read in one way only (step 1) and written |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`http2_memory`] | what the requests of an HTTP/2 connection cost in memory |
 //! | [`target`] | is the request target unambiguous (step 1) |

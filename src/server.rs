@@ -29,7 +29,6 @@ use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::Tracer;
 
 mod accept;
-mod application;
 mod descriptors;
 mod entrance;
 mod events;

@@ -3,7 +3,6 @@
 //! Names are compared in lower case, with `_` taken as `-`, because some servers read both alike.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -50,7 +49,8 @@ impl fmt::Display for HeaderPattern {
 /// Such a list, made once for a configuration.
 #[derive(Debug, Default)]
 pub struct HeaderNames {
-    names: HashSet<HeaderName>,
+    /// In lower case with `-` for each `_`, in order.
+    names: Vec<Box<str>>,
     prefixes: Vec<String>,
 }
 
@@ -61,18 +61,39 @@ impl HeaderNames {
         for pattern in patterns {
             match pattern {
                 HeaderPattern::Name(name) => {
-                    all.names.insert(folded(name).into_owned());
+                    all.names.push(folded(name).as_str().into());
                 }
                 HeaderPattern::Prefix(beginning) => all.prefixes.push(beginning.replace('_', "-")),
             }
         }
+        all.names.sort_unstable();
         all
     }
 
     /// Whether a name, folded, is in the list.
     pub fn contains(&self, folded: &HeaderName) -> bool {
-        let begins = |prefix: &String| folded.as_str().starts_with(prefix.as_str());
-        self.names.contains(folded) || self.prefixes.iter().any(begins)
+        self.fits(folded.as_str().as_bytes())
+    }
+
+    /// Whether a name, as it was sent, is in the list. Cost: a binary search, and a comparison for each prefix; no allocation.
+    pub fn fits(&self, name: &[u8]) -> bool {
+        let folded = || name.iter().map(|octet| folded_octet(*octet));
+        let order = |listed: &Box<str>| listed.bytes().cmp(folded());
+        let begins = |prefix: &String| {
+            name.len() >= prefix.len()
+                && prefix
+                    .bytes()
+                    .zip(folded())
+                    .all(|(one, other)| one == other)
+        };
+        self.names.binary_search_by(order).is_ok() || self.prefixes.iter().any(begins)
+    }
+}
+
+fn folded_octet(octet: u8) -> u8 {
+    match octet {
+        b'_' => b'-',
+        _ => octet.to_ascii_lowercase(),
     }
 }
 
@@ -114,7 +135,16 @@ mod tests {
         let patterns = ["cookie", "x_real_ip", "x-auth-request-*", "x_own_*"];
         let patterns = patterns.map(|text| text.parse().unwrap());
         let names = HeaderNames::new(&patterns);
-        let holds = |name: &str| names.contains(&folded(&name.parse().unwrap()));
+        let holds = |name: &str| {
+            let by_name = names.contains(&folded(&name.parse().unwrap()));
+            assert_eq!(names.fits(name.as_bytes()), by_name, "{name}");
+            assert_eq!(
+                names.fits(name.to_ascii_uppercase().as_bytes()),
+                by_name,
+                "{name}"
+            );
+            by_name
+        };
         for held in [
             "cookie",
             "x-real-ip",

@@ -4,13 +4,14 @@
 //! any. The target is held to the same rules as everywhere; a request that breaks them gets its 400 here already. Of an API key
 //! only is seen that there is one.
 
+use http::HeaderName;
+
 use super::http1;
+use super::http1::request::RequestHead;
 use super::rejection::{Malformed, Rejection};
-use super::target::Target;
 
 const HTTPS_PORT: u16 = 443;
-const HOST: &[u8] = b"host";
-const X_API_KEY: &[u8] = b"x-api-key";
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// What is redirected.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,28 +31,15 @@ pub struct Redirect {
     pub shows_key: bool,
 }
 
-/// Where a request goes; `head` is a whole head that [`http1::scan`] has let through, without the empty lines before it.
+/// Where a request goes.
 ///
 /// # Errors
 /// With the refusal of one that is not redirected.
-pub fn redirect(head: &[u8], rule: &Rule) -> Result<Redirect, Rejection> {
-    let unreadable = || Rejection::BadRequest(Malformed::Head);
-    let mut lines = head.split(|byte| *byte == b'\n');
-    let line = lines.next().unwrap_or_default();
-    let target = line.split(|byte| *byte == b' ').nth(1);
-    let target = target.ok_or_else(unreadable)?;
-    Target::parse(target).map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
-    let target = std::str::from_utf8(target).map_err(|_| unreadable())?;
-    let (mut host, mut shows_key) = (None, false);
-    for line in lines {
-        let mut parts = line.splitn(2, |byte| *byte == b':');
-        let name = parts.next().unwrap_or_default();
-        if name.eq_ignore_ascii_case(HOST) {
-            host = parts.next().map(<[u8]>::trim_ascii);
-        }
-        shows_key |= name.eq_ignore_ascii_case(X_API_KEY);
-    }
-    let host = host
+pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> {
+    let target = head.target();
+    let query = target.query.map(|query| format!("?{query}"));
+    let host = head
+        .host()
         .and_then(|host| name_of(host, rule))
         .ok_or(Rejection::BadRequest(Malformed::Host))?;
     let port = match rule.port {
@@ -59,8 +47,12 @@ pub fn redirect(head: &[u8], rule: &Rule) -> Result<Redirect, Rejection> {
         port => format!(":{port}"),
     };
     Ok(Redirect {
-        location: format!("https://{host}{port}{target}"),
-        shows_key,
+        location: format!(
+            "https://{host}{port}{}{}",
+            target.path,
+            query.unwrap_or_default()
+        ),
+        shows_key: head.fields().first(&X_API_KEY).is_some(),
     })
 }
 
@@ -80,10 +72,26 @@ fn name_of(host: &[u8], rule: &Rule) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use bytes::BytesMut;
+
     use super::*;
+    use crate::policy::http1::HeadBounds;
+    use crate::policy::http1::request::RequestReader;
+
+    const BOUNDS: HeadBounds = HeadBounds {
+        target_bytes_max: 64,
+        header_bytes_max: 256,
+        header_count_max: 4,
+    };
+
+    fn redirected(head: &str, rule: &Rule) -> Result<Redirect, Rejection> {
+        let mut buffer = BytesMut::from(head);
+        let head = RequestReader::default().take(&mut buffer, &BOUNDS)?;
+        redirect(&head.expect("a whole head"), rule)
+    }
 
     fn location(head: &str, rule: &Rule) -> Result<String, Rejection> {
-        redirect(head.as_bytes(), rule).map(|redirect| redirect.location)
+        redirected(head, rule).map(|redirect| redirect.location)
     }
 
     fn rule(port: u16, hosts: &[&str]) -> Rule {
@@ -130,7 +138,7 @@ mod tests {
         for host in ["a/b", "a@b", "a,b", "a b", "a?b", "a#b", "[::1", ""] {
             assert_eq!(refused("/", host, &any), "BAD_REQUEST", "{host}");
         }
-        for target in ["//evil.example", "/../x", "http://a/", "*", "/a;b", "/%2e"] {
+        for target in ["//evil.example", "/../x", "http://a//", "*", "/a;b", "/%2e"] {
             assert_eq!(refused(target, "a", &any), "BAD_REQUEST", "{target}");
         }
         let hostless = location("GET / HTTP/1.0\r\n\r\n", &any);
@@ -149,7 +157,7 @@ mod tests {
             ("A: X-API-Key: a", false),
         ] {
             let head = format!("GET / HTTP/1.1\r\nHost: a\r\n{field}\r\n\r\n");
-            let redirect = redirect(head.as_bytes(), &any).unwrap();
+            let redirect = redirected(&head, &any).unwrap();
             assert_eq!(redirect.shows_key, expected, "{field}");
             assert!(!redirect.location.contains("secret"));
         }

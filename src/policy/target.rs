@@ -63,6 +63,8 @@ pub struct Target<'a> {
     pub path: &'a str,
     /// What follows the first `?`.
     pub query: Option<&'a str>,
+    /// Only what was checked is a target.
+    checked: (),
 }
 
 impl<'a> Target<'a> {
@@ -75,16 +77,30 @@ impl<'a> Target<'a> {
             return Err(TargetError::ForbiddenCharacter);
         }
         let text = std::str::from_utf8(raw).map_err(|_| TargetError::ForbiddenCharacter)?;
+        let target = Target::split(text);
+        check_path(target.path)?;
+        if let Some(query) = target.query {
+            escapes(query)
+                .try_for_each(|escape| escape.map(|_| ()).ok_or(TargetError::InvalidEscape))?;
+        }
+        Ok(target)
+    }
+
+    /// A target that [`Target::parse`] has accepted before. Cost: a look for the `?`.
+    pub(super) fn accepted(raw: &'a [u8]) -> Target<'a> {
+        Target::split(std::str::from_utf8(raw).unwrap_or_default())
+    }
+
+    fn split(text: &'a str) -> Target<'a> {
         let (path, query) = match text.split_once('?') {
             Some((path, query)) => (path, Some(query)),
             None => (text, None),
         };
-        check_path(path)?;
-        if let Some(query) = query {
-            escapes(query)
-                .try_for_each(|escape| escape.map(|_| ()).ok_or(TargetError::InvalidEscape))?;
+        Target {
+            path,
+            query,
+            checked: (),
         }
-        Ok(Target { path, query })
     }
 }
 
@@ -108,6 +124,11 @@ impl<'a> Absolute<'a> {
         let end = url.iter().position(is_end).unwrap_or(url.len());
         let (authority, rest) = url.split_at(end);
         Some(Absolute { authority, rest })
+    }
+
+    /// Bytes of path and query as they were sent, which end the target.
+    pub fn rest_bytes(&self) -> usize {
+        self.rest.len()
     }
 
     /// Whether there is neither path nor query.

@@ -98,15 +98,14 @@ pub struct Steps {
     pub recording: Option<Box<Recording>>,
 }
 
-/// Lets a request in or says why not. `raw` is the head as it came over HTTP/1; `steps` grows by what is noted.
+/// Lets a request in or says why not. `steps` grows by what is noted.
 pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     header: &RequestHeader,
-    raw: Option<&[u8]>,
     steps: &mut Steps,
 ) -> Result<Admitted, Refusal> {
-    let target = well_formed::check(header, raw, &snapshot.head_limits).map_err(Refusal::of)?; // 1
+    let target = well_formed::check(header, &snapshot.head_limits).map_err(Refusal::of)?; // 1
     let own = OwnPath::of(target.path);
     if own == Some(OwnPath::Document) {
         return admit_to_document(&header.method); // public

@@ -13,7 +13,7 @@ use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
 use super::rates::Slot;
-use super::upstreams::{self, Assignment, Server, Upstream};
+use super::upstreams::{Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::Waived;
@@ -52,6 +52,8 @@ pub struct Exchange {
     pub steps: Steps,
     /// How far it has come.
     pub stage: Stage,
+    /// Why it was not forwarded to its end, although it was answered.
+    pub cause: Option<String>,
     _in_flight: InFlight,
 }
 
@@ -217,6 +219,7 @@ impl Exchange {
             origin: None,
             steps: Steps::default(),
             stage: Stage::Arrived,
+            cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
         }
     }
@@ -290,8 +293,9 @@ impl Forwarding {
         }
     }
 
-    /// Begins an attempt, at another server than those before where there is one.
-    pub fn attempt(&mut self) -> Option<HttpPeer> {
+    /// Begins an attempt, at another server than those before where there is one. Returns the server's description, and whether the
+    /// attempt is made on a connection of its own.
+    pub fn attempt(&mut self) -> Option<(HttpPeer, bool)> {
         self.attempts += 1;
         self.header_after = None;
         self.encoder = None;
@@ -306,12 +310,9 @@ impl Forwarding {
             .timeouts
             .total
             .saturating_sub(self.since.elapsed());
-        let mut peer = self.upstream.peer(assignment.server(), left);
-        if self.anew {
-            upstreams::set_apart(&mut peer);
-        }
+        let peer = self.upstream.peer(assignment.server(), left);
         self.assignment = Some(assignment);
-        Some(peer)
+        Some((peer, self.anew))
     }
 
     /// Asks for a connection of its own in further attempts: where one that was kept had ended, so may all others of the same server.

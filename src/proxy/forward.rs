@@ -87,7 +87,7 @@ impl DeniedHeaders {
     }
 }
 
-/// Turns the client's header, cleared of hop-by-hop fields by pingora, into the upstream's.
+/// Turns the client's header into the upstream's.
 ///
 /// # Errors
 /// If a value of ours is no header value, which checked configurations exclude.
@@ -100,12 +100,12 @@ pub fn rebuild_request(
     let told = parts.headers.get(TRACEPARENT);
     let (traceparent, goes_on) = traceparent(told, identity.recorded);
     let fields = mem::take(&mut parts.headers);
+    let nominated = nominated(&fields);
     let mut fields = kept(fields, ADDED_TO_REQUEST, |name| {
         let ours = [HOST, TRACEPARENT, X_REQUEST_ID].contains(name);
-        // The gateway has answered `Expect` itself.
-        let passed = [TE, TRAILER, KEEP_ALIVE, PROXY_CONNECTION, UPGRADE, EXPECT].contains(name);
         let stale = !goes_on && *name == TRACESTATE;
-        !(ours || passed || stale || denied.contains(name))
+        let ends_here = BETWEEN_NEIGHBOURS.contains(name) || nominated.contains(name);
+        !(ours || ends_here || stale || denied.contains(name))
     });
     let length = fields.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
     if let Some(length) = length.and_then(http1::length) {
@@ -131,6 +131,19 @@ pub fn rebuild_request(
     *header = parts.into();
     Ok(())
 }
+
+/// Of a request, for the gateway alone, which has answered `Expect` itself and frames bodies anew.
+const BETWEEN_NEIGHBOURS: [HeaderName; 9] = [
+    TE,
+    TRAILER,
+    KEEP_ALIVE,
+    PROXY_CONNECTION,
+    UPGRADE,
+    EXPECT,
+    CONNECTION,
+    TRANSFER_ENCODING,
+    HeaderName::from_static("http2-settings"),
+];
 
 /// What pingora's header is about; an empty one stays in its place.
 fn request_parts(header: &mut RequestHeader) -> request::Parts {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::crossings::Crossings;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
+use super::relay::connections::Connections;
 use super::upstreams::Upstream;
 use super::well_formed::HeadLimits;
 use crate::config::{self, Config, Limits};
@@ -150,6 +151,8 @@ pub struct Gate {
     pub access_log: AccessLog,
     /// Where spans are left.
     pub tracer: Tracer,
+    /// Connections to upstreams.
+    pub connections: Connections,
     /// Keys near their limits.
     pub crossings: Crossings,
     /// The quota day of the last request; asked anew when it is over.
@@ -176,6 +179,7 @@ impl Gate {
             metrics,
             access_log,
             tracer,
+            connections: Connections::default(),
             crossings: Crossings::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),

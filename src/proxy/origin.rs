@@ -4,9 +4,8 @@
 //! one of `listen.trusted_proxies`.
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use pingora::proxy::Session;
 
-use super::connection::Connection;
+use super::client::Client as Request;
 use super::forward::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use super::well_formed;
 use crate::policy::address::Network;
@@ -26,36 +25,36 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// The origin of the request of `session`; `None` only where pingora was given another stream than ours.
-    pub fn of(session: &Session, trusted: &[Network]) -> Option<Origin> {
-        let connection = Connection::of(session)?;
+    /// The origin of a request.
+    pub fn of(request: &Request<'_>, trusted: &[Network]) -> Origin {
+        let (connection, header) = (&request.connection, &request.header);
         let peer = connection.client;
-        let encrypted = session
-            .digest()
-            .is_some_and(|digest| digest.ssl_digest.is_some());
-        let scheme = if encrypted { "https" } else { "http" };
-        let header = session.req_header();
+        let scheme = if connection.is_encrypted {
+            "https"
+        } else {
+            "http"
+        };
         let host = well_formed::host(header);
         if !forwarded::is_trusted(peer.ip(), trusted) {
             let client = Client::Connected(peer);
-            return Some(Origin {
+            return Origin {
                 client,
                 address: connection.address.clone(),
                 scheme,
                 host,
-            });
+            };
         }
         let told = |name| values(&header.headers, name);
         let told_host = forwarded::host_of(told(X_FORWARDED_HOST));
         let client = Client::of(peer, told(X_FORWARDED_FOR), trusted);
-        Some(Origin {
+        Origin {
             client,
             address: forward::address(client.ip()),
             scheme: forwarded::scheme_of(told(X_FORWARDED_PROTO)).unwrap_or(scheme),
             host: told_host
                 .and_then(|host| HeaderValue::from_bytes(host).ok())
                 .or(host),
-        })
+        }
     }
 }
 

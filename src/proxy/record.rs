@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use http::Version;
 use pingora::Error;
-use pingora::proxy::Session;
 
 use super::admission::Place;
+use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
 use super::gate::Gate;
 use super::trace::Facts;
@@ -18,8 +18,8 @@ use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
 /// Writes the request's line in the access log and counts it.
-pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &Exchange) {
-    let header = session.req_header();
+pub fn record(gate: &Gate, client: &Client<'_>, error: Option<&Error>, exchange: &Exchange) {
+    let header = &client.header;
     let prefix = &exchange.snapshot.config.keys.prefix;
     let outcome = Outcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
@@ -46,11 +46,9 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
     let cause = match (&exchange.stage, error) {
         (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
         (_, Some(error)) => Some(error.to_string()),
-        (_, None) => None,
+        (_, None) => exchange.cause.clone(),
     };
-    let status = session
-        .response_written()
-        .map_or(0, |header| header.status.as_u16());
+    let status = client.status().map_or(0, |status| status.as_u16());
     if let Some(recording) = &exchange.steps.recording {
         let facts = Facts {
             method: &header.method,
@@ -96,7 +94,7 @@ pub fn record(gate: &Gate, session: &Session, error: Option<&Error>, exchange: &
         duration_ms: duration,
         store_ms: exchange.steps.store_wait,
         upstream_ms: outcome.upstream.map(|(_, waited)| waited),
-        bytes_sent: session.body_bytes_sent(),
+        bytes_sent: client.bytes_sent(),
         cause: cause.as_deref(),
     });
 }

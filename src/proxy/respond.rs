@@ -10,8 +10,8 @@ use http::header::{
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::proxy::Session;
 
+use super::client::{Client, Piece};
 use super::exchange::Exchange;
 use super::forward::{NOSNIFF, X_REQUEST_ID};
 use crate::config::Config;
@@ -128,32 +128,18 @@ impl Answer {
         (parts.into(), self.body)
     }
 
-    /// Writes the answer; an HTTP/1 connection stays open for the next request.
+    /// Writes the answer.
     ///
     /// # Errors
     /// If the client is gone.
-    pub async fn write(self, session: &mut Session) -> pingora::Result<()> {
+    pub async fn write(self, client: &mut Client<'_>) -> pingora::Result<()> {
         let (header, body) = self.into_parts();
         let ends_here = body.is_empty();
-        session
-            .write_response_header(Box::new(header), ends_here)
-            .await?;
+        let mut pieces = vec![Piece::Head(Box::new(header), ends_here)];
         if !ends_here {
-            session.write_response_body(Some(body), true).await?;
+            pieces.push(Piece::Part(body, true));
         }
-        Ok(())
-    }
-
-    /// Writes the answer in place of an upstream's and closes an HTTP/1 connection. Does nothing if an answer has begun.
-    ///
-    /// # Errors
-    /// If the client is gone.
-    pub async fn write_instead(self, session: &mut Session) -> pingora::Result<()> {
-        let (header, body) = self.into_parts();
-        session
-            .as_downstream_mut()
-            .write_error_response(header, body)
-            .await
+        client.write(pieces).await
     }
 }
 

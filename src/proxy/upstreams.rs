@@ -28,7 +28,6 @@ mod wire;
 
 pub use server::{Assignment, Server};
 use wire::Wire;
-pub use wire::set_apart;
 
 /// One configured upstream.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Accepting: from a client's SYN to a guarded connection in pingora's hands.
+//! Accepting: from a client's SYN to a connection that is served.
 //!
 //! Each connection is a task of its own, which ends with it. Places are counted before the TLS handshake, which is where a
 //! flood of connections costs most.
@@ -7,23 +7,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pingora::apps::HttpServerApp;
-use pingora::proxy::HttpProxy;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::application::Application;
 use super::proxied;
 use super::tls::{Front, failure};
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
 use crate::proxy::connection::census::{Census, Full, Places};
-use crate::proxy::connection::guard::{Guard, Silent};
+use crate::proxy::connection::opening::{self, Opened, Silent};
 use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
-use crate::proxy::{Edge, Gate, Snapshot};
+use crate::proxy::{Gate, Snapshot};
 
 /// Pause after a failed accept: the process is out of file descriptors or memory, and only time helps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -60,8 +57,6 @@ pub struct Door {
     pub listener: TcpListener,
     /// What clients find here.
     pub behind: Behind,
-    /// What serves requests.
-    pub proxy: Arc<HttpProxy<Edge>>,
     /// What requests share.
     pub gate: Arc<Gate>,
     /// All connections of the gateway.
@@ -74,13 +69,11 @@ impl Door {
         let Door {
             listener,
             behind,
-            proxy,
             gate,
             census,
         } = self;
         let room = Arc::new(Room {
             behind,
-            proxy,
             gate,
             census,
             shutdown: shutdown.clone(),
@@ -102,9 +95,6 @@ impl Door {
             }
         }
         drop(listener);
-        // Idle connections are told after the last requests on their way have had time to come.
-        tokio::time::sleep(IDLE_LINGER).await;
-        room.proxy.http_cleanup().await;
     }
 }
 
@@ -138,7 +128,6 @@ fn name_of(full: Full) -> &'static str {
 
 struct Room {
     behind: Behind,
-    proxy: Arc<HttpProxy<Edge>>,
     gate: Arc<Gate>,
     census: Arc<Census>,
     shutdown: watch::Receiver<bool>,
@@ -198,23 +187,22 @@ impl Room {
         let Some(transport) = self.shake_hands(socket, tls, limits).await else {
             return;
         };
-        let connection = Connection::new(client);
-        let guard =
-            match Guard::begin(self.gate.clone(), connection.clone(), transport, limits).await {
-                Ok(guard) => guard,
-                Err(Silent::Closed) => return,
-                Err(Silent::Late(limit)) => return self.note_limit(limit),
-            };
+        let connection = Connection::new(client, tls.is_some());
+        let opened = opening::open(&self.gate, connection.clone(), transport, limits).await;
+        let opened = match opened {
+            Ok(opened) => opened,
+            Err(Silent::Closed) => return,
+            Err(Silent::Late(limit)) => return self.note_limit(limit),
+        };
         let times = Times {
             age: limits.connection_age,
             last_requests: limits.request_read
                 + longest_upstream(&snapshot)
                 + limits.response_write,
         };
-        let application = Application::new(self.proxy.clone(), &self.gate, limits);
         // A connection that lives on must not hold an old configuration.
         drop(snapshot);
-        self.hand_over(application, guard, connection, times).await;
+        self.hand_over(opened, connection, times).await;
     }
 
     /// The client that a proxy tells, or that it speaks for itself; `None` where it says nothing of the kind in time.
@@ -248,18 +236,12 @@ impl Room {
         }
     }
 
-    /// Lets pingora serve the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
+    /// Serves the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
     /// old, or the gateway stops.
-    async fn hand_over(
-        &self,
-        application: Arc<Application>,
-        guard: Guard,
-        connection: Arc<Connection>,
-        times: Times,
-    ) {
+    async fn hand_over(&self, opened: Opened, connection: Arc<Connection>, times: Times) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
-        let mut serving = std::pin::pin!(application.serve(guard, &ending));
+        let mut serving = Box::pin(opened.serve(ending));
         let stopping = tokio::select! {
             _ = &mut serving => return,
             () = connection.retired() => false,

@@ -8,7 +8,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pingora::server::configuration::ServerConf;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
@@ -17,9 +16,6 @@ use super::handover::{Offer, Predecessor};
 use super::listeners::{Bound, Listener, Ready};
 use crate::admin::Admin;
 use crate::proxy::Gate;
-
-/// pingora's own bound on attempts, above what configurations may ask for; the hooks count them.
-const ATTEMPTS_MAX: usize = 8;
 
 /// What a gateway accepts connections with.
 pub struct Entrance<'g> {
@@ -80,11 +76,7 @@ impl Entrance<'_> {
 
     /// The services behind the addresses, which accept nothing yet.
     fn ready(&self, admin: Admin) -> Result<Ready, ServeError> {
-        let settings = Arc::new(ServerConf {
-            max_retries: ATTEMPTS_MAX,
-            ..ServerConf::default()
-        });
-        let ready = self.listener.prepare(&settings, self.gate, admin);
+        let ready = self.listener.prepare(self.gate, admin);
         ready.map_err(|error| ServeError::System(error.to_string()))
     }
 }

@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use pingora::listeners::ListenerConfig;
 use pingora::protocols::l4::stream::L4BufferSettings;
 use pingora::server::Fds;
-use pingora::server::configuration::ServerConf;
 use pingora::services::Service as _;
 use pingora::services::listening::Service;
 use tokio::sync::watch;
@@ -17,7 +16,7 @@ use tokio::task::JoinSet;
 use super::accept::{Behind, Door};
 use super::handover::{Handed, Label};
 use super::tls::Front;
-use super::{Addresses, ServeError, application};
+use super::{Addresses, ServeError};
 use crate::admin::Admin;
 use crate::config::Listen;
 use crate::proxy::Gate;
@@ -156,13 +155,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the runtime does not take a socket.
-    pub fn prepare(
-        &self,
-        settings: &Arc<ServerConf>,
-        gate: &Arc<Gate>,
-        admin: Admin,
-    ) -> std::io::Result<Ready> {
-        let proxy = application::proxy(settings, gate);
+    pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
         let census = Census::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self
@@ -181,7 +174,6 @@ impl Listener {
             doors.push(Door {
                 listener: tokio::net::TcpListener::from_std(listener)?,
                 behind,
-                proxy: proxy.clone(),
                 gate: gate.clone(),
                 census: census.clone(),
             });

@@ -20,6 +20,7 @@ mod proxies;
 mod redirect;
 mod siege;
 mod smuggling;
+mod upstream_connections;
 
 use harness::problem::assert_problem;
 use harness::{Scene, eventually};

@@ -88,7 +88,7 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &header, None, &mut Steps::default()).await;
+        let admitted = admit(&gate, &snapshot, &header, &mut Steps::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),

@@ -1,30 +1,68 @@
-//! The body of an HTTP/1 request: how many of the bytes that follow a head belong to it (RFC 9112 sections 6 and 7).
+//! The bodies of messages: which of the bytes behind a head belong to it, and where it ends (RFC 9112 sections 6 and 7).
+//!
+//! A reader yields places in the buffer that it is shown and copies nothing. The result is the same however the bytes were split.
 
-/// Extensions of all chunks together; nobody sends any, and they are read and thrown away.
-const EXTENSION_BYTES_MAX: usize = 1024;
-/// The trailer section; it is thrown away too.
-const TRAILER_BYTES_MAX: usize = 4 * 1024;
+use std::ops::Range;
+
+use super::fields::{FieldBounds, FieldFault, FieldReader, Fields, Next, Places};
+use super::framing::{AnswerFraming, Framing};
+
 /// Hexadecimal digits of a chunk's size: up to 2^48.
 const SIZE_DIGITS_MAX: u8 = 12;
 
-/// A body of which some bytes may have gone by.
+/// What a chunked body may have beside its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Body(State);
+pub struct ChunkLimits {
+    /// Extensions of all chunks together. None are in use; they are read and dropped.
+    pub extension_bytes_max: usize,
+    /// The trailer section, which must have room in the buffer as a whole.
+    pub trailers: FieldBounds,
+}
 
-/// A body that breaks the rules of its framing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Broken;
+impl ChunkLimits {
+    /// The limits in both directions.
+    pub const STANDARD: ChunkLimits = ChunkLimits {
+        extension_bytes_max: 1024,
+        trailers: FieldBounds {
+            bytes_max: 4 * 1024,
+            count_max: 128,
+        },
+    };
+}
+
+/// Why a body is not read on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum BodyFault {
+    /// A byte that breaks the rules of chunks, or that servers read in different ways.
+    #[error("the chunks of the body are malformed")]
+    Malformed,
+    /// Extensions or trailers beyond their limits.
+    #[error("the body has too many chunk extensions or trailers")]
+    TooLarge,
+    /// The connection ended before the body.
+    #[error("the connection was closed before the end of the body")]
+    Cut,
+}
+
+/// A body of which some bytes may have been read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BodyReader {
+    state: State,
+    limits: ChunkLimits,
+    trailers: Places,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Done,
-    /// So many bytes to come.
+    /// Bytes to come.
     Length(u64),
     Chunked {
         part: Part,
         extension_bytes: usize,
-        trailer_bytes: usize,
     },
+    Trailers(FieldReader),
+    ByClose,
 }
 
 /// What the next byte of a chunked body is.
@@ -48,96 +86,188 @@ enum Part {
     },
     DataCr,
     DataLf,
-    /// The first byte of a trailer line, or the CR of the last, empty one.
-    TrailerStart,
-    Trailer,
-    TrailerLf,
-    /// The LF of the last line.
-    LastLf,
+    /// Behind the last chunk.
+    Trailers,
 }
 
-impl Body {
-    /// A body of so many bytes; none for 0.
-    pub fn of_length(bytes: u64) -> Body {
-        Body(match bytes {
-            0 => State::Done,
-            bytes => State::Length(bytes),
-        })
+/// The part of a body at the start of a buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Taken {
+    /// Where data is. Empty only where the body has ended or more bytes are needed.
+    pub data: Range<usize>,
+    /// Where the trailer section is, at the end of a chunked body.
+    pub trailers: Range<usize>,
+    /// How many bytes at the buffer's start are read, with framing and data; the reader must not see them again.
+    pub bytes: usize,
+}
+
+impl Taken {
+    fn data(data: Range<usize>) -> Taken {
+        Taken {
+            bytes: data.end,
+            trailers: 0..0,
+            data,
+        }
+    }
+}
+
+impl BodyReader {
+    /// The body of a request.
+    pub fn of_request(framing: Framing, limits: &ChunkLimits) -> BodyReader {
+        let state = match framing {
+            Framing::Empty | Framing::Length(0) => State::Done,
+            Framing::Length(bytes) => State::Length(bytes),
+            Framing::Chunked => State::FIRST_CHUNK,
+        };
+        BodyReader::new(state, limits)
     }
 
-    /// A chunked body.
-    pub fn chunked() -> Body {
-        Body(State::Chunked {
-            part: Part::Size { size: 0, digits: 0 },
-            extension_bytes: 0,
-            trailer_bytes: 0,
-        })
+    /// The body of an answer.
+    pub fn of_answer(framing: AnswerFraming, limits: &ChunkLimits) -> BodyReader {
+        let state = match framing {
+            AnswerFraming::Bodiless(_) | AnswerFraming::Length(0) => State::Done,
+            AnswerFraming::Length(bytes) => State::Length(bytes),
+            AnswerFraming::Chunked => State::FIRST_CHUNK,
+            AnswerFraming::ByClose => State::ByClose,
+        };
+        BodyReader::new(state, limits)
     }
 
-    /// Whether all of it has gone by.
-    pub fn is_done(&self) -> bool {
-        self.0 == State::Done
-    }
-
-    /// Takes what belongs to the body off the front of `bytes`, and says how much that was.
-    pub fn advance(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
-        match &mut self.0 {
-            State::Done => Ok(0),
-            State::Length(left) => {
-                let taken =
-                    usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
-                *left -= taken as u64;
-                if *left == 0 {
-                    self.0 = State::Done;
-                }
-                Ok(taken)
-            }
-            State::Chunked { .. } => self.advance_chunked(bytes),
+    fn new(state: State, limits: &ChunkLimits) -> BodyReader {
+        BodyReader {
+            state,
+            limits: *limits,
+            trailers: Places::default(),
         }
     }
 
-    fn advance_chunked(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
+    /// Whether the body has been read to its last byte: what follows in the buffer is not its own.
+    pub fn is_done(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// Reads on at the start of `bytes`, up to the end of the first data in them. A trailer section is taken as a whole; the rest of
+    /// what belongs to the body is always taken.
+    ///
+    /// # Errors
+    /// If the body is broken. What follows cannot be told apart from it.
+    pub fn read(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
+        match &mut self.state {
+            State::Done => Ok(Taken::data(0..0)),
+            State::ByClose => Ok(Taken::data(0..bytes.len())),
+            State::Length(left) => {
+                let taken = take(left, bytes.len());
+                if *left == 0 {
+                    self.state = State::Done;
+                }
+                Ok(Taken::data(0..taken))
+            }
+            State::Chunked { .. } => self.read_chunks(bytes),
+            State::Trailers(_) => self.read_trailers(bytes, 0),
+        }
+    }
+
+    /// Notes that the connection has been closed: the end of a body that has no other.
+    ///
+    /// # Errors
+    /// If the body had not ended.
+    pub fn close(&mut self) -> Result<(), BodyFault> {
+        match self.state {
+            State::Done => Ok(()),
+            State::ByClose => {
+                self.state = State::Done;
+                Ok(())
+            }
+            State::Length(_) | State::Chunked { .. } | State::Trailers(_) => Err(BodyFault::Cut),
+        }
+    }
+
+    /// The trailer fields; `section` is where [`Taken::trailers`] says. None where that is empty.
+    pub fn trailers<'a>(&'a self, section: &'a [u8]) -> Fields<'a> {
+        match section {
+            [] => Places::NONE.view(section),
+            _ => self.trailers.view(section),
+        }
+    }
+
+    fn read_chunks(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
+        let State::Chunked {
+            part,
+            extension_bytes,
+        } = &mut self.state
+        else {
+            return Ok(Taken::data(0..0));
+        };
         let mut at = 0;
-        while let (
-            Some(byte),
-            State::Chunked {
-                part,
-                extension_bytes,
-                trailer_bytes,
-            },
-        ) = (bytes.get(at).copied(), &mut self.0)
-        {
+        loop {
+            if *part == Part::Trailers {
+                self.state = State::Trailers(FieldReader::default());
+                return self.read_trailers(bytes, at);
+            }
+            let Some(byte) = bytes.get(at) else {
+                return Ok(Taken::data(at..at));
+            };
             if let Part::Data { left } = part {
-                let there = bytes.len() - at;
-                let taken = usize::try_from(*left).map_or(there, |left| left.min(there));
-                *left -= taken as u64;
-                at += taken;
+                let end = at + take(left, bytes.len() - at);
                 if *left == 0 {
                     *part = Part::DataCr;
                 }
-                continue;
+                return Ok(Taken::data(at..end));
+            }
+            if matches!(part, Part::Extension { .. }) {
+                *extension_bytes += 1;
+            }
+            *part = part.after(*byte)?;
+            if *extension_bytes > self.limits.extension_bytes_max {
+                return Err(BodyFault::TooLarge);
             }
             at += 1;
-            match part {
-                Part::Extension { .. } => *extension_bytes += 1,
-                Part::Trailer | Part::TrailerStart => *trailer_bytes += 1,
-                _ => {}
-            }
-            if *extension_bytes > EXTENSION_BYTES_MAX || *trailer_bytes > TRAILER_BYTES_MAX {
-                return Err(Broken);
-            }
-            match part.after(byte)? {
-                Some(next) => *part = next,
-                None => self.0 = State::Done,
+        }
+    }
+
+    /// Reads a trailer section that begins at `start`.
+    fn read_trailers(&mut self, bytes: &[u8], start: usize) -> Result<Taken, BodyFault> {
+        let section = bytes.get(start..).unwrap_or_default();
+        let State::Trailers(fields) = &mut self.state else {
+            return Ok(Taken::data(start..start));
+        };
+        loop {
+            match fields.next(section, &self.limits.trailers) {
+                Err(FieldFault::Malformed) => return Err(BodyFault::Malformed),
+                Err(FieldFault::TooLarge) => return Err(BodyFault::TooLarge),
+                Ok(Next::Partial) => return Ok(Taken::data(start..start)),
+                Ok(Next::Field(field)) => self.trailers.push(field),
+                Ok(Next::End(end)) => {
+                    self.state = State::Done;
+                    let end = start + end;
+                    return Ok(Taken {
+                        data: end..end,
+                        trailers: start..end,
+                        bytes: end,
+                    });
+                }
             }
         }
-        Ok(at)
     }
 }
 
+impl State {
+    const FIRST_CHUNK: State = State::Chunked {
+        part: Part::Size { size: 0, digits: 0 },
+        extension_bytes: 0,
+    };
+}
+
+/// How much of what is left is there, taken off it.
+fn take(left: &mut u64, there: usize) -> usize {
+    let taken = usize::try_from(*left).map_or(there, |left| left.min(there));
+    *left -= taken as u64;
+    taken
+}
+
 impl Part {
-    /// What comes after `byte`; `None` behind the last byte of the body.
-    fn after(self, byte: u8) -> Result<Option<Part>, Broken> {
+    /// What comes after `byte`.
+    fn after(self, byte: u8) -> Result<Part, BodyFault> {
         let next = match (self, byte) {
             (Part::Size { size, digits }, _)
                 if byte.is_ascii_hexdigit() && digits < SIZE_DIGITS_MAX =>
@@ -153,123 +283,15 @@ impl Part {
             (Part::Size { size, digits: 1.. }, b';') => Part::Extension { size },
             (Part::Extension { size }, b'\r') => Part::SizeEnd { size },
             (Part::Extension { size }, b'\t' | b' '..=b'~' | 0x80..) => Part::Extension { size },
-            (Part::SizeEnd { size: 0 }, b'\n') => Part::TrailerStart,
+            (Part::SizeEnd { size: 0 }, b'\n') => Part::Trailers,
             (Part::SizeEnd { size }, b'\n') => Part::Data { left: size },
             (Part::DataCr, b'\r') => Part::DataLf,
             (Part::DataLf, b'\n') => Part::Size { size: 0, digits: 0 },
-            (Part::TrailerStart, b'\r') => Part::LastLf,
-            (Part::LastLf, b'\n') => return Ok(None),
-            // A trailer field begins with its name, never folded.
-            (Part::TrailerStart, b'!'..=b'~') => Part::Trailer,
-            (Part::Trailer, b'\r') => Part::TrailerLf,
-            (Part::Trailer, b'\t' | b' '..=b'~' | 0x80..) => Part::Trailer,
-            (Part::TrailerLf, b'\n') => Part::TrailerStart,
-            (_, _) => return Err(Broken),
+            (_, _) => return Err(BodyFault::Malformed),
         };
-        Ok(Some(next))
+        Ok(next)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn taken(bytes: &[u8]) -> Result<(usize, bool), Broken> {
-        let mut body = Body::chunked();
-        body.advance(bytes).map(|taken| (taken, body.is_done()))
-    }
-
-    #[test]
-    fn a_body_of_a_length_takes_that_many_bytes() {
-        let mut body = Body::of_length(5);
-        assert_eq!(body.advance(b"abc"), Ok(3));
-        assert!(!body.is_done());
-        assert_eq!(body.advance(b"deGET"), Ok(2));
-        assert!(body.is_done());
-        assert_eq!(body.advance(b"GET"), Ok(0));
-        assert!(Body::of_length(0).is_done());
-    }
-
-    #[test]
-    fn a_chunked_body_ends_behind_its_trailers() {
-        for whole in [
-            &b"0\r\n\r\n"[..],
-            b"5\r\nhello\r\n0\r\n\r\n",
-            b"00005\r\nhello\r\n0;a=b\r\n\r\n",
-            b"5;x=\"a b\"\r\nhello\r\nA\r\n0123456789\r\n0\r\nX: y\r\nZ:\r\n\r\n",
-        ] {
-            let mut more = whole.to_vec();
-            more.extend(b"GET / HTTP/1.1\r\n");
-            assert_eq!(
-                taken(&more),
-                Ok((whole.len(), true)),
-                "{}",
-                whole.escape_ascii()
-            );
-        }
-    }
-
-    #[test]
-    fn what_servers_read_in_different_ways_is_broken() {
-        for broken in [
-            &b"5\nhello\r\n0\r\n\r\n"[..],
-            b"5\r\nhello\n0\r\n\r\n",
-            b"5\r\nhelloX\r\n0\r\n\r\n",
-            b"5 \r\nhello\r\n",
-            b" 5\r\nhello\r\n",
-            b"+5\r\nhello\r\n",
-            b"-5\r\nhello\r\n",
-            b"0x5\r\nhello\r\n",
-            b"5_0\r\n",
-            b"\r\n",
-            b";a\r\n",
-            b"5;a\nhello\r\n0\r\n\r\n",
-            b"5;a\rhello",
-            b"5\r\rhello",
-            b"1000000000000\r\n",
-            b"0\r\n X: folded\r\n\r\n",
-            b"0\r\nX: y\n\r\n",
-            b"0\r\nX: \x00\r\n\r\n",
-            b"0\n\n",
-            b"0\r\n\n",
-        ] {
-            assert_eq!(taken(broken), Err(Broken), "{}", broken.escape_ascii());
-        }
-    }
-
-    #[test]
-    fn extensions_and_trailers_are_bounded() {
-        let extension =
-            |length: usize| format!("1;{}\r\na\r\n0\r\n\r\n", "e".repeat(length)).into_bytes();
-        assert!(taken(&extension(1_023)).is_ok());
-        assert_eq!(taken(&extension(1_025)), Err(Broken));
-        let trailer = |length: usize| format!("0\r\n{}\r\n\r\n", "t".repeat(length)).into_bytes();
-        assert!(taken(&trailer(4_000)).is_ok());
-        assert_eq!(taken(&trailer(5_000)), Err(Broken));
-    }
-
-    proptest! {
-        #[test]
-        fn pieces_make_no_difference(
-            text in "[0-3a\r\n;:X]{0,40}",
-            cuts in proptest::collection::vec(1usize..8, 0..20),
-        ) {
-            let bytes = text.as_bytes();
-            let whole = taken(bytes);
-            let (mut body, mut at, mut cuts) = (Body::chunked(), 0, cuts.into_iter());
-            let pieces = loop {
-                if body.is_done() || at == bytes.len() {
-                    break Ok((at, body.is_done()));
-                }
-                let end = (at + cuts.next().unwrap_or(1)).min(bytes.len());
-                match body.advance(&bytes[at..end]) {
-                    Ok(taken) => at += taken,
-                    Err(broken) => break Err(broken),
-                }
-            };
-            prop_assert_eq!(pieces, whole);
-        }
-    }
-}
+mod tests;

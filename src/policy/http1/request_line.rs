@@ -1,123 +1,148 @@
-//! The first line of a request (RFC 9112 section 3), and the head that the library below reads in its place.
+//! The first line of a request (RFC 9112 section 3).
 //!
-//! The library reads HTTP/1.0 and 1.1 with targets in origin-form. What else is valid is written anew in that form: a target in
-//! absolute-form, whose authority takes the place of `Host` (section 3.2.2), and a later minor version, which is read as 1.1
-//! (RFC 9110 section 2.5).
+//! A target in absolute-form is read as one in origin-form whose authority takes the place of `Host` (section 3.2.2), and a later
+//! minor version as 1.1 (RFC 9110 section 2.5).
 
-use http::header::HOST;
+use std::borrow::Cow;
 
-use super::{HeadBounds, Lines, TOKEN, connect_refused, is_host, line_text, unreadable};
+use http::Method;
+
+use super::fields::Place;
+use super::{HeadBounds, TOKEN, Version, connect_refused, is_host, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Absolute, Target, TargetError};
 
 /// No registered method is longer than 17 characters.
-pub(super) const METHOD_BYTES_MAX: usize = 32;
-
-/// What a `Host` field has beside its value.
-const HOST_FIELD_BYTES: usize = 8;
-
-/// The version that a request is read as.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Version {
-    Http10,
-    Http11,
-}
+const METHOD_BYTES_MAX: usize = 32;
+/// What a request line has beside method and target: two spaces, the version, CR and LF.
+const LINE_OVERHEAD_BYTES: usize = 12;
 
 /// `method SP target SP version`.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct RequestLine<'a> {
-    method: &'a [u8],
-    target: &'a [u8],
-    absolute: Option<Absolute<'a>>,
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RequestLine {
+    pub(super) method: Method,
+    /// The target in origin-form.
+    pub(super) target: Origin,
+    /// The authority of a target in absolute-form.
+    pub(super) authority: Option<Place>,
     pub(super) version: Version,
     /// Whether the version is 1.0 or 1.1 as it was sent.
-    is_known: bool,
+    pub(super) is_known: bool,
 }
 
-impl<'a> RequestLine<'a> {
-    /// Reads a line with its end.
-    pub(super) fn parse(line: &'a [u8], bounds: &HeadBounds) -> Result<RequestLine<'a>, Rejection> {
-        let mut words = line_text(line)?.split(|byte| *byte == b' ');
+/// A target in origin-form.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// As it was sent.
+    Sent(Place),
+    /// With the `/` that an absolute-form may leave out.
+    Made(Box<[u8]>),
+}
+
+impl Origin {
+    pub(super) fn of<'a>(&'a self, bytes: &'a [u8]) -> &'a [u8] {
+        match self {
+            Origin::Sent(place) => place.of(bytes),
+            Origin::Made(target) => target,
+        }
+    }
+}
+
+/// The most bytes that a line can have, with its end.
+pub(super) fn line_bytes_max(bounds: &HeadBounds) -> usize {
+    METHOD_BYTES_MAX + bounds.target_bytes_max + LINE_OVERHEAD_BYTES
+}
+
+/// The refusal of a line that is longer: a long target, if it begins like one of a request.
+pub(super) fn too_long(line: &[u8]) -> Rejection {
+    let method = line
+        .iter()
+        .take(METHOD_BYTES_MAX + 1)
+        .position(|byte| *byte == b' ');
+    match method.and_then(|end| line.get(..end)) {
+        Some(method) if !method.is_empty() && TOKEN.contains_all(method) => Rejection::UriTooLong,
+        Some(_) | None => unreadable(),
+    }
+}
+
+impl RequestLine {
+    /// Reads a line with its end, which begins at `start` of the buffer.
+    pub(super) fn parse(
+        line: &[u8],
+        start: usize,
+        bounds: &HeadBounds,
+    ) -> Result<RequestLine, Rejection> {
+        let text = line.strip_suffix(b"\r\n").ok_or_else(unreadable)?;
+        let mut words = text.split(|byte| *byte == b' ');
         let (Some(method), Some(target), Some(version), None) =
             (words.next(), words.next(), words.next(), words.next())
         else {
             return Err(unreadable());
         };
-        let is_method =
-            (1..=METHOD_BYTES_MAX).contains(&method.len()) && TOKEN.contains_all(method);
-        let (version, is_known) = match version {
-            b"HTTP/1.1" => (Version::Http11, true),
-            b"HTTP/1.0" => (Version::Http10, true),
-            [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => (Version::Http11, false),
-            _ => return Err(unreadable()),
-        };
-        if !is_method {
+        let (version, is_known) = version_of(version).ok_or_else(unreadable)?;
+        if !(1..=METHOD_BYTES_MAX).contains(&method.len()) || !TOKEN.contains_all(method) {
             return Err(unreadable());
         }
+        // A CR would be found by the check of the target, too, but is no matter of the target.
+        if target.contains(&b'\r') {
+            return Err(unreadable());
+        }
+        let target_start = start + method.len() + 1;
+        let method = Method::from_bytes(method).map_err(|_| unreadable())?;
         // Its target is an authority.
-        if method == b"CONNECT" {
+        if method == Method::CONNECT {
             return Err(connect_refused());
         }
         if target.len() > bounds.target_bytes_max {
             return Err(Rejection::UriTooLong);
         }
-        let absolute = Absolute::of(target);
-        let line = RequestLine {
+        let (target, authority) = origin(target, target_start, &method)
+            .map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
+        Ok(RequestLine {
             method,
             target,
-            absolute,
+            authority,
             version,
             is_known,
-        };
-        line.check_target()?;
-        Ok(line)
+        })
     }
+}
 
-    fn check_target(&self) -> Result<(), Rejection> {
-        let refused = |error| Rejection::BadRequest(Malformed::Target(error));
-        match &self.absolute {
-            None => Target::parse(self.target).map(|_| ()).map_err(refused),
-            Some(absolute) if !is_host(absolute.authority) => {
-                Err(refused(TargetError::InvalidAuthority))
-            }
-            // It means `*`, which is refused as well (section 3.2.4).
-            Some(absolute) if absolute.is_bare() && self.method == b"OPTIONS" => {
-                Err(refused(TargetError::NotOriginForm))
-            }
-            Some(absolute) => Target::parse(&absolute.origin_form())
-                .map(|_| ())
-                .map_err(refused),
-        }
+/// The version that a request or answer is read as, and whether it is that one.
+pub(super) fn version_of(version: &[u8]) -> Option<(Version, bool)> {
+    match version {
+        b"HTTP/1.1" => Some((Version::Http11, true)),
+        b"HTTP/1.0" => Some((Version::Http10, true)),
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => Some((Version::Http11, false)),
+        _ => None,
     }
+}
 
-    /// The whole checked head, whose first line this is, as the library below can read it; `None` where it can read it as sent.
-    pub(super) fn rewritten(&self, head: &[u8]) -> Option<Vec<u8>> {
-        if self.absolute.is_none() && self.is_known {
-            return None;
-        }
-        let mut anew = Vec::with_capacity(head.len() + HOST_FIELD_BYTES);
-        anew.extend_from_slice(self.method);
-        anew.push(b' ');
-        match &self.absolute {
-            Some(absolute) => anew.extend_from_slice(&absolute.origin_form()),
-            None => anew.extend_from_slice(self.target),
-        }
-        anew.extend_from_slice(match self.version {
-            Version::Http10 => b" HTTP/1.0\r\n",
-            Version::Http11 => b" HTTP/1.1\r\n",
-        });
-        if let Some(absolute) = &self.absolute {
-            for part in [HOST.as_str().as_bytes(), b": ", absolute.authority, b"\r\n"] {
-                anew.extend_from_slice(part);
-            }
-        }
-        for line in Lines(head).skip(1) {
-            let name = line.split(|byte| *byte == b':').next().unwrap_or_default();
-            let is_host = name.eq_ignore_ascii_case(HOST.as_str().as_bytes());
-            if self.absolute.is_none() || !is_host {
-                anew.extend_from_slice(line);
-            }
-        }
-        Some(anew)
+/// The origin-form of a target that begins at `start`, checked, and its authority where it was in absolute-form.
+fn origin(
+    target: &[u8],
+    start: usize,
+    method: &Method,
+) -> Result<(Origin, Option<Place>), TargetError> {
+    let end = start + target.len();
+    let Some(absolute) = Absolute::of(target) else {
+        Target::parse(target)?;
+        return Ok((Origin::Sent(Place::new(start, end)), None));
+    };
+    if !is_host(absolute.authority) {
+        return Err(TargetError::InvalidAuthority);
     }
+    // It means `*`, which is refused as well (section 3.2.4).
+    if absolute.is_bare() && *method == Method::OPTIONS {
+        return Err(TargetError::NotOriginForm);
+    }
+    let origin = absolute.origin_form();
+    Target::parse(&origin)?;
+    let authority_end = end - absolute.rest_bytes();
+    let authority = Place::new(authority_end - absolute.authority.len(), authority_end);
+    let origin = match origin {
+        Cow::Borrowed(sent) => Origin::Sent(Place::new(end - sent.len(), end)),
+        Cow::Owned(made) => Origin::Made(made.into()),
+    };
+    Ok((origin, Some(authority)))
 }

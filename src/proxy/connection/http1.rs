@@ -1,354 +1,556 @@
-//! What of an HTTP/1 connection pingora may read yet.
+//! A client's connection over HTTP/1: one request after the other, read and answered by the same task.
 //!
-//! pingora gets a head when it is whole and can be read in one way only, then as many bytes as belong to its body, then
-//! nothing until it asks for the next head. While it answers a request it looks out for a client that hangs up, one byte
-//! at a time: requests that were sent ahead stay hidden from that look, and are served in turn.
+//! Invariants: a request begins where the one before ended, to the byte; a connection whose last answer or request is not whole takes no
+//! other; between two requests it holds no buffer.
 
+use std::future::poll_fn;
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, DATE, HOST};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::protocols::http::date::get_cached_date;
+use pingora::{Error, ErrorType, OrErr};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::BodyFault;
-use crate::policy::http1::body::Body;
-use crate::policy::http1::{self, HeadBounds, Scan};
-use crate::policy::rejection::Rejection;
+use super::limits::{bounds_of, patience_of};
+use super::timer::Timer;
+use super::transport::Transport;
+use super::writes::Writes;
+use super::{BodyFault, Connection, refusal};
+use crate::config::Limits;
+use crate::policy::http1::body::{BodyReader, ChunkLimits};
+use crate::policy::http1::framing::AnswerFraming;
+use crate::policy::http1::request::{RequestHead, RequestReader};
+use crate::policy::http1::writer::{self, BodyWriter, HeadWriter};
+use crate::policy::http1::{HeadBounds, Version, agreed_length};
+use crate::policy::rejection::{Malformed, Rejection};
+use crate::proxy::client::{Client, Side};
+use crate::proxy::gate::Gate;
+use crate::proxy::serve::serve;
 
+/// What is read from the socket at a time.
+pub(super) const READ_BYTES: usize = 8 * 1024;
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
+/// After the last answer, what the client is still sending is read and thrown away, so that the answer reaches it: a connection that is
+/// closed with unread bytes is reset (RFC 9112 section 9.6). Up to this many bytes, for this long.
+pub(super) const LINGER_BYTES: usize = 256 * 1024;
+pub(super) const LINGER: Duration = Duration::from_secs(1);
+/// How long the rest of a body may take that was not waited for.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Deadlines {
+struct Deadlines {
     /// For a whole head from its first byte, and for the first one from the connection's start.
-    pub head: Duration,
+    head: Duration,
     /// For a body.
-    pub body: Duration,
+    body: Duration,
     /// Between two requests.
-    pub idle: Duration,
+    idle: Duration,
 }
 
-/// Where a connection is.
-#[derive(Debug)]
-enum Stage {
-    /// Before the first byte of a head.
-    Between { deadline: Instant, whose: Idle },
-    /// In a head, of which so many bytes have been looked at.
-    Head { seen: usize, deadline: Instant },
-    /// In a request: so many bytes of it are pingora's to read.
-    Passing {
-        ready: usize,
-        body: Body,
-        deadline: Instant,
-    },
-}
-
-/// What a connection that says nothing waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Idle {
-    First,
-    Next,
-}
-
-/// Who reads, as far as the size of his buffer tells.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reader {
-    /// Looks out for a client that hangs up.
-    Lookout,
-    /// Wants bytes.
-    Request,
-}
-
-/// What the guard is to do for a reader.
-#[derive(Debug)]
-pub enum Step {
-    /// Hand over at most so many of the unread bytes.
-    HandOver(usize),
-    /// Get more bytes, until the deadline.
-    Read {
-        /// When it is too late.
-        until: Instant,
-    },
-    /// Leave bytes where they are: nothing of them is for this reader.
-    Hold,
-    /// Answer with this refusal and close.
-    Refuse(Rejection),
-    /// End: the body cannot be read on.
-    Fail(BodyFault),
-}
-
-/// What becomes of a deadline that has passed.
-#[derive(Debug)]
-pub enum Late {
-    /// Close without a word; the limit's name in metrics.
-    Close(&'static str),
-    /// Answer with this refusal and close; the limit's name in metrics.
-    Refuse(Rejection, &'static str),
-    /// The body is late.
-    Fail(BodyFault),
-}
-
-/// The reading side of an HTTP/1 connection.
-#[derive(Debug)]
+/// A connection.
 pub struct Http1 {
-    stage: Stage,
+    gate: Arc<Gate>,
+    connection: Arc<Connection>,
+    transport: Transport,
+    unread: BytesMut,
+    writes: Writes,
+    timer: Timer,
     bounds: HeadBounds,
     deadlines: Deadlines,
     requests: u64,
-    /// Whether something was written since the last request was read.
-    answered: bool,
+    requests_max: u64,
+}
+
+/// What a connection is good for behind a request.
+enum After {
+    /// Another request.
+    Request,
+    /// Being closed, when the client has the answer.
+    Close,
+    /// Nothing: its answer is not whole.
+    Nothing,
+}
+
+/// What comes after the present moment of a connection between two requests.
+enum Next {
+    Request(Box<RequestHead>),
+    /// Its last answer is on its way.
+    Refused,
+    Over,
 }
 
 impl Http1 {
-    /// A connection that began at `start`.
-    pub fn new(bounds: HeadBounds, deadlines: Deadlines, start: Instant) -> Http1 {
+    /// A connection on which `unread` has come so far.
+    pub(super) fn new(
+        gate: Arc<Gate>,
+        connection: Arc<Connection>,
+        transport: Transport,
+        unread: BytesMut,
+        limits: &Limits,
+    ) -> Http1 {
         Http1 {
-            stage: Stage::Between {
-                deadline: start + deadlines.head,
-                whose: Idle::First,
+            gate,
+            connection,
+            transport,
+            unread,
+            writes: Writes::new(patience_of(limits)),
+            timer: Timer::default(),
+            bounds: bounds_of(limits),
+            deadlines: Deadlines {
+                head: limits.request_head,
+                body: limits.request_read,
+                idle: limits.keepalive_idle,
             },
-            bounds,
-            deadlines,
             requests: 0,
-            answered: false,
+            requests_max: limits.requests_per_connection,
         }
     }
 
-    /// Requests so far.
-    pub fn requests(&self) -> u64 {
-        self.requests
-    }
-
-    /// Whether no request is under way as far as the client's bytes tell.
-    pub fn is_between(&self) -> bool {
-        matches!(self.stage, Stage::Between { .. })
-    }
-
-    /// What to do for `reader` with what is unread.
-    pub fn step(&mut self, reader: Reader, unread: &mut BytesMut, now: Instant) -> Step {
-        if reader == Reader::Request {
-            self.begin_idle(now);
-        }
+    /// Serves the connection from its `start` to its end, which `ending` asks for.
+    pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
+        let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
         loop {
-            match &mut self.stage {
-                Stage::Between { deadline, .. } => {
-                    if reader == Reader::Lookout {
-                        // While a request is answered only upstreams have deadlines.
-                        return match unread.len() {
-                            0..AHEAD_BYTES_MAX => Step::Read { until: now + FAR },
-                            _ => Step::Hold,
-                        };
+            match self.next(deadline, limit, &mut ending).await {
+                Next::Request(head) => {
+                    self.note_request();
+                    match self.serve(*head).await {
+                        After::Request => {}
+                        After::Close => break,
+                        After::Nothing => return,
                     }
-                    if unread.is_empty() {
-                        return Step::Read { until: *deadline };
-                    }
-                    self.stage = Stage::Head {
-                        seen: 0,
-                        deadline: now + self.deadlines.head,
-                    };
                 }
-                Stage::Head { seen, deadline } => match http1::scan(unread, *seen, &self.bounds) {
-                    Scan::Partial => {
-                        *seen = unread.len();
-                        return Step::Read { until: *deadline };
-                    }
-                    Scan::Refused(rejection) => return Step::Refuse(rejection),
-                    Scan::Whole {
-                        skipped_bytes,
-                        end,
-                        body,
-                        rewritten,
-                    } => {
-                        let head_bytes = match rewritten {
-                            None => {
-                                let _ = unread.split_to(skipped_bytes);
-                                end - skipped_bytes
-                            }
-                            Some(head) => {
-                                let mut anew = BytesMut::from(head.as_slice());
-                                anew.extend_from_slice(unread.get(end..).unwrap_or_default());
-                                *unread = anew;
-                                head.len()
-                            }
-                        };
-                        self.requests += 1;
-                        self.stage = Stage::Passing {
-                            ready: head_bytes,
-                            body,
-                            deadline: now + self.deadlines.body,
-                        };
+                Next::Refused => break,
+                Next::Over => return,
+            }
+            if self.unread.is_empty() {
+                self.unread = BytesMut::new();
+            }
+            self.writes.release();
+            (deadline, limit) = (Instant::now() + self.deadlines.idle, "keepalive_idle");
+        }
+        self.close().await;
+    }
+
+    /// Reads the next head, whose first byte must come before `deadline`.
+    async fn next(
+        &mut self,
+        deadline: Instant,
+        limit: &'static str,
+        ending: &mut watch::Receiver<bool>,
+    ) -> Next {
+        while self.unread.is_empty() {
+            if self.connection.is_retired() || *ending.borrow() {
+                return Next::Over;
+            }
+            let more = tokio::select! {
+                more = self.read_more(deadline) => more,
+                _ = ending.changed() => continue,
+            };
+            match more {
+                Ok(Some(1..)) => {}
+                Ok(Some(0)) | Err(_) => return Next::Over,
+                Ok(None) => {
+                    self.note_limit(limit);
+                    return Next::Over;
+                }
+            }
+        }
+        let begun = Instant::now();
+        let mut reader = RequestReader::default();
+        loop {
+            let rejection = match reader.take(&mut self.unread, &self.bounds) {
+                Ok(Some(head)) => return Next::Request(Box::new(head)),
+                Err(rejection) => rejection,
+                Ok(None) => match self.read_more(begun + self.deadlines.head).await {
+                    Ok(Some(1..)) => continue,
+                    Ok(Some(0)) | Err(_) => return Next::Over,
+                    Ok(None) => {
+                        self.note_limit("request_head");
+                        Rejection::BadRequest(Malformed::Late)
                     }
                 },
-                Stage::Passing {
-                    ready,
-                    body,
-                    deadline,
-                } => {
-                    if *ready > 0 {
-                        return Step::HandOver(*ready);
-                    }
-                    if body.is_done() {
-                        let deadline = now + self.deadlines.idle;
-                        self.stage = Stage::Between {
-                            deadline,
-                            whose: Idle::Next,
-                        };
-                        continue;
-                    }
-                    if unread.is_empty() {
-                        return Step::Read { until: *deadline };
-                    }
-                    match body.advance(unread) {
-                        Ok(bytes) => *ready = bytes,
-                        Err(_) => return Step::Fail(BodyFault::Framing),
-                    }
-                }
+            };
+            let (gate, client) = (&self.gate, self.connection.client);
+            let is_encrypted = self.connection.is_encrypted;
+            let waited = begun.elapsed();
+            let answer =
+                refusal::refuse(gate, client, &self.unread, &rejection, waited, is_encrypted);
+            self.writes.append(&answer);
+            return Next::Refused;
+        }
+    }
+
+    /// Serves a request.
+    async fn serve(&mut self, head: RequestHead) -> After {
+        let (gate, connection) = (self.gate.clone(), self.connection.clone());
+        let Some(header) = header_of(&head) else {
+            // What the reader lets through has a form in the types of the library.
+            return After::Nothing;
+        };
+        let side = Http1Side {
+            body: head.body(&ChunkLimits::STANDARD),
+            is_body_empty: head.framing().is_empty(),
+            deadline: Instant::now() + self.deadlines.body,
+            fault: None,
+            answer: None,
+            answers_head: *head.method() == Method::HEAD,
+            version: head.version(),
+            // What HTTP/1.0 had for it was never standardised.
+            keeps_open: head.version() == Version::Http11 && head.keeps_open(),
+            is_whole: false,
+            is_broken_off: false,
+            wire: self,
+        };
+        let mut client = Client::new(connection, header, Side::Http1(side));
+        Box::pin(serve(&gate, &mut client)).await;
+        match client.into_side() {
+            Side::Http1(side) => side.finish().await,
+            Side::Http2(_) => After::Nothing,
+        }
+    }
+
+    /// Lets the connection end once it has had all the requests it may have.
+    fn note_request(&mut self) {
+        self.requests += 1;
+        if self.requests >= self.requests_max && !self.connection.is_retired() {
+            self.note_limit("requests_per_connection");
+            self.connection.retire();
+        }
+    }
+
+    fn note_limit(&self, limit: &str) {
+        let hits = &self.gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
+    }
+
+    /// Reads what is there behind what is unread: how much that is, 0 at the end; `None` where nothing came before `deadline`.
+    async fn read_more(&mut self, deadline: Instant) -> io::Result<Option<usize>> {
+        poll_fn(|context| match self.poll_more(context) {
+            Poll::Ready(read) => Poll::Ready(read.map(Some)),
+            Poll::Pending => {
+                ready!(self.timer.poll_until(deadline, context));
+                Poll::Ready(Ok(None))
             }
+        })
+        .await
+    }
+
+    fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut space = [MaybeUninit::<u8>::uninit(); READ_BYTES];
+        let mut space = ReadBuf::uninit(&mut space);
+        ready!(Pin::new(&mut self.transport).poll_read(context, &mut space))?;
+        self.unread.extend_from_slice(space.filled());
+        Poll::Ready(Ok(space.filled().len()))
+    }
+
+    async fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let written =
+                poll_fn(|context| self.writes.poll_write(&mut self.transport, context, bytes));
+            let written = written.await.inspect_err(|error| self.note_slow(error))?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            bytes = bytes.get(written..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        let flushed = poll_fn(|context| self.writes.poll_flush(&mut self.transport, context));
+        flushed.await.inspect_err(|error| self.note_slow(error))
+    }
+
+    /// Counts a client that did not read its answers.
+    fn note_slow(&self, error: &io::Error) {
+        if error.kind() == io::ErrorKind::TimedOut {
+            self.note_limit("response_rate");
         }
     }
 
-    /// Notes that so many bytes were handed over.
-    pub fn handed_over(&mut self, bytes: usize) {
-        if let Stage::Passing { ready, .. } = &mut self.stage {
-            *ready = ready.saturating_sub(bytes);
+    /// Ends the connection behind what was written; what the client is still sending is read first, or the answer might be lost.
+    async fn close(mut self) {
+        if self.flush().await.is_err() {
+            return;
         }
-    }
-
-    /// Notes that something was written.
-    pub fn note_answer(&mut self) {
-        self.answered = true;
-    }
-
-    /// The next request is waited for: if the last one has been answered since, the time between two begins now.
-    fn begin_idle(&mut self, now: Instant) {
-        if let Stage::Between {
-            deadline,
-            whose: Idle::Next,
-        } = &mut self.stage
-            && std::mem::take(&mut self.answered)
+        let transport = &mut self.transport;
+        if poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context))
+            .await
+            .is_err()
         {
-            *deadline = now + self.deadlines.idle;
+            return;
         }
-    }
-
-    /// For how long the present head has been coming.
-    pub fn waited(&self, now: Instant) -> Duration {
-        match &self.stage {
-            Stage::Head { deadline, .. } => {
-                let begun = *deadline - self.deadlines.head;
-                now.saturating_duration_since(begun)
+        let (until, mut bytes) = (Instant::now() + LINGER, 0);
+        while bytes < LINGER_BYTES {
+            self.unread.clear();
+            match self.read_more(until).await {
+                Ok(Some(more @ 1..)) => bytes += more,
+                Ok(Some(0) | None) | Err(_) => return,
             }
-            Stage::Between { .. } | Stage::Passing { .. } => Duration::ZERO,
-        }
-    }
-
-    /// What becomes of the deadline of the last step.
-    pub fn late(&self) -> Late {
-        let late = || Rejection::BadRequest(crate::policy::rejection::Malformed::Late);
-        match &self.stage {
-            Stage::Between {
-                whose: Idle::First, ..
-            } => Late::Close("request_head"),
-            Stage::Between {
-                whose: Idle::Next, ..
-            } => Late::Close("keepalive_idle"),
-            Stage::Head { .. } => Late::Refuse(late(), "request_head"),
-            Stage::Passing { .. } => Late::Fail(BodyFault::Late),
         }
     }
 }
 
-/// As good as never; far beyond every other deadline.
-const FAR: Duration = Duration::from_secs(24 * 3_600);
+impl Drop for Http1 {
+    /// What was written of an answer that is broken off still goes out, as far as the socket takes it at once, so that the client sees
+    /// the head and the cut.
+    fn drop(&mut self) {
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        let _ = self.writes.poll_flush(&mut self.transport, &mut context);
+        if self.connection.is_broken_off() {
+            self.transport.break_off();
+        }
+    }
+}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BOUNDS: HeadBounds = HeadBounds {
-        target_bytes_max: 64,
-        header_bytes_max: 256,
-        header_count_max: 4,
+/// A head in the types of the library that the steps read.
+fn header_of(head: &RequestHead) -> Option<RequestHeader> {
+    let target = head.target();
+    let target = match target.query {
+        Some(query) => format!("{}?{query}", target.path),
+        None => target.path.to_owned(),
     };
-    const DEADLINES: Deadlines = Deadlines {
-        head: Duration::from_secs(1),
-        body: Duration::from_secs(2),
-        idle: Duration::from_secs(3),
-    };
+    let fields = head.fields();
+    let mut parts =
+        RequestHeader::build_no_case(head.method().clone(), target.as_bytes(), None).ok()?;
+    parts.set_version(match head.version() {
+        Version::Http10 => http::Version::HTTP_10,
+        Version::Http11 => http::Version::HTTP_11,
+    });
+    if let Some(host) = head.host() {
+        parts
+            .insert_header(HOST, HeaderValue::from_bytes(host).ok()?)
+            .ok()?;
+    }
+    for field in fields.iter() {
+        let name = HeaderName::from_bytes(field.name()).ok()?;
+        if name != HOST {
+            let value = HeaderValue::from_bytes(field.value()).ok()?;
+            parts.append_header(name, value).ok()?;
+        }
+    }
+    Some(parts)
+}
 
-    /// Hands over all it may to one reader, and says what the next step is.
-    fn read(http1: &mut Http1, reader: Reader, unread: &mut BytesMut) -> (Vec<u8>, Step) {
-        let mut read = Vec::new();
+/// One request on its connection.
+pub struct Http1Side<'c> {
+    wire: &'c mut Http1,
+    body: BodyReader,
+    is_body_empty: bool,
+    deadline: Instant,
+    fault: Option<BodyFault>,
+    answer: Option<BodyWriter>,
+    answers_head: bool,
+    version: Version,
+    keeps_open: bool,
+    /// Whether the last piece of the answer was written.
+    is_whole: bool,
+    is_broken_off: bool,
+}
+
+impl Http1Side<'_> {
+    pub(in crate::proxy) fn is_body_done(&self) -> bool {
+        self.body.is_done()
+    }
+
+    pub(in crate::proxy) fn is_body_empty(&self) -> bool {
+        self.is_body_empty
+    }
+
+    pub(in crate::proxy) fn fault(&self) -> Option<BodyFault> {
+        self.fault
+    }
+
+    pub(in crate::proxy) fn close_after(&mut self) {
+        self.keeps_open = false;
+    }
+
+    pub(in crate::proxy) fn break_off(&mut self) {
+        self.is_broken_off = true;
+        // A client of HTTP/1.0 takes the connection's end for the answer's: it is reset.
+        if self.version == Version::Http10 {
+            self.wire.connection.break_off();
+        }
+    }
+
+    pub(in crate::proxy) fn blocked(&self) -> Duration {
+        self.wire.writes.blocked()
+    }
+
+    pub(in crate::proxy) async fn read(&mut self) -> pingora::Result<Option<Bytes>> {
+        let context = "while reading a request's body";
         loop {
-            match http1.step(reader, unread, Instant::now()) {
-                Step::HandOver(bytes) => {
-                    read.extend_from_slice(&unread.split_to(bytes));
-                    http1.handed_over(bytes);
+            if self.body.is_done() {
+                return Ok(None);
+            }
+            let taken = match self.body.read(&self.wire.unread) {
+                Ok(taken) => taken,
+                Err(error) => {
+                    self.fault = Some(BodyFault::Framing);
+                    return Err(Error::because(ErrorType::ReadError, context, error));
                 }
-                step => return (read, step),
+            };
+            let mut read = self.wire.unread.split_to(taken.bytes);
+            if !taken.data.is_empty() {
+                read.truncate(taken.data.end);
+                return Ok(Some(read.freeze().slice(taken.data.start..)));
+            }
+            if self.body.is_done() {
+                return Ok(None);
+            }
+            match self.wire.read_more(self.deadline).await {
+                Ok(Some(1..)) => {}
+                Ok(Some(0)) => {
+                    let context = "the client closed the connection before the end of its request";
+                    return Error::e_explain(ErrorType::ConnectionClosed, context);
+                }
+                Ok(None) => {
+                    self.wire.note_limit("request_read");
+                    self.fault = Some(BodyFault::Late);
+                    return Error::e_explain(ErrorType::ReadTimedout, context);
+                }
+                Err(error) => return Err(Error::because(ErrorType::ReadError, context, error)),
             }
         }
     }
 
-    #[test]
-    fn a_request_is_handed_over_to_its_last_byte_and_the_next_one_is_hidden_from_the_lookout() {
-        let first = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc";
-        let second = b"GET /b HTTP/1.1\r\nHost: h\r\n\r\n";
-        let mut unread = BytesMut::from([&first[..], second].concat().as_slice());
-        let mut http1 = Http1::new(BOUNDS, DEADLINES, Instant::now());
-        let mut got = Vec::new();
-        while got.len() < first.len() {
-            let Step::HandOver(bytes) = http1.step(Reader::Request, &mut unread, Instant::now())
-            else {
-                panic!("bytes");
-            };
-            got.extend_from_slice(&unread.split_to(bytes));
-            http1.handed_over(bytes);
+    /// Waits until the client has closed its side. What it sends meanwhile is the next request's.
+    pub(in crate::proxy) async fn gone(&mut self) -> Box<Error> {
+        loop {
+            if self.wire.unread.len() >= AHEAD_BYTES_MAX {
+                std::future::pending::<()>().await;
+            }
+            match poll_fn(|context| self.wire.poll_more(context)).await {
+                Ok(1..) => {}
+                Ok(0) => {
+                    let context = "the client closed the connection before the end of its answer";
+                    return Error::explain(ErrorType::ConnectionClosed, context);
+                }
+                Err(error) => {
+                    let context = "the client's connection broke";
+                    return Error::because(ErrorType::ReadError, context, error);
+                }
+            }
         }
-        assert_eq!(got, first);
-        let (got, step) = read(&mut http1, Reader::Lookout, &mut unread);
-        assert!(
-            got.is_empty() && matches!(step, Step::Read { .. }),
-            "{step:?}"
-        );
-        unread.extend_from_slice(&[b'x'; AHEAD_BYTES_MAX]);
-        let (got, step) = read(&mut http1, Reader::Lookout, &mut unread);
-        assert!(got.is_empty() && matches!(step, Step::Hold), "{step:?}");
-        unread.truncate(second.len());
-        let (got, _) = read(&mut http1, Reader::Request, &mut unread);
-        assert_eq!(got, second);
-        assert_eq!(http1.requests(), 2);
     }
 
-    #[test]
-    fn not_one_byte_of_a_refused_head_is_handed_over() {
-        let mut http1 = Http1::new(BOUNDS, DEADLINES, Instant::now());
-        let mut unread = BytesMut::from(&b"GET / HTTP/1.1\r\nHost: h\r\n"[..]);
-        let (got, step) = read(&mut http1, Reader::Request, &mut unread);
-        assert!(
-            got.is_empty() && matches!(step, Step::Read { .. }),
-            "{step:?}"
-        );
-        unread.extend_from_slice(b" folded: x\r\n\r\n");
-        let (got, step) = read(&mut http1, Reader::Request, &mut unread);
-        assert!(
-            got.is_empty() && matches!(step, Step::Refuse(Rejection::BadRequest(_))),
-            "{step:?}"
-        );
+    pub(in crate::proxy) async fn ask_for_body(&mut self) -> pingora::Result<()> {
+        self.write(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
+        self.flush().await
     }
 
-    #[test]
-    fn a_broken_body_ends_at_its_first_wrong_byte() {
-        let mut http1 = Http1::new(BOUNDS, DEADLINES, Instant::now());
-        let head = b"POST / HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n";
-        let mut unread = BytesMut::from(&head[..]);
-        let (got, _) = read(&mut http1, Reader::Request, &mut unread);
-        assert_eq!(got, head);
-        unread.extend_from_slice(b"3\r\nabc\r\n");
-        let (got, _) = read(&mut http1, Reader::Request, &mut unread);
-        assert_eq!(got, b"3\r\nabc\r\n");
-        unread.extend_from_slice(b"0\n\n");
-        let (_, step) = read(&mut http1, Reader::Request, &mut unread);
-        assert!(matches!(step, Step::Fail(BodyFault::Framing)), "{step:?}");
+    pub(in crate::proxy) async fn write_head(
+        &mut self,
+        head: &ResponseHeader,
+        ends: bool,
+    ) -> pingora::Result<()> {
+        if self.answer.is_some() {
+            return Ok(());
+        }
+        let is_interim = head.status.is_informational();
+        if is_interim && self.version == Version::Http10 {
+            // HTTP/1.0 has none (RFC 9110 section 15.2).
+            return Ok(());
+        }
+        let mut bytes = Vec::with_capacity(1024);
+        let mut out = HeadWriter::answer(&mut bytes, head.status);
+        for (name, value) in &head.headers {
+            out.add(name, value);
+        }
+        if is_interim {
+            // Nothing frames it: the writer of its body has nothing to write.
+            out.end_answer(AnswerFraming::Bodiless(None), writer::Connection::Implied);
+        } else {
+            out.add(&DATE, &get_cached_date());
+            let framing = self.framing(head, ends);
+            if framing == AnswerFraming::ByClose || self.wire.connection.is_retired() {
+                self.keeps_open = false;
+            }
+            let connection = match self.keeps_open {
+                true => writer::Connection::KeepAlive,
+                false => writer::Connection::Close,
+            };
+            self.answer = Some(out.end_answer(framing, connection));
+            self.is_whole = ends;
+        }
+        self.write(&bytes).await
+    }
+
+    /// How the answer's body is framed for this client.
+    fn framing(&self, head: &ResponseHeader, ends: bool) -> AnswerFraming {
+        let lengths = head.headers.get_all(CONTENT_LENGTH).iter();
+        let length = agreed_length(lengths.map(HeaderValue::as_bytes));
+        let has_none = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
+        match length {
+            length if has_none || self.answers_head => AnswerFraming::Bodiless(length),
+            Some(length) => AnswerFraming::Length(length),
+            None if ends => AnswerFraming::Length(0),
+            None => AnswerFraming::Chunked.towards(self.version),
+        }
+    }
+
+    pub(in crate::proxy) async fn write_part(
+        &mut self,
+        part: &[u8],
+        ends: bool,
+    ) -> pingora::Result<()> {
+        let Some(mut answer) = self.answer.take() else {
+            let context = "a body before its head";
+            return Error::e_explain(ErrorType::InternalError, context);
+        };
+        let wrong = "the answer's body is not as long as its head said";
+        let wrapping = answer
+            .part(part.len())
+            .or_err(ErrorType::WriteError, wrong)?;
+        self.write(wrapping.before()).await?;
+        self.write(part).await?;
+        self.write(wrapping.after).await?;
+        if ends {
+            let mut end = Vec::new();
+            answer
+                .end([], &mut end)
+                .or_err(ErrorType::WriteError, wrong)?;
+            self.write(&end).await?;
+            self.is_whole = true;
+        }
+        self.answer = Some(answer);
+        Ok(())
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> pingora::Result<()> {
+        let written = self.wire.write_all(bytes).await;
+        written.or_err(ErrorType::WriteError, "while writing an answer")
+    }
+
+    pub(in crate::proxy) async fn flush(&mut self) -> pingora::Result<()> {
+        let flushed = self.wire.flush().await;
+        flushed.or_err(ErrorType::WriteError, "while writing an answer")
+    }
+
+    /// Ends the request, and says what the connection is good for.
+    async fn finish(mut self) -> After {
+        if self.is_broken_off || !self.is_whole {
+            return After::Nothing;
+        }
+        if !self.body.is_done() && self.keeps_open {
+            let rest = async { while let Ok(Some(_)) = self.read().await {} };
+            let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+        }
+        match self.keeps_open && self.body.is_done() {
+            true => After::Request,
+            false => After::Close,
+        }
     }
 }

@@ -10,11 +10,13 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::guard::{LINGER, LINGER_BYTES, READ_BYTES, bounds_of};
+use super::http1::{LINGER, LINGER_BYTES, READ_BYTES};
+use super::limits::bounds_of;
 use super::refusal;
 use crate::config::Limits;
 use crate::policy::forwarded::Client;
-use crate::policy::http1::{self, Scan};
+use crate::policy::http1::refused;
+use crate::policy::http1::request::{RequestHead, RequestReader};
 use crate::policy::redirect::{self, Redirect, Rule};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::{api_key, request_id};
@@ -37,7 +39,10 @@ pub async fn serve(
     let read = timeout_at(deadline, head(&mut socket, &mut received, limits)).await;
     let verdict = match read {
         Ok(None) => return,
-        Ok(Some(Ok(range))) => redirect::redirect(received.get(range).unwrap_or_default(), rule),
+        Ok(Some(Ok(head))) => {
+            received = BytesMut::from(head.as_sent());
+            redirect::redirect(&head, rule)
+        }
         Ok(Some(Err(rejection))) => Err(rejection),
         Err(_) => {
             let hits = &gate.metrics.limit_hits;
@@ -59,7 +64,7 @@ pub async fn serve(
             };
             redirected.answer(gate)
         }
-        Err(rejection) => refusal::refuse(gate, client, &received, &rejection, waited, None),
+        Err(rejection) => refusal::refuse(gate, client, &received, &rejection, waited, false),
     };
     let written = timeout(limits.response_write, async {
         socket.write_all(&answer).await?;
@@ -70,28 +75,17 @@ pub async fn serve(
     }
 }
 
-/// Reads a head: where in what was received it is, or its refusal; `None` where the client left first.
+/// Reads a head, or finds its refusal; `None` where the client left first.
 async fn head(
     socket: &mut TcpStream,
     received: &mut BytesMut,
     limits: &Limits,
-) -> Option<Result<std::ops::Range<usize>, Rejection>> {
+) -> Option<Result<RequestHead, Rejection>> {
     let bounds = bounds_of(limits);
-    let mut seen = 0;
+    let mut reader = RequestReader::default();
     loop {
-        match http1::scan(received, seen, &bounds) {
-            Scan::Partial => seen = received.len(),
-            Scan::Whole {
-                rewritten: Some(head),
-                ..
-            } => {
-                *received = BytesMut::from(head.as_slice());
-                return Some(Ok(0..received.len()));
-            }
-            Scan::Whole {
-                skipped_bytes, end, ..
-            } => return Some(Ok(skipped_bytes..end)),
-            Scan::Refused(rejection) => return Some(Err(rejection)),
+        if let Some(read) = reader.take(received, &bounds).transpose() {
+            return Some(read);
         }
         received.reserve(READ_BYTES);
         match socket.read_buf(received).await {
@@ -126,7 +120,7 @@ impl Redirected<'_> {
     fn answer(&self, gate: &Gate) -> Vec<u8> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
-        let sent = http1::request_id(self.head);
+        let sent = refused::request_id(self.head);
         let id = match sent.and_then(|sent| request_id::kept(sent, prefix)) {
             Some(kept) => kept.to_owned(),
             None => request_id::from_random(fastrand::u128(..)),
@@ -147,7 +141,7 @@ impl Redirected<'_> {
                 .with_label_values(&["cleartext_key"])
                 .inc();
         }
-        let (method, path) = http1::told_apart(self.head);
+        let (method, path) = refused::told_apart(self.head);
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,

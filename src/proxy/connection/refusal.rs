@@ -1,13 +1,12 @@
-//! The answer to what is refused before pingora sees it, its line in the log and its traces in the metrics.
+//! The answer to a head that cannot be read, its line in the log and its traces in the metrics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::HeaderValue;
-use pingora::protocols::tls::SslDigest;
 
 use crate::policy::forwarded::Client;
-use crate::policy::http1;
+use crate::policy::http1::refused;
 use crate::policy::rejection::{PROBLEM_JSON, Rejection};
 use crate::policy::{api_key, request_id};
 use crate::proxy::gate::Gate;
@@ -15,25 +14,24 @@ use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
-/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte, `tls` what it
-/// came over, if it did.
+/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte.
 pub fn refuse(
     gate: &Gate,
     client: SocketAddr,
     head: &[u8],
     rejection: &Rejection,
     waited: Duration,
-    tls: Option<&SslDigest>,
+    is_encrypted: bool,
 ) -> Vec<u8> {
     let snapshot = gate.snapshot();
     let prefix = &snapshot.config.keys.prefix;
-    let id = match http1::request_id(head).and_then(|sent| request_id::kept(sent, prefix)) {
+    let id = match refused::request_id(head).and_then(|sent| request_id::kept(sent, prefix)) {
         Some(kept) => kept.to_owned(),
         None => request_id::from_random(fastrand::u128(..)),
     };
     let now = gate.store.now();
     let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
-    let (method, path) = http1::told_apart(head);
+    let (method, path) = refused::told_apart(head);
     let mut answer = format!(
         "HTTP/1.1 {} {}\r\ncontent-length: {}\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n\
          x-request-id: {id}\r\nconnection: close\r\ndate: {}\r\n",
@@ -44,7 +42,9 @@ pub fn refuse(
     )
     .into_bytes();
     let content_type = (http::header::CONTENT_TYPE, PROBLEM_JSON);
-    let hsts = tls.and_then(|_| respond::hsts(&snapshot.config));
+    let hsts = is_encrypted
+        .then(|| respond::hsts(&snapshot.config))
+        .flatten();
     let hsts = hsts.map(|hsts| (http::header::STRICT_TRANSPORT_SECURITY, hsts));
     let more = [Some(&content_type), hsts.as_ref()].into_iter().flatten();
     for (name, value) in problem.headers.iter().chain(more) {

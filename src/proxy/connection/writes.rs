@@ -1,9 +1,8 @@
-//! Gathered writes, and who does not read them.
+//! Gathered writes, and clients that do not read them.
 //!
-//! pingora writes an answer's header and its body one after the other; gathered, both leave in one packet. What is
-//! gathered is written when pingora flushes, and the buffer is given back between two requests. A client that reads more
-//! slowly than `limits.response_rate` loses its connection: without that, reading one byte a minute would hold an answer
-//! for ever.
+//! An answer's head and its body are written one after the other; gathered, both leave in one packet. The buffer is released between
+//! two requests. A client that reads more slowly than `limits.response_rate` loses its connection: without that, reading one byte a
+//! minute would hold an answer for ever. Only the time counts in which it refuses bytes: an upstream may be as slow as it likes.
 
 use std::io;
 use std::pin::Pin;
@@ -35,8 +34,8 @@ pub struct Writes {
     gathered: BytesMut,
     patience: Patience,
     timer: Timer,
-    /// The start of the window, and what was written in it; while the client lets us wait.
-    waiting: Option<(Instant, u64)>,
+    /// For how long the client has refused bytes in the present window, and what was written in it; once it has refused any.
+    window: Option<(Duration, u64)>,
     blocked_since: Option<Instant>,
     blocked: Duration,
 }
@@ -48,7 +47,7 @@ impl Writes {
             gathered: BytesMut::new(),
             patience,
             timer: Timer::default(),
-            waiting: None,
+            window: None,
             blocked_since: None,
             blocked: Duration::ZERO,
         }
@@ -59,10 +58,11 @@ impl Writes {
         self.blocked
     }
 
-    /// Gives the buffer back, if nothing is in it.
+    /// Releases the buffer and begins to judge the client anew, if nothing is to be written.
     pub fn release(&mut self) {
         if self.gathered.is_empty() {
             self.gathered = BytesMut::new();
+            self.window = None;
         }
     }
 
@@ -99,9 +99,7 @@ impl Writes {
     ) -> Poll<io::Result<()>> {
         ready!(self.poll_drain(transport, context))?;
         let flushed = Pin::new(transport).poll_flush(context).map_ok(|()| 0);
-        let flushed = ready!(self.note(flushed, context)).map(|_| ());
-        self.waiting = None;
-        Poll::Ready(flushed)
+        Poll::Ready(ready!(self.note(flushed, context)).map(|_| ()))
     }
 
     fn poll_drain(
@@ -128,10 +126,11 @@ impl Writes {
     ) -> Poll<io::Result<usize>> {
         match written {
             Poll::Ready(Ok(bytes)) => {
-                if let Some(since) = self.blocked_since.take() {
-                    self.blocked += since.elapsed();
-                }
-                if let Some((_, written)) = &mut self.waiting {
+                let refused = self.blocked_since.take().map(|since| since.elapsed());
+                let refused = refused.unwrap_or_default();
+                self.blocked += refused;
+                if let Some((in_window, written)) = &mut self.window {
+                    *in_window += refused;
                     *written += bytes as u64;
                 }
                 Poll::Ready(Ok(bytes))
@@ -139,20 +138,19 @@ impl Writes {
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => {
                 let now = Instant::now();
-                self.blocked_since.get_or_insert(now);
-                let (start, written) = self.waiting.get_or_insert((now, 0));
-                if self
-                    .timer
-                    .poll_until(*start + self.patience.window, context)
-                    .is_pending()
-                {
+                let since = *self.blocked_since.get_or_insert(now);
+                let (refused, written) = *self.window.get_or_insert((Duration::ZERO, 0));
+                let over = since + self.patience.window.saturating_sub(refused);
+                if self.timer.poll_until(over, context).is_pending() {
                     return Poll::Pending;
                 }
-                if *written < self.patience.bytes {
+                if written < self.patience.bytes {
                     let slow = io::Error::new(io::ErrorKind::TimedOut, "the client does not read");
                     return Poll::Ready(Err(slow));
                 }
-                self.waiting = Some((now, 0));
+                self.blocked += now.saturating_duration_since(since);
+                self.blocked_since = Some(now);
+                self.window = Some((Duration::ZERO, 0));
                 match self.timer.poll_until(now + self.patience.window, context) {
                     Poll::Pending | Poll::Ready(()) => Poll::Pending,
                 }

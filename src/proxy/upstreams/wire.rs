@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::Version;
 use pingora::protocols::ALPN;
 use pingora::protocols::tls::CaType;
-use pingora::upstreams::peer::{HttpPeer, HttpUpstreamRequestPolicy};
+use pingora::upstreams::peer::HttpPeer;
 use pingora::utils::tls::{CertKey, WrappedX509, parse_x509};
 
 use super::Server;
@@ -22,9 +22,6 @@ use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
 /// are advised to take at least 100 (RFC 9113 section 6.5.2); with fewer, what a lost packet or a dying connection holds up is less,
 /// and the work is spread over the threads of both sides.
 const STREAMS_MAX: u32 = 32;
-
-/// For how long a connection stays that nobody will look for again.
-const APART_IDLE: Duration = Duration::from_millis(1);
 
 /// What the connections to an upstream have in common.
 #[derive(Debug)]
@@ -122,16 +119,8 @@ impl Wire {
             options.h2_stream_window_size = Some(UPSTREAM_WINDOW_BYTES);
             options.h2_connection_window_size = Some(UPSTREAM_WINDOW_BYTES * STREAMS_MAX);
         }
-        // An upgraded connection would carry requests that nobody counts.
-        options.http_upstream_request_policy = HttpUpstreamRequestPolicy::deny_upgrades();
         peer
     }
-}
-
-/// Lets a request have a connection that is made for it, and ends with it.
-pub fn set_apart(peer: &mut HttpPeer) {
-    peer.group_key = fastrand::u64(..);
-    peer.options.idle_timeout = Some(APART_IDLE);
 }
 
 /// A number for what a connection was made with; 0 for HTTP/1.1 in clear.

@@ -6,11 +6,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
-use bytes::Buf;
+use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::task::JoinHandle;
 
-use super::{Guard, Reading};
+use super::Guard;
 use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Flood, Frames};
 
 /// Both directions of a connection.
@@ -107,9 +107,7 @@ impl Guard {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Reading::Http2(http2) = &mut self.reading {
-            ready!(http2.breath.poll(context));
-        }
+        ready!(self.http2.breath.poll(context));
         let before = buffer.filled().len();
         if self.unread.is_empty() {
             ready!(Pin::new(&mut self.transport).poll_read(context, buffer))?;
@@ -117,10 +115,11 @@ impl Guard {
             let bytes = self.unread.len().min(buffer.remaining());
             buffer.put_slice(self.unread.get(..bytes).unwrap_or_default());
             self.unread.advance(bytes);
+            if self.unread.is_empty() {
+                self.unread = BytesMut::new();
+            }
         }
-        let Reading::Http2(http2) = &mut self.reading else {
-            return Poll::Ready(Ok(()));
-        };
+        let http2 = &mut self.http2;
         let flood = http2.note_received(buffer.filled().get(before..).unwrap_or_default());
         let streams = http2.budgets.streams();
         self.note_requests(streams);
@@ -134,9 +133,7 @@ impl Guard {
     /// Ends the connection, with a GOAWAY where that cuts no frame in two.
     pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
         self.note_limit(flood.as_str());
-        if let Reading::Http2(http2) = &self.reading
-            && http2.sent.is_between()
-        {
+        if self.http2.sent.is_between() {
             self.writes.append(&CALM_DOWN);
         }
         // One attempt: whoever floods may also not read.

@@ -4,18 +4,17 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use http::Version;
 use pingora::protocols::ALPN;
-use pingora::proxy::Session;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorSource, ErrorType};
 
-use super::Edge;
+use super::client::Client;
+use super::connection::BodyFault;
+use super::exchange::{Ending, Forwarding, RefundReason};
+use super::gate::Gate;
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::proxy::connection::{BodyFault, Connection, is_http2, pace};
-use crate::proxy::exchange::{Ending, Forwarding, RefundReason};
 
 /// The answer's status said that the upstream failed us.
 pub(super) const UPSTREAM_STATUS: ErrorType = ErrorType::new("UpstreamStatus");
@@ -36,61 +35,52 @@ const BROKEN_BODY: [ErrorType; 3] = [
     ErrorType::InvalidHTTPHeader,
 ];
 
-impl Edge {
-    /// Decides how a failed forwarding ends: what the client is told and whether the units go back.
-    pub(super) async fn settle(
-        &self,
-        session: &mut Session,
-        error: &Error,
-        forwarding: &mut Forwarding,
-    ) {
-        let header_passed = header_passed(session);
-        let clients = *error.esource() == ErrorSource::Downstream;
-        let too_large = *error.etype() == BODY_TOO_LARGE;
-        if clients && *error.etype() == ErrorType::WriteTimedout {
-            let hits = &self.gate.metrics.limit_hits;
-            hits.with_label_values(&["response_rate"]).inc();
+/// Decides how a failed forwarding ends: what the client is told and whether the units go back.
+pub(super) async fn settle(
+    gate: &Gate,
+    client: &mut Client<'_>,
+    error: &Error,
+    forwarding: &mut Forwarding,
+) {
+    let header_passed = header_passed(client);
+    let clients = *error.esource() == ErrorSource::Downstream;
+    let too_large = *error.etype() == BODY_TOO_LARGE;
+    if clients && *error.etype() == ErrorType::WriteTimedout {
+        let hits = &gate.metrics.limit_hits;
+        hits.with_label_values(&["response_rate"]).inc();
+    }
+    // The guard counts it, when it sees the reset.
+    let malformed = match breaks_protocol(client, error, forwarding).await {
+        true => Some(Malformed::Framing),
+        false => malformed_body(client, error),
+    };
+    let (ending, reason) = if too_large && !header_passed {
+        let rejection = Rejection::PayloadTooLarge;
+        (Ending::Rejected(rejection), Some(RefundReason::Body))
+    } else if let (Some(malformed), false) = (malformed, header_passed) {
+        let rejection = Rejection::BadRequest(malformed);
+        (Ending::Rejected(rejection), Some(RefundReason::Body))
+    } else if clients || too_large {
+        (Ending::ClientClosed, hung_up(forwarding))
+    } else if header_passed {
+        let now = Instant::now();
+        forwarding.client_waits.note(client.blocked(), now);
+        let waited_for_client = waited_for_client(error, forwarding, now);
+        if !waited_for_client && is_upstreams(error, client) {
+            forwarding.note_failed(gate);
         }
-        // The guard counts it, when it sees the reset.
-        let malformed = match breaks_protocol(session, error, forwarding).await {
-            true => Some(Malformed::Framing),
-            false => malformed_body(session, error),
-        };
-        let (ending, reason) = if too_large && !header_passed {
-            let rejection = Rejection::PayloadTooLarge;
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if let (Some(malformed), false) = (malformed, header_passed) {
-            let rejection = Rejection::BadRequest(malformed);
-            (Ending::Rejected(rejection), Some(RefundReason::Body))
-        } else if clients || too_large {
-            (Ending::ClientClosed, hung_up(forwarding))
-        } else if header_passed {
-            let now = Instant::now();
-            forwarding.client_waits.note(client_blocked(session), now);
-            let waited_for_client = waited_for_client(error, forwarding, now);
-            if !waited_for_client && is_upstreams(error, session) {
-                forwarding.note_failed(&self.gate);
-            }
-            (
-                Ending::Cut,
-                (!waited_for_client).then_some(RefundReason::Cut),
-            )
-        } else {
-            let rejection = Rejection::Internal;
-            (Ending::Rejected(rejection), Some(RefundReason::Failed))
-        };
-        // Its client takes the connection's end for the answer's, whoever is to blame.
-        if header_passed
-            && session.req_header().version == Version::HTTP_10
-            && let Some(connection) = Connection::of(session)
-        {
-            connection.break_off();
-        }
-        forwarding.ending = Some(ending);
-        forwarding.leave();
-        if let Some(reason) = reason {
-            forwarding.refund(reason).await;
-        }
+        (
+            Ending::Cut,
+            (!waited_for_client).then_some(RefundReason::Cut),
+        )
+    } else {
+        let rejection = Rejection::Internal;
+        (Ending::Rejected(rejection), Some(RefundReason::Failed))
+    };
+    forwarding.ending = Some(ending);
+    forwarding.leave();
+    if let Some(reason) = reason {
+        forwarding.refund(reason).await;
     }
 }
 
@@ -108,27 +98,27 @@ fn hung_up(forwarding: &Forwarding) -> Option<RefundReason> {
 
 /// The error that ended the request, if its client ended it before the request is written to an upstream. Over HTTP/1 only requests
 /// without a body to come are checked, because the check would read from the body.
-pub(super) async fn gone_before(session: &mut Session) -> Option<Box<Error>> {
-    if !is_http2(session) && !session.is_body_done() {
+pub(super) async fn gone_before(client: &mut Client<'_>) -> Option<Box<Error>> {
+    if !client.is_http2() && !client.is_body_done() {
         return None;
     }
-    match look_at(session.as_downstream_mut().read_body_or_idle(true)).await {
-        Poll::Ready(Err(gone)) => Some(gone.into_down()),
-        Poll::Ready(Ok(_)) | Poll::Pending => None,
+    match look_at(client.gone()).await {
+        Poll::Ready(gone) => Some(gone),
+        Poll::Pending => None,
     }
 }
 
 /// Polls once.
-async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
+pub(super) async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     let mut future = pin!(future);
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
 /// Whether the HTTP/2 library has reset the client's stream because the request breaks the protocol: its body does not have the
 /// length of its `content-length`, or its trailers do not end the stream. Frames after a whole request are not part of it.
-async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forwarding) -> bool {
+async fn breaks_protocol(client: &mut Client<'_>, error: &Error, forwarding: &Forwarding) -> bool {
     let served = forwarding.was_sent() && forwarding.request_whole;
-    if *error.esource() != ErrorSource::Downstream || !is_http2(session) || served {
+    if *error.esource() != ErrorSource::Downstream || !client.is_http2() || served {
         return false;
     }
     if *error.etype() != ErrorType::H2Error {
@@ -136,7 +126,7 @@ async fn breaks_protocol(session: &mut Session, error: &Error, forwarding: &Forw
     }
     // The stream's end was waited for, and that error does not name the side that ended it. The body's does, after its last part.
     for _ in 0..PARTS_MAX {
-        match look_at(session.read_request_body()).await {
+        match look_at(client.read()).await {
             Poll::Ready(Ok(Some(_))) => {}
             Poll::Ready(Err(error)) => return is_librarys_reset(&error),
             Poll::Ready(Ok(None)) | Poll::Pending => break,
@@ -175,15 +165,14 @@ pub(super) fn given_up() -> Box<Error> {
 }
 
 /// Whether the header of an answer has gone to the client.
-pub(super) fn header_passed(session: &Session) -> bool {
-    let written = session.response_written();
-    written.is_some_and(|header| !header.status.is_informational())
+pub(super) fn header_passed(client: &Client<'_>) -> bool {
+    client.status().is_some()
 }
 
 /// Whether the server is to blame for a failed attempt: it was not reached, broke off, came too late or said that it is away.
 /// One that answered did its part, whatever it said, and one that waits for a request's body waits for the client.
-pub(super) fn is_upstreams(error: &Error, session: &mut Session) -> bool {
-    let waits_for_body = *error.etype() == ErrorType::ReadTimedout && !session.is_body_done();
+pub(super) fn is_upstreams(error: &Error, client: &mut Client<'_>) -> bool {
+    let waits_for_body = *error.etype() == ErrorType::ReadTimedout && !client.is_body_done();
     *error.esource() == ErrorSource::Upstream
         && ![UPSTREAM_STATUS, TOTAL_TIMEOUT].contains(error.etype())
         && !waits_for_body
@@ -250,14 +239,14 @@ pub(super) fn is_worth_another(error: &Error) -> bool {
 
 /// What was wrong with the request's body, if that is why it failed. An upstream that says nothing while it has not got
 /// the whole body waits for the client.
-fn malformed_body(session: &mut Session, error: &Error) -> Option<Malformed> {
-    let fault = Connection::of(session).and_then(|connection| connection.body_fault());
+fn malformed_body(client: &mut Client<'_>, error: &Error) -> Option<Malformed> {
+    let fault = client.body_fault();
     let clients = *error.esource() == ErrorSource::Downstream;
     match fault {
         Some(BodyFault::Framing) => Some(Malformed::Framing),
         Some(BodyFault::Late) => Some(Malformed::Late),
         None if clients && BROKEN_BODY.contains(error.etype()) => Some(Malformed::Framing),
-        None if *error.etype() == ErrorType::ReadTimedout && !session.is_body_done() => {
+        None if *error.etype() == ErrorType::ReadTimedout && !client.is_body_done() => {
             Some(Malformed::Late)
         }
         None => None,
@@ -273,14 +262,5 @@ fn waited_for_client(error: &Error, forwarding: &Forwarding, now: Instant) -> bo
         by_upstream <= forwarding.upstream.timeouts.total
     } else {
         forwarding.client_waits.was_waiting(now)
-    }
-}
-
-/// How long the client's connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it
-/// is known only for how long this request was left alone because of the client.
-pub(super) fn client_blocked(session: &Session) -> Duration {
-    match session.as_http1() {
-        Some(session) => session.stream().get_write_pending_time(),
-        None => pace::paused(),
     }
 }

@@ -1,8 +1,7 @@
 //! Answers that are compressed on their way.
 
 use bytes::Bytes;
-use http::header::TRANSFER_ENCODING;
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode};
 use pingora::http::RequestHeader;
 use pingora::{ErrorType, OrErr};
 
@@ -10,28 +9,32 @@ use crate::policy::compression::Verdict;
 use crate::proxy::encoder::Encoder;
 use crate::proxy::exchange::Forwarding;
 
-/// Begins to compress the answer to `request`, if its upstream's are, it is one of those, and the client takes it.
+/// Begins to compress the answer to `request`, if its upstream's are, it is one of those, and the client takes it. One that `ends` with
+/// its head has nothing to compress.
 pub(super) fn begin(
     forwarding: &mut Forwarding,
     request: &RequestHeader,
     status: StatusCode,
+    ends: bool,
     fields: &mut HeaderMap,
 ) {
     let Some(compression) = &forwarding.upstream.compression else {
         return;
     };
     let asked = &request.headers;
-    let verdict = compression.verdict(asked, status, fields);
+    let mut verdict = compression.verdict(asked, status, fields);
     if let Verdict::Coded(coding) = verdict
         && request.method != Method::HEAD
     {
-        // Without memory for it, the answer goes as it is.
-        let Ok(encoder) = Encoder::new(coding) else {
-            return;
-        };
-        forwarding.encoder = Some(Box::new(encoder));
-        // As pingora does it, before this, where an answer comes without a length.
-        fields.insert(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+        if ends {
+            verdict = Verdict::Plain;
+        } else {
+            // Without memory for it, the answer goes unchanged.
+            let Ok(encoder) = Encoder::new(coding) else {
+                return;
+            };
+            forwarding.encoder = Some(Box::new(encoder));
+        }
     }
     verdict.mark(asked, status, fields);
 }

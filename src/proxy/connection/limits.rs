@@ -1,24 +1,15 @@
 //! The limits of the configuration in the words of the rooms that keep them.
 
-use super::super::http1::Deadlines;
-use super::super::writes::Patience;
+use super::writes::Patience;
 use crate::config::Limits;
 use crate::policy::http1::HeadBounds;
 use crate::policy::http2::ControlRates;
 
-pub(in super::super) fn bounds_of(limits: &Limits) -> HeadBounds {
+pub(super) fn bounds_of(limits: &Limits) -> HeadBounds {
     HeadBounds {
         target_bytes_max: limits.target_bytes,
         header_bytes_max: limits.header_bytes,
         header_count_max: limits.header_count,
-    }
-}
-
-pub(super) fn deadlines_of(limits: &Limits) -> Deadlines {
-    Deadlines {
-        head: limits.request_head,
-        body: limits.request_read,
-        idle: limits.keepalive_idle,
     }
 }
 

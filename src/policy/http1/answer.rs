@@ -1,0 +1,332 @@
+//! The head of an upstream's answer (RFC 9112 sections 2 to 6): read once, out of the buffer that it came into.
+//!
+//! An upstream is trusted no more than a client: an answer that has two readings is a fault of the upstream, never passed on. A
+//! folded line, white space before a colon and a length beside chunks are among them (sections 5.1, 5.2 and 6.3 allow or advise
+//! that).
+
+use bytes::{Bytes, BytesMut};
+use http::{Method, StatusCode};
+
+use super::body::{BodyReader, ChunkLimits};
+use super::fields::{
+    FieldBounds, FieldFault, FieldPlace, FieldReader, Fields, Lines, Next, Options, Places,
+};
+use super::framing::{AnswerFraming, Known, is_chunked};
+use super::request_line::version_of;
+use super::writer::BodyWriter;
+use super::{Version, agreed_length, is_field_value};
+
+/// What a status line has before its LF, beside its reason phrase: the version, a space, the status, a space and CR.
+const LINE_OVERHEAD_BYTES: usize = 14;
+
+/// What the head of an answer may measure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerBounds {
+    /// Bytes of the reason phrase.
+    pub reason_bytes_max: usize,
+    /// The fields.
+    pub fields: FieldBounds,
+}
+
+/// Why an answer is not passed on: faults of the upstream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AnswerFault {
+    /// The first line is no status line of HTTP/1.
+    #[error("the answer has no status line of HTTP/1")]
+    StatusLine,
+    /// A line is no field, or one that servers read in different ways.
+    #[error("the answer has a malformed header field")]
+    Field,
+    /// The head is larger than its bounds.
+    #[error("the head of the answer is too large")]
+    TooLarge,
+    /// The fields that frame the body contradict each other, or name a coding that nobody asked for.
+    #[error("the fields that frame the answer's body are contradictory or unknown")]
+    Framing,
+    /// The protocol was switched (101), which no request asked for.
+    #[error("the answer switches the protocol")]
+    Switched,
+}
+
+/// Reads the answers to one request: interim ones, and the final one.
+#[derive(Debug)]
+pub struct AnswerReader {
+    asked: Asked,
+    lines: Lines,
+    line: Option<StatusLine>,
+    fields: FieldReader,
+    places: Places,
+    noted: Noted,
+}
+
+/// What was asked, as far as framing depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Head,
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct StatusLine {
+    version: Version,
+    status: StatusCode,
+}
+
+impl AnswerReader {
+    /// A reader of the answers to a request with this method.
+    pub fn new(method: &Method) -> AnswerReader {
+        AnswerReader::of(match *method {
+            Method::HEAD => Asked::Head,
+            _ => Asked::Other,
+        })
+    }
+
+    fn of(asked: Asked) -> AnswerReader {
+        AnswerReader {
+            asked,
+            lines: Lines::default(),
+            line: None,
+            fields: FieldReader::default(),
+            places: Places::default(),
+            noted: Noted::default(),
+        }
+    }
+
+    /// Takes a head off the front of `buffer`; `None` where it has not come whole. The buffer is the same each time, with more at
+    /// its end; behind an interim answer that was taken, the next answer begins. Cost: each byte is read once; one allocation for
+    /// the places of the fields.
+    ///
+    /// # Errors
+    /// If the upstream is at fault. Nothing more can be read from it.
+    pub fn take(
+        &mut self,
+        buffer: &mut BytesMut,
+        bounds: &AnswerBounds,
+    ) -> Result<Option<AnswerHead>, AnswerFault> {
+        let Some(end) = self.read(buffer, bounds)? else {
+            return Ok(None);
+        };
+        let asked = self.asked;
+        let read = std::mem::replace(self, AnswerReader::of(asked));
+        read.whole(end, buffer).map(Some)
+    }
+
+    /// The end of a whole head at the start of `bytes`.
+    fn read(&mut self, bytes: &[u8], bounds: &AnswerBounds) -> Result<Option<usize>, AnswerFault> {
+        if self.line.is_none() && !self.read_line(bytes, bounds)? {
+            return Ok(None);
+        }
+        loop {
+            match self.fields.next(bytes, &bounds.fields) {
+                Err(FieldFault::Malformed) => return Err(AnswerFault::Field),
+                Err(FieldFault::TooLarge) => return Err(AnswerFault::TooLarge),
+                Ok(Next::Partial) => return Ok(None),
+                Ok(Next::Field(field)) => {
+                    self.noted.note(&mut self.places, field, bytes)?;
+                    self.places.push(field);
+                }
+                Ok(Next::End(end)) => return Ok(Some(end)),
+            }
+        }
+    }
+
+    /// Reads the first line, and says whether it has come.
+    fn read_line(&mut self, bytes: &[u8], bounds: &AnswerBounds) -> Result<bool, AnswerFault> {
+        const START: &[u8] = b"HTTP/1.";
+        let end = self.lines.end(bytes);
+        let line = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+        if !line
+            .iter()
+            .zip(START)
+            .all(|(sent, expected)| sent == expected)
+        {
+            return Err(AnswerFault::StatusLine);
+        }
+        if line.len() - usize::from(end.is_some()) > LINE_OVERHEAD_BYTES + bounds.reason_bytes_max {
+            return Err(AnswerFault::TooLarge);
+        }
+        let Some(end) = end else {
+            return Ok(false);
+        };
+        let line = status_line(line).ok_or(AnswerFault::StatusLine)?;
+        if line.status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(AnswerFault::Switched);
+        }
+        self.line = Some(line);
+        self.fields = FieldReader::starting_at(end);
+        Ok(true)
+    }
+
+    fn whole(self, end: usize, buffer: &mut BytesMut) -> Result<AnswerHead, AnswerFault> {
+        let StatusLine { version, status } = self.line.ok_or(AnswerFault::StatusLine)?;
+        let lengths = self.places.view(buffer).all(&http::header::CONTENT_LENGTH);
+        let length = self.noted.has_length.then(|| agreed_length(lengths));
+        let framing = self.noted.framing(self.asked, version, status, length)?;
+        let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
+        Ok(AnswerHead {
+            version,
+            status,
+            framing,
+            keeps_open: open,
+            fields: self.places,
+            bytes: buffer.split_to(end.min(buffer.len())).freeze(),
+        })
+    }
+}
+
+/// `version SP status SP reason`; the last space may be missing where there is no reason (section 4).
+fn status_line(line: &[u8]) -> Option<StatusLine> {
+    let text = line.strip_suffix(b"\r\n")?;
+    let (version, rest) = text.split_at_checked(8)?;
+    let (version, _) = version_of(version)?;
+    let (status, reason) = rest.strip_prefix(b" ")?.split_at_checked(3)?;
+    let reason = match reason {
+        [] => reason,
+        _ => reason.strip_prefix(b" ")?,
+    };
+    let status = StatusCode::from_bytes(status).ok()?;
+    is_field_value(reason).then_some(StatusLine { version, status })
+}
+
+/// Whether answers of this status never have a body (RFC 9112 section 6.3).
+pub(super) fn is_bodiless(status: StatusCode) -> bool {
+    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// Whether an answer of this status must not even announce a length (RFC 9110 section 8.6).
+pub(super) fn is_lengthless(status: StatusCode) -> bool {
+    status.is_informational() || status == StatusCode::NO_CONTENT
+}
+
+/// The fields on which the message's end and the connection depend.
+#[derive(Debug, Default, Clone, Copy)]
+struct Noted {
+    has_length: bool,
+    codings: usize,
+    chunked: bool,
+    options: Options,
+}
+
+impl Noted {
+    fn note(
+        &mut self,
+        places: &mut Places,
+        field: FieldPlace,
+        bytes: &[u8],
+    ) -> Result<(), AnswerFault> {
+        match Known::of(field.name.of(bytes)) {
+            Some(Known::ContentLength) => self.has_length = true,
+            Some(Known::TransferEncoding) => {
+                self.codings += 1;
+                self.chunked = is_chunked(field.value.of(bytes));
+            }
+            Some(Known::Connection) => {
+                let options = places.nominate(field.value, bytes);
+                self.options.add(options.map_err(|_| AnswerFault::Field)?);
+            }
+            Some(Known::Host | Known::Expect) | None => {}
+        }
+        Ok(())
+    }
+
+    /// The framing; `length` is what all `Content-Length` agree on, if there are any.
+    fn framing(
+        self,
+        asked: Asked,
+        version: Version,
+        status: StatusCode,
+        length: Option<Option<u64>>,
+    ) -> Result<AnswerFraming, AnswerFault> {
+        if is_lengthless(status) {
+            return Ok(AnswerFraming::Bodiless(None));
+        }
+        // Nothing is framed by them here: what they say may be anything.
+        if asked == Asked::Head || is_bodiless(status) {
+            let announced = length.flatten().filter(|_| self.codings == 0);
+            return Ok(AnswerFraming::Bodiless(announced));
+        }
+        match (self.codings, length) {
+            (0, None) => Ok(AnswerFraming::ByClose),
+            (0, Some(length)) => length
+                .map(AnswerFraming::Length)
+                .ok_or(AnswerFault::Framing),
+            (1, None) if self.chunked && version == Version::Http11 => Ok(AnswerFraming::Chunked),
+            (_, _) => Err(AnswerFault::Framing),
+        }
+    }
+}
+
+/// The head of an answer, with the buffer that it came in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnswerHead {
+    bytes: Bytes,
+    version: Version,
+    status: StatusCode,
+    fields: Places,
+    framing: AnswerFraming,
+    keeps_open: bool,
+}
+
+impl AnswerHead {
+    /// The status: 100 to 999, never 101. Above 599 there is none (RFC 9110 section 15).
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// Whether another answer follows (RFC 9110 section 15.2).
+    pub fn is_interim(&self) -> bool {
+        self.status.is_informational()
+    }
+
+    /// The version that the answer is read as.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// All fields.
+    pub fn fields(&self) -> Fields<'_> {
+        self.fields.view(&self.bytes)
+    }
+
+    /// The framing of the body.
+    pub fn framing(&self) -> AnswerFraming {
+        self.framing
+    }
+
+    /// A reader of the body that follows.
+    pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
+        BodyReader::of_answer(self.framing, limits)
+    }
+
+    /// Whether the upstream takes another request on this connection (RFC 9112 section 9.3), as far as its head says.
+    pub fn keeps_open(&self) -> bool {
+        self.keeps_open
+    }
+}
+
+/// Proof that an upstream's connection is between two requests: the request was written to its last byte, the final answer read to
+/// its last byte, the upstream said nothing of closing, and nothing more has come. Only [`Reusable::prove`] makes one.
+///
+/// It says nothing of what is still in the connection: before it is kept, a read from it must be pending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reusable(());
+
+impl Reusable {
+    /// The proof, if there is one. `unread` is what was received of the upstream and belongs to nothing.
+    pub fn prove(
+        request: &BodyWriter,
+        answer: &AnswerHead,
+        body: &BodyReader,
+        unread: &[u8],
+    ) -> Option<Reusable> {
+        let is_between = request.is_done()
+            && !answer.is_interim()
+            && answer.keeps_open()
+            && body.is_done()
+            && unread.is_empty();
+        is_between.then_some(Reusable(()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

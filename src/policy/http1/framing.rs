@@ -1,0 +1,85 @@
+//! How a message is framed: where its body ends (RFC 9112 section 6).
+//!
+//! A framing is decided once, from the head that was read; the readers and writers of bodies are made from it, and a head that is
+//! written has the fields that it asks for and no others.
+
+use super::Version;
+
+/// The framing of a request's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// No body, and no field that announces one.
+    Empty,
+    /// `Content-Length`: this many bytes, which may be 0.
+    Length(u64),
+    /// `Transfer-Encoding: chunked`.
+    Chunked,
+}
+
+impl Framing {
+    /// Whether the head already says that no byte follows.
+    pub fn is_empty(self) -> bool {
+        matches!(self, Framing::Empty | Framing::Length(0))
+    }
+}
+
+/// The framing of an answer's body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnswerFraming {
+    /// No body, by the request's method or the status; a length that the answer to another method would have, where a server
+    /// announced one (RFC 9110 section 8.6).
+    Bodiless(Option<u64>),
+    /// `Content-Length`: this many bytes, which may be 0.
+    Length(u64),
+    /// `Transfer-Encoding: chunked`.
+    Chunked,
+    /// The body ends when the connection is closed.
+    ByClose,
+}
+
+impl AnswerFraming {
+    /// The framing of the same body for a client of this version: HTTP/1.0 has no chunks (RFC 9112 section 6.1).
+    pub fn towards(self, client: Version) -> AnswerFraming {
+        match (self, client) {
+            (AnswerFraming::Chunked, Version::Http10) => AnswerFraming::ByClose,
+            // The client of HTTP/1.1 sees a body end that is more than a lost connection.
+            (AnswerFraming::ByClose, Version::Http11) => AnswerFraming::Chunked,
+            (framing, _) => framing,
+        }
+    }
+
+    /// Whether the head already says that no byte follows.
+    pub fn is_empty(self) -> bool {
+        matches!(self, AnswerFraming::Bodiless(_) | AnswerFraming::Length(0))
+    }
+}
+
+/// The fields that the reader of a head must know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    Host,
+    Expect,
+    Connection,
+    ContentLength,
+    TransferEncoding,
+}
+
+impl Known {
+    pub(super) fn of(name: &[u8]) -> Option<Known> {
+        let is = |text: &[u8], known| name.eq_ignore_ascii_case(text).then_some(known);
+        match name.len() {
+            4 => is(b"host", Known::Host),
+            6 => is(b"expect", Known::Expect),
+            10 => is(b"connection", Known::Connection),
+            14 => is(b"content-length", Known::ContentLength),
+            17 => is(b"transfer-encoding", Known::TransferEncoding),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a value of `Transfer-Encoding` is the one coding that the gateway takes: any other would be the gateway's to undo
+/// (RFC 9112 section 6.1).
+pub(super) fn is_chunked(value: &[u8]) -> bool {
+    value.eq_ignore_ascii_case(b"chunked")
+}

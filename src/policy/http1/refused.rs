@@ -1,0 +1,51 @@
+//! What can be read of a head that was refused, for its answer and its line in the log.
+
+use crate::policy::target::Absolute;
+
+const X_REQUEST_ID: &[u8] = b"x-request-id";
+
+/// The method and the path of a refused head, as far as they can be told, for the log.
+pub fn told_apart(head: &[u8]) -> (String, String) {
+    let line = head
+        .trim_ascii_start()
+        .split(|byte| matches!(byte, b'\r' | b'\n'))
+        .next()
+        .unwrap_or_default();
+    let mut words = line.split(|byte| *byte == b' ');
+    let mut word = || {
+        let word = words.next().unwrap_or_default();
+        let word = word.get(..word.len().min(256)).unwrap_or_default();
+        String::from_utf8_lossy(word).into_owned()
+    };
+    let (method, target) = (word(), word());
+    let absolute = Absolute::of(target.as_bytes()).map(|absolute| absolute.origin_form());
+    let target = match &absolute {
+        Some(origin) => String::from_utf8_lossy(origin),
+        None => target.into(),
+    };
+    let path = target.split(['?', '#']).next().unwrap_or_default();
+    (method, path.to_owned())
+}
+
+/// The value of `X-Request-Id` in a head that was refused, whole or not, as far as it can be told.
+pub fn request_id(head: &[u8]) -> Option<&[u8]> {
+    // The end of the last line may be missing, and with it a part of the value.
+    let whole = head.iter().rposition(|byte| *byte == b'\n')?;
+    let lines = head
+        .get(..whole)?
+        .trim_ascii_start()
+        .split(|byte| *byte == b'\n');
+    lines
+        .skip(1)
+        .map(|line| line.strip_suffix(b"\r").unwrap_or(line))
+        .take_while(|line| !line.is_empty())
+        .find_map(|line| {
+            let (name, value) = line.split_at_checked(X_REQUEST_ID.len())?;
+            let value = value.strip_prefix(b":")?;
+            name.eq_ignore_ascii_case(X_REQUEST_ID)
+                .then(|| value.trim_ascii())
+        })
+}
+
+#[cfg(test)]
+mod tests;

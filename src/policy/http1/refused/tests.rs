@@ -1,0 +1,47 @@
+use super::*;
+
+#[test]
+fn a_refused_head_is_told_apart_as_far_as_it_can_be() {
+    assert_eq!(
+        told_apart(b"\r\nGET /a?b#c HTTP/1.1\r\n"),
+        ("GET".into(), "/a".into())
+    );
+    assert_eq!(
+        told_apart(b"GET http://u@h/a?b HTTP/1.1\r\n"),
+        ("GET".into(), "/a".into())
+    );
+    assert_eq!(
+        told_apart(b"\x16\x03"),
+        ("\u{16}\u{3}".into(), String::new())
+    );
+    assert_eq!(told_apart(b""), (String::new(), String::new()));
+}
+
+#[test]
+fn the_request_id_of_a_refused_head_is_found_where_its_line_is_whole() {
+    let found = |head: &str| request_id(head.as_bytes()).map(|id| id.to_vec());
+    let one = |id: &str| Some(id.as_bytes().to_vec());
+    assert_eq!(
+        found("GET / HTTP/1.1\r\nHost: h\r\nx-ReQuest-ID: \t a-1 \r\n\r\n"),
+        one("a-1")
+    );
+    assert_eq!(
+        found("GET /\nX-Request-Id:a-1\nX-Request-Id: b\n"),
+        one("a-1")
+    );
+    assert_eq!(
+        found("\r\nGET / HTTP/1.1\r\nX-Request-Id: a\r\n folded: x\r\n"),
+        one("a")
+    );
+    for none in [
+        "",
+        "X-Request-Id: a",
+        "X-Request-Id: a\r\n",
+        "GET / HTTP/1.1\r\nX-Request-Id: cut",
+        "GET / HTTP/1.1\r\nX-Request-Id : a\r\n",
+        "GET / HTTP/1.1\r\nX-Request-Ids: a\r\n",
+        "GET / HTTP/1.1\r\n\r\nX-Request-Id: body\r\n",
+    ] {
+        assert_eq!(found(none), None, "{none:?}");
+    }
+}

@@ -1,0 +1,354 @@
+//! Heads and bodies as they are written: requests to an upstream, answers to a client.
+//!
+//! What is written is made from what was decided: a head has exactly one framing and one end, and its writer hands out the writer of
+//! just that body, which has exactly one end too. Names and values are fields that were read, types that hold nothing else, or
+//! checked: no byte of them can end a line.
+
+use std::marker::PhantomData;
+
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+
+use super::answer::{is_bodiless, is_lengthless};
+use super::fields::EndToEnd;
+use super::framing::{AnswerFraming, Framing, Known};
+use super::is_field_value;
+use crate::policy::target::Target;
+
+/// The direction of a request.
+#[derive(Debug)]
+pub struct ToUpstream;
+/// The direction of an answer.
+#[derive(Debug)]
+pub struct ToClient;
+
+/// What a head says of its connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Connection {
+    /// Nothing: HTTP/1.1 keeps it open.
+    Implied,
+    /// It stays open, for clients of HTTP/1.0.
+    KeepAlive,
+    /// It is closed behind the message.
+    Close,
+}
+
+/// A text that is no value of a header field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a control character in the value of a header field")]
+pub struct NoValue;
+
+/// A head that is being written; [`HeadWriter::end`] or [`HeadWriter::end_answer`] completes it.
+#[derive(Debug)]
+#[must_use = "a head without its end is not complete"]
+pub struct HeadWriter<'a, Direction> {
+    out: &'a mut Vec<u8>,
+    status: StatusCode,
+    direction: PhantomData<Direction>,
+}
+
+impl<'a> HeadWriter<'a, ToUpstream> {
+    /// Begins a request of HTTP/1.1 behind what is in `out`, with its `Host`.
+    pub fn request(
+        out: &'a mut Vec<u8>,
+        method: &Method,
+        target: Target<'_>,
+        host: &HeaderValue,
+    ) -> HeadWriter<'a, ToUpstream> {
+        out.extend_from_slice(method.as_str().as_bytes());
+        out.push(b' ');
+        out.extend_from_slice(target.path.as_bytes());
+        if let Some(query) = target.query {
+            out.push(b'?');
+            out.extend_from_slice(query.as_bytes());
+        }
+        out.extend_from_slice(b" HTTP/1.1\r\n");
+        push_field(out, b"host", host.as_bytes());
+        HeadWriter {
+            out,
+            status: StatusCode::OK,
+            direction: PhantomData,
+        }
+    }
+
+    /// Ends the head. The writer of its body.
+    pub fn end(self, framing: Framing, connection: Connection) -> BodyWriter {
+        let body = match framing {
+            Framing::Empty => Body::Length(0),
+            Framing::Length(bytes) => {
+                push_length(self.out, bytes);
+                Body::Length(bytes)
+            }
+            Framing::Chunked => {
+                push_field(self.out, b"transfer-encoding", b"chunked");
+                Body::Chunked
+            }
+        };
+        push_end(self.out, connection);
+        BodyWriter::new(body)
+    }
+}
+
+impl<'a> HeadWriter<'a, ToClient> {
+    /// Begins an answer of HTTP/1.1 behind what is in `out`. An answer of any version has the gateway's (RFC 9112 section 2.3), and
+    /// the reason phrase that belongs to the status.
+    pub fn answer(out: &'a mut Vec<u8>, status: StatusCode) -> HeadWriter<'a, ToClient> {
+        out.extend_from_slice(b"HTTP/1.1 ");
+        out.extend_from_slice(status.as_str().as_bytes());
+        out.push(b' ');
+        let reason = status.canonical_reason().unwrap_or_default();
+        out.extend_from_slice(reason.as_bytes());
+        out.extend_from_slice(b"\r\n");
+        HeadWriter {
+            out,
+            status,
+            direction: PhantomData,
+        }
+    }
+
+    /// Ends the head. The writer of its body, which is none where the status has none, and closes the connection where it ends so.
+    pub fn end_answer(self, framing: AnswerFraming, connection: Connection) -> BodyWriter {
+        let framing = match framing {
+            _ if is_lengthless(self.status) => AnswerFraming::Bodiless(None),
+            AnswerFraming::Bodiless(announced) => AnswerFraming::Bodiless(announced),
+            AnswerFraming::Length(bytes) if is_bodiless(self.status) => {
+                AnswerFraming::Bodiless(Some(bytes))
+            }
+            _ if is_bodiless(self.status) => AnswerFraming::Bodiless(None),
+            framing => framing,
+        };
+        let body = match framing {
+            AnswerFraming::Bodiless(announced) => {
+                announced
+                    .into_iter()
+                    .for_each(|bytes| push_length(self.out, bytes));
+                Body::Length(0)
+            }
+            AnswerFraming::Length(bytes) => {
+                push_length(self.out, bytes);
+                Body::Length(bytes)
+            }
+            AnswerFraming::Chunked => {
+                push_field(self.out, b"transfer-encoding", b"chunked");
+                Body::Chunked
+            }
+            AnswerFraming::ByClose => Body::ByClose,
+        };
+        let connection = match framing {
+            AnswerFraming::ByClose => Connection::Close,
+            _ => connection,
+        };
+        push_end(self.out, connection);
+        BodyWriter::new(body)
+    }
+}
+
+impl<Direction> HeadWriter<'_, Direction> {
+    /// Passes a field on, as it was sent; not `Host`, which a request already has.
+    pub fn pass(&mut self, field: EndToEnd<'_>) {
+        pass(self.out, field);
+    }
+
+    /// Adds a field; none that is written by itself: `Host`, framing and `Connection`.
+    pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
+        self.push(name, value.as_bytes());
+    }
+
+    /// Adds a field with a number.
+    pub fn add_number(&mut self, name: &HeaderName, value: u64) {
+        self.push(name, itoa::Buffer::new().format(value).as_bytes());
+    }
+
+    /// Adds a field with a text.
+    ///
+    /// # Errors
+    /// If the text is no value; nothing is written.
+    pub fn add_text(&mut self, name: &HeaderName, value: &str) -> Result<(), NoValue> {
+        if !is_field_value(value.as_bytes()) {
+            return Err(NoValue);
+        }
+        self.push(name, value.as_bytes());
+        Ok(())
+    }
+
+    fn push(&mut self, name: &HeaderName, value: &[u8]) {
+        let name = name.as_str().as_bytes();
+        match Known::of(name) {
+            Some(
+                Known::Host | Known::Connection | Known::ContentLength | Known::TransferEncoding,
+            ) => {}
+            Some(Known::Expect) | None => push_field(self.out, name, value),
+        }
+    }
+}
+
+fn pass(out: &mut Vec<u8>, field: EndToEnd<'_>) {
+    if Known::of(field.name()) != Some(Known::Host) {
+        push_field(out, field.name(), field.value());
+    }
+}
+
+fn push_field(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.reserve(name.len() + value.len() + 4);
+    out.extend_from_slice(name);
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+fn push_length(out: &mut Vec<u8>, bytes: u64) {
+    let mut digits = itoa::Buffer::new();
+    push_field(out, b"content-length", digits.format(bytes).as_bytes());
+}
+
+fn push_end(out: &mut Vec<u8>, connection: Connection) {
+    out.extend_from_slice(match connection {
+        Connection::Implied => b"\r\n",
+        Connection::KeepAlive => b"connection: keep-alive\r\n\r\n",
+        Connection::Close => b"connection: close\r\n\r\n",
+    });
+}
+
+/// A body that is not as long as its head said, or goes on behind its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the body is not as long as announced")]
+pub struct WrongLength;
+
+/// The body of a head that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BodyWriter(Body);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Body {
+    /// Bytes to come.
+    Length(u64),
+    Chunked,
+    ByClose,
+    Done,
+}
+
+/// What is written around a part of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wrapping {
+    before: [u8; SIZE_LINE_BYTES],
+    before_from: usize,
+    /// What is written behind the part.
+    pub after: &'static [u8],
+}
+
+/// Sixteen digits, CR and LF.
+const SIZE_LINE_BYTES: usize = 18;
+
+impl Wrapping {
+    const NONE: Wrapping = Wrapping {
+        before: [0; SIZE_LINE_BYTES],
+        before_from: SIZE_LINE_BYTES,
+        after: b"",
+    };
+
+    /// A chunk of so many bytes, not 0: that would be the last one.
+    fn chunk(bytes: usize) -> Wrapping {
+        let mut wrapping = Wrapping {
+            after: b"\r\n",
+            ..Wrapping::NONE
+        };
+        let (mut left, mut from) = (bytes, SIZE_LINE_BYTES);
+        let line = wrapping.before.iter_mut().enumerate().rev();
+        for ((at, octet), place) in line.zip(0_usize..) {
+            *octet = match place {
+                0 => b'\n',
+                1 => b'\r',
+                _ if left == 0 => break,
+                _ => {
+                    let digit = b"0123456789abcdef".get(left & 0xf).copied();
+                    left >>= 4;
+                    digit.unwrap_or_default()
+                }
+            };
+            from = at;
+        }
+        wrapping.before_from = from;
+        wrapping
+    }
+
+    /// What is written before the part.
+    pub fn before(&self) -> &[u8] {
+        self.before.get(self.before_from..).unwrap_or_default()
+    }
+}
+
+impl BodyWriter {
+    fn new(body: Body) -> BodyWriter {
+        BodyWriter(match body {
+            Body::Length(0) => Body::Done,
+            body => body,
+        })
+    }
+
+    /// Whether the body has been written to its end. One that ends with the connection never has.
+    pub fn is_done(&self) -> bool {
+        self.0 == Body::Done
+    }
+
+    /// Announces a part of so many bytes: what is to be written around it. A part without bytes is nothing, not an end.
+    ///
+    /// # Errors
+    /// If the body has no room for it; the connection cannot be kept.
+    pub fn part(&mut self, bytes: usize) -> Result<Wrapping, WrongLength> {
+        if bytes == 0 {
+            return Ok(Wrapping::NONE);
+        }
+        match &mut self.0 {
+            Body::Done => Err(WrongLength),
+            Body::ByClose => Ok(Wrapping::NONE),
+            Body::Chunked => Ok(Wrapping::chunk(bytes)),
+            Body::Length(left) => {
+                *left = left.checked_sub(bytes as u64).ok_or(WrongLength)?;
+                if *left == 0 {
+                    self.0 = Body::Done;
+                }
+                Ok(Wrapping::NONE)
+            }
+        }
+    }
+
+    /// Writes a part, copied behind what is in `out`.
+    ///
+    /// # Errors
+    /// The same as [`BodyWriter::part`]; nothing is written.
+    pub fn write(&mut self, part: &[u8], out: &mut Vec<u8>) -> Result<(), WrongLength> {
+        let wrapping = self.part(part.len())?;
+        for bytes in [wrapping.before(), part, wrapping.after] {
+            out.extend_from_slice(bytes);
+        }
+        Ok(())
+    }
+
+    /// Ends the body, with trailer fields where it has chunks; `Host` is none (RFC 9110 section 6.5.1). Ending it again writes
+    /// nothing.
+    ///
+    /// # Errors
+    /// If bytes are missing; the connection cannot be kept.
+    pub fn end<'f>(
+        &mut self,
+        trailers: impl IntoIterator<Item = EndToEnd<'f>>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), WrongLength> {
+        match self.0 {
+            Body::Length(_) => Err(WrongLength),
+            // Its end is the connection's.
+            Body::Done | Body::ByClose => Ok(()),
+            Body::Chunked => {
+                out.extend_from_slice(b"0\r\n");
+                for field in trailers {
+                    pass(out, field);
+                }
+                out.extend_from_slice(b"\r\n");
+                self.0 = Body::Done;
+                Ok(())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,105 @@
+//! The first bytes of a connection, which say what is spoken on it where TLS has not done so.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use tokio::io::AsyncReadExt;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Connection;
+use super::guard::Guard;
+use super::http1::{Http1, READ_BYTES};
+use super::streams::{self, Terms};
+use super::transport::{Agreed, Transport};
+use crate::config::Limits;
+use crate::policy::http2::PREFACE;
+use crate::proxy::gate::Gate;
+
+/// A connection whose protocol is known.
+pub enum Opened {
+    /// HTTP/1, with the connection's start.
+    Http1(Box<Http1>, Instant),
+    /// HTTP/2.
+    Http2(Box<Guard>, Terms),
+}
+
+/// Why a connection ends before there is a request on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Silent {
+    /// The client has closed it.
+    Closed,
+    /// The client sent too little for too long; the limit's name in metrics.
+    Late(&'static str),
+}
+
+/// Reads as much of a connection as shows its protocol.
+///
+/// # Errors
+/// If too little comes within `limits.request_head`.
+pub async fn open(
+    gate: &Arc<Gate>,
+    connection: Arc<Connection>,
+    mut transport: Transport,
+    limits: &Limits,
+) -> Result<Opened, Silent> {
+    let start = Instant::now();
+    let agreed = transport.agreed();
+    let mut unread = BytesMut::new();
+    let is_http2 = match agreed {
+        Agreed::Http1 => false,
+        Agreed::Http2 | Agreed::Open => {
+            let first = tokio::time::timeout_at(
+                start + limits.request_head,
+                first_bytes(&mut transport, &mut unread),
+            );
+            match (first.await, agreed) {
+                (Ok(Ok(is_preface)), Agreed::Open) => is_preface,
+                // A wrong preface is the library's to refuse.
+                (Ok(Ok(_)), _) => true,
+                (Ok(Err(_)), _) => return Err(Silent::Closed),
+                (Err(_), Agreed::Http2) => return Err(Silent::Late("h2_preface")),
+                // What came so far gets its answer.
+                (Err(_), _) if !unread.is_empty() => false,
+                (Err(_), _) => return Err(Silent::Late("request_head")),
+            }
+        }
+    };
+    let gate = gate.clone();
+    Ok(if is_http2 {
+        let terms = Terms::new(&gate, &connection, limits);
+        let guard = Guard::new(gate, connection, transport, unread, limits);
+        Opened::Http2(Box::new(guard), terms)
+    } else {
+        let http1 = Http1::new(gate, connection, transport, unread, limits);
+        Opened::Http1(Box::new(http1), start)
+    })
+}
+
+impl Opened {
+    /// Serves the connection to its end, which `ending` asks for.
+    pub async fn serve(self, ending: watch::Receiver<bool>) {
+        match self {
+            Opened::Http1(http1, start) => http1.run(start, ending).await,
+            Opened::Http2(guard, terms) => streams::serve(*guard, terms, ending).await,
+        }
+    }
+}
+
+/// Reads until the first bytes are HTTP/2's preface or cannot be.
+async fn first_bytes(transport: &mut Transport, unread: &mut BytesMut) -> io::Result<bool> {
+    loop {
+        let compared = unread.len().min(PREFACE.len());
+        if unread.get(..compared) != PREFACE.get(..compared) {
+            return Ok(false);
+        }
+        if compared == PREFACE.len() {
+            return Ok(true);
+        }
+        unread.reserve(READ_BYTES);
+        if transport.read_buf(unread).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A client's connection over HTTP/2: its streams, each a request with a task of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::{Builder, SendResponse};
+use http::Request;
+use pingora::http::RequestHeader;
+use tokio::sync::watch;
+
+use super::Connection;
+use super::guard::Guard;
+use super::http2::Http2Side;
+use super::pace::Pace;
+use crate::config::Limits;
+use crate::policy::http2_memory::{STREAM_WINDOW_BYTES, request_bytes};
+use crate::proxy::client::{Client, Side};
+use crate::proxy::gate::Gate;
+use crate::proxy::serve::serve as serve_request;
+use crate::proxy::well_formed::{self, HeadLimits};
+
+/// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
+/// client that does not read should cost.
+const SEND_BUFFER_BYTES: usize = 32 * 1024;
+/// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard counts
+/// them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
+const ERROR_RESETS_MAX: usize = 48;
+/// Streams that a client may open at once before it has read the settings: RFC 9113 section 6.5.2 recommends to allow 100. The
+/// library counts the streams above the allowed number, which it refuses, together with those resets.
+const STREAMS_ASSUMED: usize = 100;
+/// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
+/// only a little over gets the gateway's answer instead of the library's bare 431.
+const HEADER_LIST_FACTOR: usize = 2;
+
+/// The terms of one connection: the limits that it began under.
+#[derive(Clone)]
+pub struct Terms {
+    gate: Arc<Gate>,
+    connection: Arc<Connection>,
+    library: Builder,
+    idle: Duration,
+    write_timeout: Duration,
+    head_limits: HeadLimits,
+    pace: Arc<Pace>,
+}
+
+impl Terms {
+    pub(super) fn new(gate: &Arc<Gate>, connection: &Arc<Connection>, limits: &Limits) -> Terms {
+        Terms {
+            gate: gate.clone(),
+            connection: connection.clone(),
+            library: library(limits),
+            idle: limits.keepalive_idle,
+            write_timeout: limits.response_write,
+            head_limits: HeadLimits::of(limits),
+            pace: Pace::new(limits, gate.metrics.limit_hits.clone()),
+        }
+    }
+}
+
+fn library(limits: &Limits) -> Builder {
+    let list_bytes = limits.header_bytes.saturating_mul(HEADER_LIST_FACTOR);
+    let refused = STREAMS_ASSUMED.saturating_sub(limits.h2_streams as usize);
+    let mut library = Builder::new();
+    library
+        .max_local_error_reset_streams(Some(ERROR_RESETS_MAX + refused))
+        .max_header_list_size(u32::try_from(list_bytes).unwrap_or(u32::MAX))
+        .max_concurrent_streams(limits.h2_streams)
+        .initial_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(limits.h2_streams))
+        .max_send_buffer_size(SEND_BUFFER_BYTES);
+    library
+}
+
+/// Serves a connection to its end, which `ending` asks for.
+pub(super) async fn serve(guard: Guard, terms: Terms, mut ending: watch::Receiver<bool>) {
+    let mut connection = match terms.library.handshake::<_, Bytes>(guard).await {
+        Ok(connection) => connection,
+        Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
+    };
+    let terms = Arc::new(terms);
+    let (under_way, mut quiet) = watch::channel(0_usize);
+    let under_way = Arc::new(under_way);
+    let mut stopping = false;
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            _ = ending.wait_for(|ending| *ending), if !stopping => {
+                connection.graceful_shutdown();
+                stopping = true;
+                continue;
+            }
+            accepted = connection.accept() => accepted,
+            () = idle(&mut quiet, terms.idle), if !stopping => return,
+        };
+        // However the connection ended, the library ends its requests.
+        let Some(Ok((request, respond))) = accepted else {
+            return;
+        };
+        let under_way = UnderWay::begin(&under_way);
+        let terms = terms.clone();
+        tokio::spawn(async move {
+            let _under_way = under_way;
+            serve_stream(&terms, request, respond).await;
+        });
+    }
+}
+
+async fn serve_stream(terms: &Terms, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
+    let (header, body) = request.into_parts();
+    let mut header = RequestHeader::from(header);
+    let head_bytes = well_formed::lighten(&mut header, &terms.head_limits);
+    let window_bytes = terms.gate.snapshot().window_bytes;
+    let side = Http2Side::new(&header, body, respond, terms.write_timeout);
+    let bytes = request_bytes(head_bytes as u64, !side.is_body_done(), window_bytes);
+    let side = Side::Http2(Box::new(side));
+    let mut client = Client::new(terms.connection.clone(), header, side);
+    let work = move || Box::pin(async move { serve_request(&terms.gate, &mut client).await });
+    terms.pace.run(bytes, work).await;
+}
+
+/// Returns when no request has been under way for as long as a connection may be idle.
+async fn idle(under_way: &mut watch::Receiver<usize>, patience: Duration) {
+    // Fails only once the connection has ended.
+    let _ = under_way.wait_for(|count| *count == 0).await;
+    tokio::time::sleep(patience).await;
+}
+
+/// A request under way on a connection that counts them.
+struct UnderWay(Arc<watch::Sender<usize>>);
+
+impl UnderWay {
+    fn begin(count: &Arc<watch::Sender<usize>>) -> UnderWay {
+        count.send_modify(|count| *count += 1);
+        UnderWay(count.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}

@@ -1,0 +1,270 @@
+//! One exchange with a server over HTTP/1.1, on a connection of its own.
+//!
+//! Invariant: a connection is kept for another exchange only with a proof of [`Reusable`]; anything else closes it.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::header::HOST;
+use http::{HeaderName, HeaderValue, Version as HttpVersion};
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::protocols::Stream;
+use pingora::{Error, ErrorType, OrErr, RetryType};
+use tokio::io::{AsyncReadExt, AsyncWrite};
+
+use super::link::Event;
+use crate::policy::http1::Version;
+use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, Reusable};
+use crate::policy::http1::body::{BodyReader, ChunkLimits};
+use crate::policy::http1::fields::FieldBounds;
+use crate::policy::http1::framing::Framing;
+use crate::policy::http1::writer::{BodyWriter, Connection, HeadWriter, WrongLength};
+use crate::policy::target::Target;
+
+/// What is read of an answer at a time, and held of it at most beyond its head.
+const READ_BYTES: usize = 16 * 1024;
+/// What the head of an answer may measure: more than servers send, and far less than would matter.
+const BOUNDS: AnswerBounds = AnswerBounds {
+    reason_bytes_max: 1024,
+    fields: FieldBounds {
+        bytes_max: 64 * 1024,
+        count_max: 256,
+    },
+};
+
+/// An exchange on a connection.
+pub struct Http1 {
+    stream: Stream,
+    outgoing: Vec<u8>,
+    written: usize,
+    is_flushed: bool,
+    upload: BodyWriter,
+    /// Whether the end of writing was reported, or needs no report.
+    is_reported: bool,
+    write_error: Option<Box<Error>>,
+    incoming: BytesMut,
+    reading: Reading,
+    /// Whether anything of an answer has come.
+    has_answered: bool,
+}
+
+enum Reading {
+    Head(AnswerReader),
+    Body(Box<AnswerHead>, BodyReader),
+}
+
+impl Http1 {
+    /// Has the head of a request written.
+    ///
+    /// # Errors
+    /// If it has no form of HTTP/1.
+    pub(super) fn begin(
+        stream: Stream,
+        request: &RequestHeader,
+        framing: Framing,
+    ) -> pingora::Result<Http1> {
+        let invalid = ErrorType::InvalidHTTPHeader;
+        let target = Target::parse(request.raw_path());
+        let target =
+            target.map_err(|_| Error::explain(invalid.clone(), "no target of a request"))?;
+        let host = request.headers.get(HOST);
+        let host = host.ok_or_else(|| Error::explain(invalid, "a request has no host"))?;
+        let mut outgoing = Vec::with_capacity(1024);
+        let mut head = HeadWriter::request(&mut outgoing, &request.method, target, host);
+        // `Host`, framing and `Connection` are the writer's.
+        for (name, value) in &request.headers {
+            head.add(name, value);
+        }
+        let upload = head.end(framing, Connection::Implied);
+        Ok(Http1 {
+            stream,
+            outgoing,
+            written: 0,
+            is_flushed: false,
+            is_reported: upload.is_done(),
+            upload,
+            write_error: None,
+            incoming: BytesMut::new(),
+            reading: Reading::Head(AnswerReader::new(&request.method)),
+            has_answered: false,
+        })
+    }
+
+    pub(super) fn takes_more(&self) -> bool {
+        self.is_flushed && !self.upload.is_done() && self.write_error.is_none()
+    }
+
+    /// Frames a part of the body.
+    ///
+    /// # Errors
+    /// If the body is not as long as was announced: what is below the client's side lets none such through.
+    pub(super) fn push(&mut self, part: &[u8], ends: bool) -> Result<(), WrongLength> {
+        if self.write_error.is_some() || (self.upload.is_done() && part.is_empty()) {
+            return Ok(());
+        }
+        self.upload.write(part, &mut self.outgoing)?;
+        if ends {
+            self.upload.end([], &mut self.outgoing)?;
+        }
+        self.is_flushed &= self.outgoing.is_empty();
+        self.is_reported = self.upload.is_done();
+        Ok(())
+    }
+
+    pub(super) async fn next(&mut self) -> pingora::Result<Event> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Event>> {
+        match self.poll_write(context) {
+            Poll::Ready(Err(error)) => {
+                // The server may have answered before it went.
+                (self.is_flushed, self.is_reported) = (true, true);
+                let kind = ErrorType::WriteError;
+                let mut error = Error::because(kind, "while writing a request", error);
+                error.retry = RetryType::ReusedOnly;
+                self.write_error = Some(error);
+            }
+            Poll::Ready(Ok(())) if !self.is_reported => {
+                self.is_reported = true;
+                return Poll::Ready(Ok(Event::Written));
+            }
+            Poll::Ready(Ok(())) | Poll::Pending => {}
+        }
+        let read = ready!(self.poll_read(context));
+        Poll::Ready(read.map_err(|error| self.write_error.take().unwrap_or(error)))
+    }
+
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_flushed {
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            let rest = self.outgoing.get(self.written..).unwrap_or_default();
+            if rest.is_empty() {
+                break;
+            }
+            match ready!(Pin::new(&mut self.stream).poll_write(context, rest))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => self.written += written,
+            }
+        }
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        (self.outgoing, self.written) = (Vec::new(), 0);
+        self.is_flushed = true;
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Event>> {
+        loop {
+            if let Some(event) = self.read()? {
+                return Poll::Ready(Ok(event));
+            }
+            if self.is_read() {
+                return Poll::Pending;
+            }
+            self.incoming.reserve(READ_BYTES);
+            let read = pin!(self.stream.read_buf(&mut self.incoming)).poll(context);
+            match ready!(read) {
+                Ok(0) => return Poll::Ready(self.closed()),
+                Ok(_) => self.has_answered = true,
+                Err(error) => {
+                    let kind = ErrorType::ReadError;
+                    let error = Error::because(kind, "while reading an answer", error);
+                    return Poll::Ready(Err(self.unanswered(error)));
+                }
+            }
+        }
+    }
+
+    /// What can be made of the bytes that have come.
+    fn read(&mut self) -> pingora::Result<Option<Event>> {
+        let malformed = ErrorType::InvalidHTTPHeader;
+        match &mut self.reading {
+            Reading::Head(reader) => {
+                let read = reader.take(&mut self.incoming, &BOUNDS);
+                let Some(head) = read.or_err(malformed, "in the head of an answer")? else {
+                    return Ok(None);
+                };
+                let fields = response(&head)?;
+                if head.is_interim() {
+                    return Ok(Some(Event::Interim(fields)));
+                }
+                let body = head.body(&ChunkLimits::STANDARD);
+                let ends = body.is_done();
+                self.reading = Reading::Body(Box::new(head), body);
+                Ok(Some(Event::Head(fields, ends)))
+            }
+            Reading::Body(_, body) => {
+                if body.is_done() || self.incoming.is_empty() {
+                    return Ok(None);
+                }
+                let taken = body.read(&self.incoming);
+                let taken = taken.or_err(malformed, "in the body of an answer")?;
+                let mut read = self.incoming.split_to(taken.bytes);
+                let ends = body.is_done();
+                let mut part = Bytes::new();
+                if !taken.data.is_empty() {
+                    read.truncate(taken.data.end);
+                    part = read.freeze().slice(taken.data.start..);
+                }
+                Ok((ends || !part.is_empty()).then_some(Event::Part(part, ends)))
+            }
+        }
+    }
+
+    /// What it means that the server has closed.
+    fn closed(&mut self) -> pingora::Result<Event> {
+        if let Reading::Body(_, body) = &mut self.reading
+            && body.close().is_ok()
+        {
+            return Ok(Event::Part(Bytes::new(), true));
+        }
+        let context = "the server closed the connection before the end of its answer";
+        let error = Error::explain(ErrorType::ConnectionClosed, context);
+        Err(self.unanswered(error))
+    }
+
+    /// Marks an error before anything of an answer came: if the connection had been used before, it says nothing of the server.
+    fn unanswered(&self, mut error: Box<Error>) -> Box<Error> {
+        if !self.has_answered {
+            error.retry = RetryType::ReusedOnly;
+        }
+        error
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(&self.reading, Reading::Body(_, body) if body.is_done())
+    }
+
+    /// The connection, if its state is proven.
+    pub(super) fn into_reusable(self) -> Option<Stream> {
+        let Reading::Body(head, body) = &self.reading else {
+            return None;
+        };
+        let is_sent = self.is_flushed && self.write_error.is_none();
+        let proof = Reusable::prove(&self.upload, head, body, &self.incoming);
+        (is_sent && proof.is_some()).then_some(self.stream)
+    }
+}
+
+/// The head of an answer as pingora's types have it.
+fn response(head: &AnswerHead) -> pingora::Result<Box<ResponseHeader>> {
+    let invalid = || ErrorType::InvalidHTTPHeader;
+    let (mut parts, ()) = http::Response::new(()).into_parts();
+    parts.status = head.status();
+    parts.version = match head.version() {
+        Version::Http10 => HttpVersion::HTTP_10,
+        Version::Http11 => HttpVersion::HTTP_11,
+    };
+    parts.headers.reserve(head.fields().count());
+    for field in head.fields().iter() {
+        let name = HeaderName::from_bytes(field.name()).or_err(invalid(), "in an answer")?;
+        let value = HeaderValue::from_bytes(field.value()).or_err(invalid(), "in an answer")?;
+        parts.headers.append(name, value);
+    }
+    Ok(Box::new(parts.into()))
+}

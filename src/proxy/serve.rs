@@ -1,0 +1,243 @@
+//! One request, from its head to its line in the access log.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::CONTENT_LENGTH;
+use http::{HeaderMap, HeaderValue};
+
+use super::admission::{self, Admitted, Permit, Refusal};
+use super::client::Client;
+use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
+use super::failure;
+use super::forward::{TRACEPARENT, X_REQUEST_ID};
+use super::gate::Gate;
+use super::origin::Origin;
+use super::record;
+use super::relay::Relay;
+use super::respond::{self, Answer};
+use super::trace::Recording;
+use super::well_formed::{self, HeadLimits};
+use crate::policy::forwarded;
+use crate::policy::http1::agreed_length;
+use crate::policy::own_path::OwnPath;
+use crate::policy::rejection::{Malformed, Rejection};
+use crate::policy::token_bucket::Empty;
+
+/// An unread request body up to this size is read before an early answer, so that clients that write first and read
+/// later get the answer; a larger one costs them the connection.
+const DRAINED_BODY_BYTES_MAX: u64 = 64 * 1024;
+/// How long such a body may take.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Serves a request: admits it, and answers it or has it forwarded; then records how it ended.
+pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
+    let mut exchange = Exchange::begin(gate);
+    let served = answer(gate, client, &mut exchange).await;
+    if served.is_err() {
+        client.break_off();
+    }
+    record::record(
+        gate,
+        client,
+        served.as_ref().err().map(|error| &**error),
+        &exchange,
+    );
+}
+
+/// Answers a request.
+///
+/// # Errors
+/// With what ended it otherwise.
+async fn answer(
+    gate: &Arc<Gate>,
+    client: &mut Client<'_>,
+    exchange: &mut Exchange,
+) -> pingora::Result<()> {
+    let snapshot = exchange.snapshot.clone();
+    let limits = &snapshot.config.limits;
+    if gate.is_draining() || client.connection.is_retired() {
+        client.close_after();
+    }
+    let sent = &client.header.headers;
+    exchange.identify(sent.get(X_REQUEST_ID));
+    exchange.steps.recording = Recording::begin(sent.get(TRACEPARENT), &snapshot.config.tracing);
+    exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
+    if client.connection.is_encrypted {
+        exchange.hsts = respond::hsts(&snapshot.config);
+    }
+    let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
+        Ok(()) => admission::admit(gate, &snapshot, &client.header, &mut exchange.steps).await,
+        Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
+    };
+    match admitted {
+        Err(refusal) => refuse(gate, client, exchange, refusal).await,
+        Ok(Admitted::Document) => {
+            let answer = Answer::with_document(&client.header, exchange, &snapshot.document);
+            let served = Served::new(OwnPath::Document, None);
+            serve_own(client, exchange, answer, served).await
+        }
+        Ok(Admitted::Usage(usage)) => {
+            let (method, now) = (&client.header.method, gate.store.now());
+            let answer = Answer::with_usage(method, exchange, usage.report, usage.standing, now);
+            let served = Served::new(OwnPath::Usage, Some(usage.key));
+            serve_own(client, exchange, answer, served).await
+        }
+        Ok(Admitted::Forward(permit)) => forward(gate, client, exchange, permit).await,
+    }
+}
+
+/// Forwards a permitted request, and settles how that ended.
+async fn forward(
+    gate: &Arc<Gate>,
+    client: &mut Client<'_>,
+    exchange: &mut Exchange,
+    permit: Permit,
+) -> pingora::Result<()> {
+    let tier = permit.key().record.tier.as_str();
+    let charged = u64::from(permit.endpoint().cost.get());
+    let units = &gate.metrics.quota_units;
+    units.with_label_values(&[tier, "charged"]).inc_by(charged);
+    let mut forwarding = Box::new(Forwarding::begin(gate, permit, client.blocked()));
+    if well_formed::expects_continue(&client.header) && !client.is_body_done() {
+        // Should the client be gone, reading its body will show it.
+        let _ = client.ask_for_body().await;
+    }
+    let relay = Relay {
+        gate,
+        client,
+        exchange,
+        forwarding: &mut forwarding,
+    };
+    let answered = Box::pin(relay.run()).await;
+    if let Err(error) = &answered {
+        failure::settle(gate, client, error, &mut forwarding).await;
+        if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
+            let (method, now) = (&client.header.method, gate.store.now());
+            let (standing, endpoint) = (Some(forwarding.standing), Some(&*forwarding.endpoint));
+            let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+            client.close_after();
+            if answer.write(client).await.is_ok() {
+                exchange.stage = Stage::Forwarding(forwarding);
+                exchange.cause = Some(error.to_string());
+                return Ok(());
+            }
+        }
+    }
+    exchange.stage = Stage::Forwarding(forwarding);
+    answered
+}
+
+/// Answers a refused request and leaves the connection fit for the next one where that is safe.
+async fn refuse(
+    gate: &Gate,
+    client: &mut Client<'_>,
+    exchange: &mut Exchange,
+    refusal: Refusal,
+) -> pingora::Result<()> {
+    let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
+    let head = matches!(
+        refusal.rejection,
+        Rejection::BadRequest(Malformed::Target(_) | Malformed::Host)
+    );
+    if head {
+        client.connection.note_malformed();
+    }
+    if ambiguous {
+        client.close_after();
+    } else if !client.is_body_done()
+        && !well_formed::expects_continue(&client.header)
+        && content_length(&client.header.headers)
+            .is_some_and(|bytes| bytes <= DRAINED_BODY_BYTES_MAX)
+    {
+        client.drain(DRAIN_TIMEOUT).await;
+    }
+    if let Rejection::MissingApiKey | Rejection::InvalidApiKey = refusal.rejection {
+        note_failed_authentication(gate, client, exchange);
+    }
+    if let Some(limit) = refusal.rejection.limit_hit() {
+        let hits = &gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
+    }
+    let (method, now) = (&client.header.method, gate.store.now());
+    let (rejection, standing) = (&refusal.rejection, refusal.standing);
+    let endpoint = refusal.endpoint();
+    let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+    exchange.stage = Stage::Refused(refusal);
+    answer.write(client).await
+}
+
+/// Closes, after their requests under way, the connections of an address from which keys are tried out. The answer is
+/// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections. A trusted
+/// proxy's connection stays: it carries the requests of others.
+fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &Exchange) {
+    let limits = &exchange.snapshot.config.limits;
+    let sender = match &exchange.origin {
+        Some(origin) => origin.client,
+        None => forwarded::Client::Connected(client.connection.client),
+    };
+    let noted = gate.note_failed_authentication(sender.ip(), limits);
+    let limit = match noted {
+        Ok(()) => return,
+        Err(Empty::Bucket { .. }) => "failed_authentications",
+        Err(Empty::Room { .. }) => "failing_addresses",
+    };
+    let hits = &gate.metrics.limit_hits;
+    hits.with_label_values(&[limit]).inc();
+    match sender {
+        forwarded::Client::Connected(_) => {
+            client.close_after();
+            client.connection.retire();
+        }
+        forwarded::Client::Told(_) => {}
+    }
+}
+
+/// Writes an answer of the gateway's own paths.
+async fn serve_own(
+    client: &mut Client<'_>,
+    exchange: &mut Exchange,
+    answer: Answer,
+    mut served: Served,
+) -> pingora::Result<()> {
+    let written = answer.write(client).await;
+    served.ending = written.is_err().then_some(Ending::ClientClosed);
+    exchange.stage = Stage::Served(served);
+    written
+}
+
+/// Waits for the end of an HTTP/2 request whose method takes no body, so that a body is refused before anything is charged or
+/// forwarded: over HTTP/2 a body needs no announcement (RFC 9113 section 8.1). A head that is refused anyway is not waited for. At most
+/// `patience`.
+async fn expect_no_body(
+    client: &mut Client<'_>,
+    limits: &HeadLimits,
+    patience: Duration,
+) -> Result<(), Malformed> {
+    if !client.is_http2() || client.is_body_done() {
+        return Ok(());
+    }
+    let head = &client.header;
+    if well_formed::takes_body(&head.method) || well_formed::check(head, limits).is_err() {
+        return Ok(());
+    }
+    let end = async {
+        while !client.is_body_done() {
+            match client.read().await {
+                Ok(None) => break,
+                Ok(Some(part)) if part.is_empty() => {}
+                Ok(Some(_)) => return Err(Malformed::UnexpectedBody),
+                Err(_) => return Err(Malformed::Framing),
+            }
+        }
+        Ok(())
+    };
+    let end = tokio::time::timeout(patience, end);
+    end.await.unwrap_or(Err(Malformed::Late))
+}
+
+/// The length of the body that a message announces, if it does and can be read.
+fn content_length(fields: &HeaderMap) -> Option<u64> {
+    let values = fields.get_all(CONTENT_LENGTH).iter();
+    agreed_length(values.map(HeaderValue::as_bytes))
+}

@@ -1,0 +1,189 @@
+//! Connections to upstreams over HTTP/1: kept for another request only when both messages were passed on to their last byte.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use harness::{Behaviour, Client, IssuedKey, Protocol, Scene, eventually};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::{MARKETS, TOUCHLINE, assert_problem};
+
+/// An upstream that gives each of its connections one answer after the other and closes none.
+struct Answering {
+    address: SocketAddr,
+    /// The bytes that came on each connection, and whether the gateway has closed it.
+    connections: Arc<Mutex<Vec<(Vec<u8>, bool)>>>,
+}
+
+/// Answers when `is_asked` says that enough of a request has come. The first answer is `first`; all others are whole.
+async fn answering(first: &'static str, is_asked: fn(&[u8]) -> bool) -> Answering {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let connections: Arc<Mutex<Vec<(Vec<u8>, bool)>>> = Arc::default();
+    let all = connections.clone();
+    tokio::spawn(async move {
+        let mut first = Some(first);
+        while let Ok((mut socket, _)) = listener.accept().await {
+            let number = all.lock().unwrap().len();
+            all.lock().unwrap().push((Vec::new(), false));
+            let (all, mut first) = (all.clone(), first.take());
+            tokio::spawn(async move {
+                let mut answered = 0;
+                loop {
+                    let mut bytes = Vec::new();
+                    if socket.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
+                        all.lock().unwrap()[number].1 = true;
+                        return;
+                    }
+                    let asked = {
+                        let mut all = all.lock().unwrap();
+                        all[number].0.extend(bytes);
+                        is_asked(&all[number].0[answered..]).then(|| all[number].0.len())
+                    };
+                    if let Some(asked) = asked {
+                        answered = asked;
+                        let whole = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown";
+                        let answer = first.take().unwrap_or(whole);
+                        let _ = socket.write_all(answer.as_bytes()).await;
+                    }
+                }
+            });
+        }
+    });
+    Answering {
+        address,
+        connections,
+    }
+}
+
+impl Answering {
+    /// A gateway in front of it, and a key.
+    async fn scene(&self) -> (Scene, IssuedKey, Client) {
+        let upstream = self.address;
+        let scene = Scene::builder(TOUCHLINE)
+            .spec(move |spec| {
+                spec.upstream = upstream;
+                spec.endpoints[0].methods.push("POST".into());
+            })
+            .start()
+            .await;
+        let key = scene.issue("starter").await;
+        let client = scene.client(Protocol::Http1);
+        (scene, key, client)
+    }
+
+    /// Waits until the gateway has closed the first connection, on which exactly one request has come.
+    async fn expect_first_closed(&self) {
+        eventually("the first connection is closed", async || {
+            self.connections.lock().unwrap()[0].1.then_some(())
+        })
+        .await;
+        let connections = self.connections.lock().unwrap();
+        let text = String::from_utf8_lossy(&connections[0].0).into_owned();
+        assert_eq!(text.matches(" HTTP/1.1\r\n").count(), 1, "{text}");
+    }
+
+    fn count(&self) -> usize {
+        self.connections.lock().unwrap().len()
+    }
+}
+
+fn has_head(bytes: &[u8]) -> bool {
+    bytes.ends_with(b"\r\n\r\n")
+}
+
+/// Answers behind which something came that nobody had asked for.
+const FOLLOWED: [&str; 3] = [
+    "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nownHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign",
+    "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nown\r\n0\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign",
+    "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown\r\n",
+];
+
+#[tokio::test]
+async fn what_follows_an_answer_is_nobodys_and_its_connection_is_closed() {
+    for followed in FOLLOWED {
+        let upstream = answering(followed, has_head).await;
+        let (scene, key, client) = upstream.scene().await;
+        for _ in 0..3 {
+            let answer = client.get(&key, MARKETS).await;
+            assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
+        }
+        upstream.expect_first_closed().await;
+        assert_eq!(upstream.count(), 2);
+        scene.expect_used(&key, 3).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_its_connection_leaves_none_behind() {
+    let close = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\nown";
+    let old = "HTTP/1.0 200 OK\r\nContent-Length: 3\r\n\r\nown";
+    for last in [close, old] {
+        let upstream = answering(last, has_head).await;
+        let (_scene, key, client) = upstream.scene().await;
+        for _ in 0..2 {
+            let answer = client.get(&key, MARKETS).await;
+            assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
+        }
+        upstream.expect_first_closed().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_before_the_end_of_the_body_ends_the_upload_and_its_connection() {
+    fn has_begun(bytes: &[u8]) -> bool {
+        bytes.windows(5).any(|part| part == b"first") || bytes.ends_with(b"\r\n\r\n")
+    }
+    let early = "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nown";
+    let upstream = answering(early, has_begun).await;
+    let (scene, key, client) = upstream.scene().await;
+    let mut socket = tokio::net::TcpStream::connect(scene.gateways[0].http)
+        .await
+        .unwrap();
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: localhost\r\nX-API-Key: {}\r\nContent-Length: 1000000\r\n\r\nfirst",
+        key.key
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"own") {
+        assert!(socket.read_buf(&mut answer).await.unwrap() > 0);
+    }
+    // The rest is for nobody.
+    let _ = socket.write_all(&[b'x'; 100_000]).await;
+    upstream.expect_first_closed().await;
+    let answer = client.get(&key, MARKETS).await;
+    assert_eq!((answer.status, &answer.body[..]), (200, &b"own"[..]));
+    assert_eq!(upstream.count(), 2);
+    scene.expect_used(&key, 2).await;
+}
+
+/// Answers that two readers could take for different ones.
+const AMBIGUOUS: [&str; 9] = [
+    "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "Content-Length: 2, 3\r\n\r\n{}",
+    "Content-Length: +2\r\n\r\n{}",
+    "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+    "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    "Content-Length: 2\r\n folded: x\r\n\r\n{}",
+    "Content-Length : 2\r\n\r\n{}",
+    "Content-Length: 2\n\r\n{}",
+];
+
+#[tokio::test]
+async fn an_ambiguous_answer_is_a_500_and_refunded() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    for ambiguous in AMBIGUOUS {
+        let bytes = format!("HTTP/1.1 200 OK\r\n{ambiguous}");
+        scene.upstream.always(Behaviour::Raw(bytes.into_bytes()));
+        for protocol in Protocol::ALL {
+            let answer = scene.client(protocol).get(&key, MARKETS).await;
+            assert_problem(&answer, 500, "INTERNAL_ERROR");
+        }
+    }
+    scene.expect_used(&key, 0).await;
+    scene.assert_ledgers_agree().await;
+}
