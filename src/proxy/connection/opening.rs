@@ -22,7 +22,7 @@ pub enum Opened {
     /// HTTP/1, with the connection's start.
     Http1(Box<Http1>, Instant),
     /// HTTP/2.
-    Http2(Box<Guard>, Terms),
+    Http2(Box<Guard>, Arc<Terms>),
 }
 
 /// Why a connection ends before there is a request on it.
@@ -70,7 +70,7 @@ pub async fn open(
     Ok(if is_http2 {
         let terms = Terms::new(&gate, &connection, limits);
         let guard = Guard::new(gate, connection, transport, unread, limits);
-        Opened::Http2(Box::new(guard), terms)
+        Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
         let http1 = Http1::new(gate, connection, transport, unread, limits);
         Opened::Http1(Box::new(http1), start)

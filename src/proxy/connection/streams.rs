@@ -35,7 +35,6 @@ const STREAMS_ASSUMED: usize = 100;
 const HEADER_LIST_FACTOR: usize = 2;
 
 /// The terms of one connection: the limits that it began under.
-#[derive(Clone)]
 pub struct Terms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
@@ -75,12 +74,11 @@ fn library(limits: &Limits) -> Builder {
 }
 
 /// Serves a connection to its end, which `ending` asks for.
-pub(super) async fn serve(guard: Guard, terms: Terms, mut ending: watch::Receiver<bool>) {
+pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Receiver<bool>) {
     let mut connection = match terms.library.handshake::<_, Bytes>(guard).await {
         Ok(connection) => connection,
         Err(error) => return tracing::debug!(%error, "an HTTP/2 handshake failed"),
     };
-    let terms = Arc::new(terms);
     let (under_way, mut quiet) = watch::channel(0_usize);
     let under_way = Arc::new(under_way);
     let mut stopping = false;

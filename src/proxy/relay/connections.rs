@@ -26,7 +26,7 @@ pub enum Taken {
     /// A connection of its own.
     Http1(Stream),
     /// A stream of a shared one.
-    Http2(Lease),
+    Http2(Box<Lease>),
 }
 
 /// A stream of an HTTP/2 connection. Dropped, it is ended, and the connection has its place for another one.
@@ -110,7 +110,7 @@ async fn take_http2(
         peer,
         idle,
     };
-    Ok((Taken::Http2(lease), reused))
+    Ok((Taken::Http2(Box::new(lease)), reused))
 }
 
 impl Lease {

@@ -24,7 +24,7 @@ const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An exchange on a stream.
 pub struct Http2 {
-    lease: Lease,
+    lease: Box<Lease>,
     upload: Option<SendStream<Bytes>>,
     outgoing: VecDeque<Bytes>,
     /// Whether the last part is among those to be written, or written.
@@ -52,7 +52,7 @@ impl Http2 {
     /// # Errors
     /// If the target has no form of HTTP/2, or the connection is over.
     pub fn begin(
-        mut lease: Lease,
+        mut lease: Box<Lease>,
         mut request: RequestHeader,
         framing: Framing,
         is_tls: bool,
