@@ -3,7 +3,7 @@
 //!
 //! | Room | Decides |
 //! |---|---|
-//! | [`request`] | where the head of a request ends, whether it can be read in one way only, and what it says |
+//! | [`request`] | where the head of a request ends, whether it can be read in one way only, and its meaning |
 //! | [`answer`] | the same of an upstream's answer, and whether its connection can be used again |
 //! | [`fields`] | what a field is, and which ones are passed on |
 //! | [`framing`] | where a body ends |
@@ -33,7 +33,7 @@ const ENDPOINT_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 /// Room for white space around values, which the limit of the headers does not count.
 const SLACK_BYTES: usize = 1024;
 
-/// What the head of a request may measure.
+/// The limits of a request's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadBounds {
     /// Bytes of the target.
@@ -120,7 +120,7 @@ fn is_field_value(value: &[u8]) -> bool {
         .fold(false, |found, byte| found | is_control(*byte))
 }
 
-/// The refusal of `CONNECT`, over HTTP/2 too: no endpoint takes it, and a tunnel would carry what nobody counts.
+/// The refusal of `CONNECT`, over HTTP/2 too: no endpoint takes it, and requests in a tunnel would not be counted.
 pub fn connect_refused() -> Rejection {
     Rejection::MethodNotAllowed {
         allow: ENDPOINT_METHODS.into(),

@@ -16,10 +16,10 @@ use super::request_line::version_of;
 use super::writer::BodyWriter;
 use super::{Version, agreed_length, is_field_value};
 
-/// What a status line has before its LF, beside its reason phrase: the version, a space, the status, a space and CR.
+/// The bytes of a status line before its LF, without the reason phrase: the version, a space, the status, a space and CR.
 const LINE_OVERHEAD_BYTES: usize = 14;
 
-/// What the head of an answer may measure.
+/// The limits of an answer's head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnswerBounds {
     /// Bytes of the reason phrase.
@@ -40,7 +40,7 @@ pub enum AnswerFault {
     /// The head is larger than its bounds.
     #[error("the head of the answer is too large")]
     TooLarge,
-    /// The fields that frame the body contradict each other, or name a coding that nobody asked for.
+    /// The fields that frame the body contradict each other, or name a coding that was not asked for.
     #[error("the fields that frame the answer's body are contradictory or unknown")]
     Framing,
     /// The protocol was switched (101), which no request asked for.
@@ -59,7 +59,7 @@ pub struct AnswerReader {
     noted: Noted,
 }
 
-/// What was asked, as far as framing depends on it.
+/// The request's method, as far as framing depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Head,
@@ -92,7 +92,7 @@ impl AnswerReader {
         }
     }
 
-    /// Takes a head off the front of `buffer`; `None` where it has not come whole. The buffer is the same each time, with more at
+    /// Takes a head off the front of `buffer`; `None` while it has not arrived whole. The buffer is the same each time, with more at
     /// its end; behind an interim answer that was taken, the next answer begins. Cost: each byte is read once; one allocation for
     /// the places of the fields.
     ///
@@ -130,7 +130,7 @@ impl AnswerReader {
         }
     }
 
-    /// Reads the first line, and says whether it has come.
+    /// Reads the first line; whether it has arrived whole.
     fn read_line(&mut self, bytes: &[u8], bounds: &AnswerBounds) -> Result<bool, AnswerFault> {
         const START: &[u8] = b"HTTP/1.";
         let end = self.lines.end(bytes);
@@ -240,7 +240,7 @@ impl Noted {
         if is_lengthless(status) {
             return Ok(AnswerFraming::Bodiless(None));
         }
-        // Nothing is framed by them here: what they say may be anything.
+        // Nothing is framed by them here, and any value is allowed.
         if asked == Asked::Head || is_bodiless(status) {
             let announced = length.flatten().filter(|_| self.codings == 0);
             return Ok(AnswerFraming::Bodiless(announced));
@@ -298,16 +298,16 @@ impl AnswerHead {
         BodyReader::of_answer(self.framing, limits)
     }
 
-    /// Whether the upstream takes another request on this connection (RFC 9112 section 9.3), as far as its head says.
+    /// Whether the upstream takes another request on this connection (RFC 9112 section 9.3), by the answer's head.
     pub fn keeps_open(&self) -> bool {
         self.keeps_open
     }
 }
 
 /// Proof that an upstream's connection is between two requests: the request was written to its last byte, the final answer read to
-/// its last byte, the upstream said nothing of closing, and nothing more has come. Only [`Reusable::prove`] makes one.
+/// its last byte, the upstream did not announce a close, and nothing more has arrived. Only [`Reusable::prove`] makes one.
 ///
-/// It says nothing of what is still in the connection: before it is kept, a read from it must be pending.
+/// The proof does not cover bytes that were not received yet: before the connection is kept, a read from it must be pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reusable(());
 

@@ -10,7 +10,7 @@ use super::framing::{AnswerFraming, Framing};
 /// Hexadecimal digits of a chunk's size: up to 2^48.
 const SIZE_DIGITS_MAX: u8 = 12;
 
-/// What a chunked body may have beside its data.
+/// The limits of a chunked body, beside its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkLimits {
     /// Extensions of all chunks together. None are in use; they are read and dropped.
@@ -65,7 +65,7 @@ enum State {
     ByClose,
 }
 
-/// What the next byte of a chunked body is.
+/// The next byte of a chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     /// A digit of a chunk's size, or what ends it.
@@ -150,7 +150,7 @@ impl BodyReader {
     /// what belongs to the body is always taken.
     ///
     /// # Errors
-    /// If the body is broken. What follows cannot be told apart from it.
+    /// If the body is broken. The bytes behind it cannot be read.
     pub fn read(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
         match &mut self.state {
             State::Done => Ok(Taken::data(0..0)),
@@ -182,7 +182,7 @@ impl BodyReader {
         }
     }
 
-    /// The trailer fields; `section` is where [`Taken::trailers`] says. None where that is empty.
+    /// The trailer fields; `section` is at [`Taken::trailers`]. None if that is empty.
     pub fn trailers<'a>(&'a self, section: &'a [u8]) -> Fields<'a> {
         match section {
             [] => Places::NONE.view(section),
@@ -266,7 +266,7 @@ fn take(left: &mut u64, there: usize) -> usize {
 }
 
 impl Part {
-    /// What comes after `byte`.
+    /// The part behind `byte`.
     fn after(self, byte: u8) -> Result<Part, BodyFault> {
         let next = match (self, byte) {
             (Part::Size { size, digits }, _)

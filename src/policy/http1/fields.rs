@@ -12,7 +12,7 @@ const NOMINATED_MAX: usize = 16;
 /// Room for the fields of an ordinary head.
 const ORDINARY_FIELDS: usize = 16;
 
-/// What a section of fields may measure.
+/// The limits of a section of fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldBounds {
     /// Bytes of all names and values, four more for each field.
@@ -66,7 +66,7 @@ pub(super) struct FieldPlace {
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(super) struct Places {
     fields: Vec<FieldPlace>,
-    /// What `Connection` names, but for `close` and `keep-alive`.
+    /// The options of `Connection`, but for `close` and `keep-alive`.
     nominated: Vec<Place>,
 }
 
@@ -114,7 +114,7 @@ impl Places {
     }
 }
 
-/// What `Connection` says of the connection itself.
+/// The options of `Connection` that concern the connection itself.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Options {
     pub(super) close: bool,
@@ -235,7 +235,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Whether a field belongs to one connection or frames a message, whatever `Connection` says (RFC 9110 section 7.6.1).
+/// Whether a field belongs to one connection or frames a message, whatever the options of `Connection` (RFC 9110 section 7.6.1).
 fn is_hop_by_hop(name: &[u8]) -> bool {
     let among = |names: &[&str]| {
         names

@@ -17,7 +17,7 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Whether the head already says that no byte follows.
+    /// Whether the head rules out any byte of a body.
     pub fn is_empty(self) -> bool {
         matches!(self, Framing::Empty | Framing::Length(0))
     }
@@ -48,7 +48,7 @@ impl AnswerFraming {
         }
     }
 
-    /// Whether the head already says that no byte follows.
+    /// Whether the head rules out any byte of a body.
     pub fn is_empty(self) -> bool {
         matches!(self, AnswerFraming::Bodiless(_) | AnswerFraming::Length(0))
     }

@@ -1,10 +1,10 @@
-//! What can be read of a head that was refused, for its answer and its line in the log.
+//! The readable parts of a head that was refused, for its answer and its line in the log.
 
 use crate::policy::target::Absolute;
 
 const X_REQUEST_ID: &[u8] = b"x-request-id";
 
-/// The method and the path of a refused head, as far as they can be told, for the log.
+/// The method and the path of a refused head, as far as they can be read, for the log.
 pub fn told_apart(head: &[u8]) -> (String, String) {
     let line = head
         .trim_ascii_start()
@@ -27,7 +27,7 @@ pub fn told_apart(head: &[u8]) -> (String, String) {
     (method, path.to_owned())
 }
 
-/// The value of `X-Request-Id` in a head that was refused, whole or not, as far as it can be told.
+/// The value of `X-Request-Id` in a head that was refused, whole or not, as far as it can be read.
 pub fn request_id(head: &[u8]) -> Option<&[u8]> {
     // The end of the last line may be missing, and with it a part of the value.
     let whole = head.iter().rposition(|byte| *byte == b'\n')?;

@@ -1,6 +1,6 @@
 //! The head of a request (RFC 9112 sections 2 to 6): read once, out of the buffer that it came into.
 //!
-//! What servers read in different ways is refused: a bare LF, a space in the target, a folded line, two lengths, a length beside
+//! Forms that servers read in different ways are refused: a bare LF, a space in the target, a folded line, two lengths, a length beside
 //! chunks, a `Host` too many. What comes out has one reading.
 
 use bytes::{Bytes, BytesMut};
@@ -30,12 +30,12 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// Takes a head off the front of `buffer`; `None` where it has not come whole. The buffer is the same each time, with more at
+    /// Takes a head off the front of `buffer`; `None` while it has not arrived whole. The buffer is the same each time, with more at
     /// its end; behind a head that was taken, the next one begins. Cost: each byte is read once; one allocation for the places of
     /// the fields.
     ///
     /// # Errors
-    /// With the refusal of a head that has more than one reading, or is too large. What follows it cannot be told apart.
+    /// With the refusal of a head that has more than one reading, or is too large. The bytes behind it cannot be read.
     pub fn take(
         &mut self,
         buffer: &mut BytesMut,
@@ -70,7 +70,7 @@ impl RequestReader {
         }
     }
 
-    /// Reads the first line, and says whether it has come.
+    /// Reads the first line; whether it has arrived whole.
     fn read_line(&mut self, bytes: &[u8], bounds: &HeadBounds) -> Result<bool, Rejection> {
         let start = skip_empty_lines(bytes)?;
         if self.lines.start() < start {
@@ -96,7 +96,7 @@ impl RequestReader {
         Ok(true)
     }
 
-    /// What was read, with its end.
+    /// The places of a head that ends there.
     fn whole(self, end: usize) -> Result<RequestPlaces, Rejection> {
         let line = self.line.ok_or_else(unreadable)?;
         let framing = self.noted.framing(line.version)?;

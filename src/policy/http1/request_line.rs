@@ -14,7 +14,7 @@ use crate::policy::target::{Absolute, Target, TargetError};
 
 /// No registered method is longer than 17 characters.
 const METHOD_BYTES_MAX: usize = 32;
-/// What a request line has beside method and target: two spaces, the version, CR and LF.
+/// The bytes of a request line without method and target: two spaces, the version, CR and LF.
 const LINE_OVERHEAD_BYTES: usize = 12;
 
 /// `method SP target SP version`.

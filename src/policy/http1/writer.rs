@@ -1,6 +1,6 @@
 //! Heads and bodies as they are written: requests to an upstream, answers to a client.
 //!
-//! What is written is made from what was decided: a head has exactly one framing and one end, and its writer hands out the writer of
+//! Heads are made from decisions, never copied: a head has exactly one framing and one end, and its writer hands out the writer of
 //! just that body, which has exactly one end too. Names and values are fields that were read, types that hold nothing else, or
 //! checked: no byte of them can end a line.
 
@@ -21,14 +21,14 @@ pub struct ToUpstream;
 #[derive(Debug)]
 pub struct ToClient;
 
-/// What a head says of its connection.
+/// The connection behind a message, as its head announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Connection {
     /// Nothing: HTTP/1.1 keeps it open.
     Implied,
-    /// It stays open, for clients of HTTP/1.0.
+    /// `keep-alive`, for clients of HTTP/1.0.
     KeepAlive,
-    /// It is closed behind the message.
+    /// `close`: the connection ends with the message.
     Close,
 }
 
@@ -208,7 +208,7 @@ fn push_end(out: &mut Vec<u8>, connection: Connection) {
     });
 }
 
-/// A body that is not as long as its head said, or goes on behind its end.
+/// A body that is not as long as its head announced, or goes on behind its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not as long as announced")]
 pub struct WrongLength;
@@ -226,12 +226,12 @@ enum Body {
     Done,
 }
 
-/// What is written around a part of a body.
+/// The bytes around a part of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wrapping {
     before: [u8; SIZE_LINE_BYTES],
     before_from: usize,
-    /// What is written behind the part.
+    /// The bytes behind the part.
     pub after: &'static [u8],
 }
 
@@ -270,7 +270,7 @@ impl Wrapping {
         wrapping
     }
 
-    /// What is written before the part.
+    /// The bytes before the part.
     pub fn before(&self) -> &[u8] {
         self.before.get(self.before_from..).unwrap_or_default()
     }

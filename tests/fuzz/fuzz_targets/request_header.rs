@@ -6,6 +6,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use libfuzzer_sys::fuzz_target;
 use pingora::http::{RequestHeader, ResponseHeader};
+use touchline::policy::header_pattern::HeaderNames;
 use touchline::proxy::forward::{
     DeniedHeaders, Identity, clean_response, confine_response, rebuild_request,
 };
@@ -75,15 +76,16 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
     let id = HeaderValue::from_static("id-1");
     let identity = Identity {
         request_id: &id,
-        client: Some([192, 0, 2, 1].into()),
+        client: Some(HeaderValue::from_static("192.0.2.1")),
         scheme: "https",
         host: Some(HeaderValue::from_static("api.example")),
         key_id: "0123456789ab",
         tier: "pro",
         upstream_host: "127.0.0.1:9000",
-        trace: (1, 2),
+        recorded: None,
     };
-    let denied = DeniedHeaders::new([http::header::COOKIE, HeaderName::from_static("x-real-ip")]);
+    let denied = ["cookie", "x-real-ip"].map(|name| name.parse().unwrap());
+    let denied = DeniedHeaders::new(&denied);
     rebuild_request(&mut request, &identity, &denied).unwrap();
 
     assert_eq!(request.raw_path(), TARGET);
@@ -162,8 +164,7 @@ fn assert_response(sent: &[(HeaderName, HeaderValue)]) {
         response.append_header(name.clone(), value.clone()).unwrap();
     }
     let before = response.headers.clone();
-    clean_response(&mut response);
-    confine_response(&mut response).unwrap();
+    clean_response(&mut response, &HeaderNames::default(), confine_response);
     for name in NOT_THE_UPSTREAMS {
         assert!(!response.headers.contains_key(name), "{name}");
     }
@@ -185,10 +186,6 @@ fn assert_response(sent: &[(HeaderName, HeaderValue)]) {
             .any(|name| ["x-api-key", "*"].contains(&name.trim()))
     };
     assert!(varies.into_iter().any(named));
-    assert_eq!(
-        values(&response.headers, "x-content-type-options"),
-        [b"nosniff"]
-    );
 }
 
 fuzz_target!(|text: &[u8]| {

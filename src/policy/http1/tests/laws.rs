@@ -62,7 +62,7 @@ fn answer(
     in_pieces(bytes, cuts, |buffer| reader.take(buffer, &ANSWER))
 }
 
-/// What a body is read as: its data, its trailers, whether it has ended, and what is left.
+/// A body as it was read: its data, its trailers, whether it has ended, and what is left.
 type Body = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>, bool, Vec<u8>);
 
 fn body(mut body: BodyReader, bytes: &[u8], cuts: &[usize]) -> Result<Body, BodyFault> {
