@@ -28,6 +28,7 @@ keys: {prefix: abc, realm: here}
 tiers:
   any: {daily: 5, price: 9.5, enforce: true, burst: {rate: 2, burst: 3}, concurrent: 4}
   other: {daily: 5}
+billing: {months: whole, unused_keys: skip}
 endpoints:
   - path: /a
     methods: [GET]
