@@ -60,7 +60,7 @@ pub struct Guard {
 
 /// What is on the wire.
 enum Reading {
-    Http1(Http1),
+    Http1(Box<Http1>),
     Http2(Box<Http2>),
     /// An HTTP/1 head was refused: its answer is being written.
     Refusing,
@@ -117,7 +117,8 @@ impl Guard {
         let reading = if is_http2 {
             Reading::Http2(Box::new(Http2::new(rates_of(limits))))
         } else {
-            Reading::Http1(Http1::new(bounds_of(limits), deadlines_of(limits), start))
+            let http1 = Http1::new(bounds_of(limits), deadlines_of(limits), start);
+            Reading::Http1(Box::new(http1))
         };
         let digest = transport.tls().map(|(cipher, version)| {
             Arc::new(SslDigest::new(
