@@ -50,7 +50,7 @@ impl fmt::Display for HeaderPattern {
 #[derive(Debug, Default)]
 pub struct HeaderNames {
     /// In lower case with `-` for each `_`, in order.
-    names: Vec<Box<str>>,
+    names: Vec<String>,
     prefixes: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl HeaderNames {
         for pattern in patterns {
             match pattern {
                 HeaderPattern::Name(name) => {
-                    all.names.push(folded(name).as_str().into());
+                    all.names.push(folded(name).as_str().to_owned());
                 }
                 HeaderPattern::Prefix(beginning) => all.prefixes.push(beginning.replace('_', "-")),
             }
@@ -78,7 +78,7 @@ impl HeaderNames {
     /// Whether a name, as it was sent, is in the list. Cost: a binary search, and a comparison for each prefix; no allocation.
     pub fn fits(&self, name: &[u8]) -> bool {
         let folded = || name.iter().map(|octet| folded_octet(*octet));
-        let order = |listed: &Box<str>| listed.bytes().cmp(folded());
+        let order = |listed: &String| listed.bytes().cmp(folded());
         let begins = |prefix: &String| {
             name.len() >= prefix.len()
                 && prefix

@@ -449,7 +449,15 @@ fn each_row_is_looked_up_outside_the_file_only_for_what_uses_it() {
     let What::Section(rows) = &sections::form().what else {
         panic!()
     };
-    let used_by_commands = ["store", "quota", "keys", "tiers", "endpoints", "limits"];
+    let used_by_commands = [
+        "store",
+        "quota",
+        "keys",
+        "tiers",
+        "billing",
+        "endpoints",
+        "limits",
+    ];
     for file in files(Path::new("/nowhere")) {
         assert_eq!(problems_alone(&file, Purpose::Offline), [""; 0]);
         let files_of_store = problems_alone(&file, Purpose::Commands);

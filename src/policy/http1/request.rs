@@ -164,7 +164,8 @@ impl Noted {
         match Known::of(field.name.of(bytes)) {
             None => {}
             Some(Known::Host) => {
-                if self.host.replace(field.value).is_some() || !is_host(value) {
+                let before = self.host.replace(field.value);
+                if before.is_some() || !is_host(value) {
                     return Err(Rejection::BadRequest(Malformed::Host));
                 }
             }
