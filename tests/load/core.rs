@@ -212,7 +212,7 @@ impl Bench {
         }
         Box::new(move || {
             let mut steps = Steps::default();
-            let admitted = admit(&self.gate, &self.snapshot, &header, None, &mut steps);
+            let admitted = admit(&self.gate, &self.snapshot, &header, &mut steps);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");
