@@ -471,9 +471,9 @@ fn each_row_is_looked_up_outside_the_file_only_for_what_uses_it() {
             );
             let section = leaf.path.split(['.', '[']).next().unwrap();
             let problems = problems_alone(&file, Purpose::Commands);
-            let is_told = problems.iter().any(|path| path.starts_with(&leaf.path));
+            let is_reported = problems.iter().any(|path| path.starts_with(&leaf.path));
             assert_eq!(
-                is_told,
+                is_reported,
                 used_by_commands.contains(&section),
                 "{}: {problems:?}",
                 leaf.path
