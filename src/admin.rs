@@ -69,8 +69,6 @@ pub struct Admin {
 pub struct View {
     /// Whether the gateway is about to stop.
     pub draining: bool,
-    /// Access log lines lost so far.
-    pub access_log_dropped: usize,
     /// How the configuration came to run.
     pub config: Arc<ConfigView>,
     /// What it comes to.
@@ -274,9 +272,6 @@ impl Admin {
             .set(i64::try_from(health.silent_gateways).unwrap_or(i64::MAX));
         let leapt = health.clock_leap.map_or(0.0, |leap| leap.by.as_secs_f64());
         self.metrics.clock_leap.set(leapt);
-        self.metrics
-            .access_log_dropped
-            .set(i64::try_from((self.view)().access_log_dropped).unwrap_or(i64::MAX));
         self.metrics.render()
     }
 

@@ -21,6 +21,7 @@ mod against_running;
 mod audit;
 mod check;
 mod explain;
+mod key_argument;
 mod keys;
 mod manual;
 mod openapi;
@@ -54,6 +55,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 struct Arguments {
     /// The configuration file. Commands on the store need no certificate, name or secret of what only a gateway uses.
     #[arg(
+        short,
         long,
         global = true,
         env = "TOUCHLINE_CONFIG",
@@ -89,7 +91,7 @@ enum Command {
     Keys(keys::KeysCommand),
     /// Show what was used, prove that it reconciles, list a month for invoices.
     #[command(
-        after_help = "Example:\n  touchline usage --from 2026-11-01 --to 2026-11-30 --by key --output csv"
+        after_help = "Example:\n  touchline usage --month 2026-11 --by key --output csv\n  touchline usage --from 2026-11-16 --to 2026-11-22 --by day"
     )]
     Usage(usage::UsageArguments),
     /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
@@ -137,11 +139,11 @@ struct NotConfirmed(String);
 
 /// Parses the process's arguments, runs the command and tells its exit code.
 pub fn run() -> ExitCode {
+    output::fit_to_terminal();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Nobody is left to be told where standard output or error is closed.
-            let _ = error.print();
+            print_usage_error(&error);
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE));
         }
     };
@@ -154,10 +156,30 @@ pub fn run() -> ExitCode {
                 Some(errors) => errors.to_string(),
                 None => format!("touchline: {error:#}"),
             };
-            note(&output::escape_lines(&text));
+            note(&output::escape_lines(&key_argument::without_keys(&text)));
             ExitCode::from(code)
         }
     }
+}
+
+/// Prints help, or what is wrong with the arguments, without those that may be API keys.
+fn print_usage_error(error: &clap::Error) {
+    if !error.use_stderr() {
+        // A closed standard output leaves nothing to do.
+        return drop(error.print());
+    }
+    let given = std::env::args_os().skip(1);
+    let given: Vec<String> = given
+        .map(|argument| argument.to_string_lossy().into_owned())
+        .collect();
+    let message = error.render();
+    let message = if output::is_coloured(&io::stderr()) {
+        message.ansi().to_string()
+    } else {
+        message.to_string()
+    };
+    let text = key_argument::without_arguments(&message, &given);
+    note(text.trim_end());
 }
 
 fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
@@ -202,7 +224,8 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
 /// Says something on standard error.
 fn note(text: &str) {
     // Where standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "{text}");
+    let columns = output::columns_of(io::stderr());
+    let _ = writeln!(io::stderr(), "{}", output::broken(text, columns));
 }
 
 /// Does a command's work.
@@ -330,6 +353,8 @@ mod tests {
             "touchline check --config x.yaml",
             "touchline keys --config x.yaml list",
             "touchline keys list --config x.yaml",
+            "touchline -c x.yaml check",
+            "touchline keys list -c x.yaml",
         ] {
             assert_eq!(parse(line).unwrap().config, Path::new("x.yaml"), "{line}");
         }
@@ -423,6 +448,10 @@ mod tests {
             "touchline keys grant 4fZk09QwXy2B --reason x",
             "touchline usage --from yesterday",
             "touchline usage --by week",
+            "touchline usage --month 2026-11-01",
+            "touchline usage --month 2026-11 --from 2026-11-02",
+            "touchline usage --month 2026-11 --to 2026-11-02",
+            "touchline usage verify --month 2026-11 --to 2026-11-02",
             "touchline usage --by day verify",
             "touchline usage invoice",
             "touchline usage invoice --month 2026-13",

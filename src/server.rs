@@ -225,7 +225,7 @@ async fn run(
     let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
     // From here on it does not end the process.
     let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
-    let access_log = AccessLog::new(open_access_log(&config.logging.access_log)?);
+    let access_log = AccessLog::new(open_access_log(&config.logging.access_log, &metrics)?);
     let node = node_name();
     let store = open_store(&config, Role::Gateway(node.clone()), Clock::system()).await?;
     let predecessor = match predecessor {
@@ -290,9 +290,17 @@ async fn run(
     let end_of_traces = Arc::new(Notify::new());
     let exporter = Exporter::new(gate.clone(), node.clone(), left, end_of_traces.clone());
     let exporting = tokio::spawn(exporter.run());
-    announce(&listener.addresses());
-    let addresses = serde_json::to_string(&listener.addresses()).unwrap_or_default();
-    tracing::info!(%node, configuration, addresses, "listening");
+    let addresses = listener.addresses();
+    announce(&addresses);
+    tracing::info!(
+        %node,
+        configuration,
+        http = addresses.http.map(tracing::field::display),
+        https = addresses.https.map(tracing::field::display),
+        redirect = addresses.redirect.map(tracing::field::display),
+        admin = %addresses.admin,
+        "listening"
+    );
     notify::ready(&configuration);
 
     tokio::select! {
@@ -379,7 +387,6 @@ fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<Hist
             let snapshot = gate.snapshot();
             View {
                 draining: gate.is_draining(),
-                access_log_dropped: gate.access_log.dropped_lines(),
                 config: config.load_full(),
                 effective: snapshot.config.effective.clone(),
                 token: snapshot.config.listen.admin.token.clone(),
@@ -496,15 +503,19 @@ fn format_of(format: config::LogFormat) -> diagnostics::Format {
     }
 }
 
-/// Opens the access log's place; `None` is nowhere.
-fn open_access_log(access_log: &config::AccessLog) -> Result<Option<Sink>, ServeError> {
+/// Opens the access log's place, whose lost lines are counted in `metrics`; `None` is nowhere.
+fn open_access_log(
+    access_log: &config::AccessLog,
+    metrics: &Metrics,
+) -> Result<Option<Sink>, ServeError> {
     let destination = match access_log {
         config::AccessLog::Stdout => Destination::Stdout,
         config::AccessLog::Stderr => Destination::Stderr,
         config::AccessLog::Off => Destination::Off,
         config::AccessLog::File(path) => Destination::File(path.clone()),
     };
-    Sink::open(&destination).map_err(|error| ServeError::AccessLog {
+    let dropped_lines = metrics.access_log_dropped.clone();
+    Sink::open(&destination, dropped_lines).map_err(|error| ServeError::AccessLog {
         path: format!("{access_log:?}"),
         error,
     })

@@ -13,7 +13,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use serde::Serialize;
 
-use super::output::{RecordFormat, write_json, write_table};
+use super::output::{RecordFormat, prose, write_json, write_table};
 use super::{Session, UsageError};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
@@ -212,6 +212,6 @@ fn write_people(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
             None => writeln!(notes, "keys that hold {tier}, which is gone: {}", one.keys),
         };
     }
-    out.write_all(notes.as_bytes())?;
+    out.write_all(prose(&notes).as_bytes())?;
     Ok(out.flush()?)
 }

@@ -7,12 +7,12 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use jiff::Timestamp;
 use jiff::civil::Date;
 
+use super::key_argument::{KeyArgument, KeyParser, id_of};
 use super::output::{
     RowsFormat, parse_date, parse_name, to_the_second, write_csv, write_json, write_table,
 };
 use super::{Session, UsageError};
 use crate::config::Config;
-use crate::policy::api_key::KeyId;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{Action, Facts};
@@ -22,9 +22,9 @@ const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"]
 
 #[derive(Debug, Args)]
 pub(super) struct AuditArguments {
-    /// Only changes of this key.
-    #[arg(long, value_name = "ID")]
-    key: Option<KeyId>,
+    /// Only changes of the key with this id; the key itself serves too.
+    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    key: Option<KeyArgument>,
     /// The first day, in the quota's time zone.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
@@ -38,7 +38,7 @@ pub(super) struct AuditArguments {
     #[arg(long, value_parser = action_parser(), value_name = "CHANGE")]
     what: Option<Action>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
@@ -61,7 +61,8 @@ impl AuditArguments {
         let to = self.to.map(|to| calendar.day_of(to)).transpose()?;
         let instant = |seconds: Option<i64>| seconds.map(Timestamp::from_second).transpose();
         Ok(Wanted {
-            key: self.key,
+            // Looked up with the store at hand.
+            key: None,
             from: instant(from.map(|day| day.start))?,
             until: instant(to.map(|day| day.end))?,
             who: self.who.clone(),
@@ -76,8 +77,9 @@ pub(super) fn run(
     config: Config,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let wanted = arguments.wanted(&config.calendar)?;
+    let mut wanted = arguments.wanted(&config.calendar)?;
     Session::run(config, async |session| {
+        wanted.key = id_of(arguments.key, session).await?;
         let entries = session.store.audit(wanted).await?;
         write(&entries, arguments.output, out)
     })

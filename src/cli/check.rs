@@ -6,7 +6,7 @@ use std::path::Path;
 
 use clap::Args;
 
-use super::output::{RecordFormat, escape_lines};
+use super::output::{RecordFormat, escape_lines, prose};
 use super::{against_running, note};
 use crate::config::{Certificate, Config, Durability, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
@@ -19,6 +19,7 @@ pub(super) struct CheckArguments {
     against_running: Option<Option<SocketAddr>>,
     /// The form of what would change.
     #[arg(
+        short,
         long,
         value_enum,
         default_value = "table",
@@ -52,7 +53,7 @@ pub(super) fn run(
     if let Some(address) = arguments.against_running {
         return against_running::run(config, address, arguments.output, out);
     }
-    out.write_all(summary(file, &config).as_bytes())?;
+    out.write_all(prose(&summary(file, &config)).as_bytes())?;
     Ok(out.flush()?)
 }
 

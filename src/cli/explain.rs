@@ -11,7 +11,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::Session;
-use super::output::{RecordFormat, escape, to_the_second, write_json, write_record, write_table};
+use super::key_argument::{KeyArgument, KeyParser};
+use super::output::{
+    RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
+};
 use crate::config::{Config, Place};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::Waived;
@@ -21,9 +24,9 @@ use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
-    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows.
-    #[arg(long, value_name = "ID")]
-    key_id: KeyId,
+    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows; the key itself serves too.
+    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    key_id: KeyArgument,
     /// The method.
     #[arg(long, default_value = "GET")]
     method: Method,
@@ -35,7 +38,7 @@ pub(super) struct ExplainArguments {
     #[arg(long, value_name = "INSTANT")]
     at: Option<Timestamp>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
@@ -95,7 +98,7 @@ async fn explain(
     let now = arguments.at.unwrap_or(counted_at);
     let config = &session.config;
     let day = config.calendar.day_at(now)?;
-    let id = arguments.key_id;
+    let id = arguments.key_id.id(session).await?;
     let record = session.store.key(id).await?;
     let usage = session.store.usage(day.date, day.date, Some(id)).await?;
     let tier = record.as_ref().and_then(|record| config.tier(&record.tier));
@@ -250,7 +253,7 @@ impl Explained<'_> {
             to_the_second(self.at),
             self.result
         );
-        writeln!(out, "\n{}", escape(&line))?;
+        writeln!(out, "\n{}", prose(&escape(&line)))?;
         let mut fields: Vec<(&str, String)> = Vec::new();
         for (name, value) in &self.answer.headers {
             fields.push((name, value.clone()));

@@ -10,6 +10,7 @@ use clap::Subcommand;
 
 pub(super) use arguments::Signature;
 
+use super::key_argument::{KeyArgument, KeyParser};
 use super::output::RecordFormat;
 use super::{Session, UsageError, note};
 use crate::config::Config;
@@ -39,10 +40,11 @@ pub(super) enum KeysCommand {
     /// Show a key and what it used today.
     #[command(after_help = "Example:\n  touchline keys show 4fZk09QwXy2B")]
     Show {
-        /// The public id of the key.
-        id: KeyId,
+        /// The public id of the key, or the key itself.
+        #[arg(value_parser = KeyParser)]
+        id: KeyArgument,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
     /// Give a key another secret. Id and count stay; the old secret is valid until the overlap ends.
@@ -129,7 +131,7 @@ pub(super) fn run(
             find::list(session, wanted, out).await
         }),
         KeysCommand::Show { id, output } => Session::run(config, async |session| {
-            find::show(session, *id, *output, out).await
+            find::show(session, id.id(session).await?, *output, out).await
         }),
         KeysCommand::Rotate(order) => Session::run(config, async |session| {
             issue::rotate(session, order, out).await

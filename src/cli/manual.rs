@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Command};
 use clap_complete::Shell;
 use clap_mangen::Man;
@@ -52,6 +52,9 @@ pub(super) fn man(
         return Ok(out.flush()?);
     };
     let shown = directory.display();
+    if directory.exists() && !directory.is_dir() {
+        bail!("{shown} exists and is not a directory: remove it, or name another directory");
+    }
     std::fs::create_dir_all(directory).with_context(|| format!("{shown} cannot be made"))?;
     clap_mangen::generate_to(command, directory)
         .with_context(|| format!("the pages cannot be written into {shown}"))?;

@@ -11,7 +11,7 @@ use crate::proxy::gate;
 #[derive(Debug, Args)]
 pub(super) struct OpenapiArguments {
     /// The form of the document.
-    #[arg(long, value_enum, default_value = "json")]
+    #[arg(short, long, value_enum, default_value = "json")]
     output: DocumentFormat,
 }
 

@@ -1,19 +1,25 @@
 //! Results as tables for people, JSON and CSV for programs; what terminals must not see is escaped.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::OnceLock;
 
-use anyhow::Context;
+use anyhow::anyhow;
 use clap::ValueEnum;
-use comfy_table::{CellAlignment, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::Serialize;
+use terminal_size::{Width, terminal_size_of};
 
 /// The longest customer or label: what a table row can show.
 const NAME_CHARS_MAX: usize = 200;
+
+/// The columns of the terminal that tables are to fit into; unset for a pipe, a file, or a terminal of unknown width.
+static COLUMNS: OnceLock<u16> = OnceLock::new();
 
 /// The forms of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,7 +48,78 @@ pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
         .create_new(true)
         .mode(0o600)
         .open(path)
-        .with_context(|| format!("{} cannot be made", path.display()))
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => anyhow!(
+                "{} exists and is not overwritten: remove it, or name another file",
+                path.display()
+            ),
+            _ => anyhow::Error::new(error).context(format!("{} cannot be made", path.display())),
+        })
+}
+
+/// Makes all tables fit into the terminal that standard output is; others keep whole lines.
+pub(super) fn fit_to_terminal() {
+    if let Some(columns) = columns_of(io::stdout()) {
+        // Set once, at the start of the program.
+        let _ = COLUMNS.set(columns);
+    }
+}
+
+/// The columns of a stream that is a terminal.
+pub(super) fn columns_of(stream: impl IsTerminal + AsFd) -> Option<u16> {
+    let size = stream.is_terminal().then(|| terminal_size_of(&stream));
+    let (Width(columns), _) = size.flatten()?;
+    (columns > 0).then_some(columns)
+}
+
+/// Whether a stream shows colours and is asked to, as <https://no-color.org> has it: not where `NO_COLOR` is set and not empty.
+pub(super) fn is_coloured(stream: &impl IsTerminal) -> bool {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    stream.is_terminal()
+        && set("NO_COLOR").is_none()
+        && set("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// Sentences for standard output, broken between words where they are wider than its terminal.
+pub(super) fn prose(text: &str) -> String {
+    broken(text, COLUMNS.get().copied())
+}
+
+/// A text whose lines have at most `columns`, broken between words; a command in backticks stays on one line, to be copied.
+pub(super) fn broken(text: &str, columns: Option<u16>) -> String {
+    let Some(columns) = columns.map(usize::from) else {
+        return text.to_owned();
+    };
+    let mut lines = Vec::new();
+    for line in text.split('\n') {
+        let indent: String = line.chars().take_while(|c| *c == ' ').collect();
+        let (mut current, mut piece) = (String::new(), String::new());
+        for word in line.split_inclusive(' ') {
+            piece.push_str(word);
+            if piece.matches('`').count() % 2 == 1 {
+                continue;
+            }
+            let chars = shown_chars(&current) + shown_chars(piece.trim_end());
+            if chars > columns && !current.trim().is_empty() {
+                lines.push(current.trim_end().to_owned());
+                current.clone_from(&indent);
+            }
+            current.push_str(&std::mem::take(&mut piece));
+        }
+        lines.push(current + &piece);
+    }
+    lines.join("\n")
+}
+
+/// The characters that a terminal shows of a text, without the sequences that colour it.
+fn shown_chars(text: &str) -> usize {
+    let mut parts = text.split("\u{1b}[");
+    let plain = parts.next().map_or(0, |part| part.chars().count());
+    let coloured = parts.map(|part| {
+        part.split_once('m')
+            .map_or(0, |(_, rest)| rest.chars().count())
+    });
+    plain + coloured.sum::<usize>()
 }
 
 /// Writes one JSON value and a newline.
@@ -90,8 +167,13 @@ pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>
     for row in rows {
         table.add_row(row.iter().map(|cell| escape(cell)));
     }
+    fit(&mut table, COLUMNS.get().copied());
     for (name, column) in header.iter().zip(table.column_iter_mut()) {
         column.set_padding((0, 2));
+        if matches!(*name, "id" | "key") {
+            // To be copied in one piece.
+            column.set_constraint(ColumnConstraint::ContentWidth);
+        }
         if numbers.contains(name) {
             column.set_cell_alignment(CellAlignment::Right);
         }
@@ -106,10 +188,22 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
     for (name, value) in fields {
         table.add_row([(*name).to_owned(), escape(value)]);
     }
+    // An API key is shown once, to be copied in one piece: a terminal that is too narrow for it breaks the line itself.
+    if fields.iter().all(|(name, _)| *name != "key") {
+        fit(&mut table, COLUMNS.get().copied());
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }
     write_lines(out, lines(&table))
+}
+
+/// Breaks cells so that lines have at most `columns`; leaves them whole without.
+fn fit(table: &mut Table, columns: Option<u16>) {
+    if let Some(columns) = columns {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+        table.set_width(columns);
+    }
 }
 
 fn lines(table: &Table) -> Vec<String> {
@@ -221,6 +315,18 @@ mod tests {
             written(|out| write_record(out, &[("id", "x".to_owned()), ("label", String::new())])),
             "id     x\nlabel\n"
         );
+    }
+
+    #[test]
+    fn sentences_break_between_words_and_commands_do_not() {
+        let text = "a bc `d e` f\n  one  two three\n\u{1b}[31mred\u{1b}[0m one";
+        assert_eq!(broken(text, None), text);
+        assert_eq!(
+            broken(text, Some(8)),
+            "a bc\n`d e` f\n  one\n  two\n  three\n\u{1b}[31mred\u{1b}[0m one"
+        );
+        assert_eq!(broken("", Some(8)), "");
+        assert_eq!(broken("much-too-long `x", Some(8)), "much-too-long `x");
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) enum StoreCommand {
     #[command(after_help = "Example:\n  touchline store status --output json")]
     Status {
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
     /// Write all that the store holds into a file: keys (digests, never a key), counts, ledger, audit trail, events. Gateways
@@ -82,7 +82,7 @@ pub(super) struct ForgetArguments {
     #[command(flatten)]
     signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
@@ -308,7 +308,7 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
         maxmemory_bytes,
         used_memory_bytes,
     } = server;
-    let unknown = || "not told".to_owned();
+    let unknown = || UNREPORTED.to_owned();
     let append_only = match append_only {
         true => append_fsync.clone().unwrap_or_else(unknown),
         false => "off".to_owned(),
@@ -334,12 +334,13 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
-const UNTOLD: &str = "?";
+/// In the place of a fact that a gateway has not reported.
+const UNREPORTED: &str = "not reported";
 
 fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
     let seconds =
-        |age: Option<f64>| age.map_or_else(|| UNTOLD.to_owned(), |age| format!("{age:.1} s"));
-    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNTOLD.to_owned());
+        |age: Option<f64>| age.map_or_else(|| UNREPORTED.to_owned(), |age| format!("{age:.1} s"));
+    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
     vec![
         gateway.name.clone(),
         told(&gateway.version),
@@ -352,7 +353,7 @@ fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
 }
 
 fn silent_row(silent: &SilentFacts) -> Vec<String> {
-    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNTOLD.to_owned());
+    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
     vec![
         silent.name.clone(),
         to_the_second(silent.since),
@@ -362,7 +363,7 @@ fn silent_row(silent: &SilentFacts) -> Vec<String> {
 }
 
 fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
-    let told = |text: Option<String>| text.unwrap_or_else(|| UNTOLD.to_owned());
+    let told = |text: Option<String>| text.unwrap_or_else(|| UNREPORTED.to_owned());
     let clock = gateway.clock_difference_seconds;
     let breaker = gateway.breaker.as_ref();
     let service = gateway.service.as_ref();

@@ -6,6 +6,7 @@ use std::io::Write;
 use clap::{Args, Subcommand};
 use jiff::civil::Date;
 
+use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{RecordFormat, RowsFormat, parse_date};
 use super::{Session, UsageError};
 use crate::config::Config;
@@ -34,7 +35,7 @@ pub(super) struct UsageArguments {
     #[arg(long, value_enum, default_value = "key")]
     by: By,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
@@ -52,7 +53,7 @@ enum UsageCommand {
         #[arg(long, value_name = "SHA-256")]
         digest: Option<String>,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
     /// Write the rows of the ledger and the chain of closed days, one JSON value a line, so that others can check the days
@@ -76,7 +77,7 @@ enum UsageCommand {
         #[arg(long, value_name = "NAME")]
         customer: Option<String>,
         /// The form of the result.
-        #[arg(long, value_enum, default_value = "table")]
+        #[arg(short, long, value_enum, default_value = "table")]
         output: RowsFormat,
     },
 }
@@ -90,9 +91,12 @@ struct Asked {
     /// The last quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     to: Option<Date>,
-    /// This key only.
-    #[arg(long, value_name = "ID")]
-    key: Option<KeyId>,
+    /// All days of this month, such as 2026-10.
+    #[arg(long, value_name = "YYYY-MM", conflicts_with_all = ["from", "to"])]
+    month: Option<Month>,
+    /// Only the key with this id; the key itself serves too.
+    #[arg(long, value_parser = KeyParser, value_name = "ID")]
+    key: Option<KeyArgument>,
     /// The keys of this customer only, written as it is stored.
     #[arg(long, value_name = "NAME")]
     customer: Option<String>,
@@ -132,6 +136,9 @@ pub(super) fn run(
 impl Asked {
     /// The days, both included.
     async fn days(&self, session: &Session) -> anyhow::Result<(Date, Date)> {
+        if let Some(month) = self.month {
+            return Ok(month.days());
+        }
         let now = session.store.server_time().await?;
         let today = session.config.calendar.day_at(now)?.date;
         Ok(range(self.from, self.to, today)?)

@@ -277,6 +277,29 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
     Ok(KeyDigest::of(value))
 }
 
+/// The id in an API key of the form that is issued here, of any prefix; `None` for a text of another form.
+///
+/// # Errors
+/// [`KeyError::Malformed`] for a text that begins as such a key and is incomplete or has a wrong checksum.
+pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
+    let Some((prefix, body)) = text.split_once('_') else {
+        return Ok(None);
+    };
+    let begun = body.get(..ID_CHARS).and_then(|id| id.parse::<KeyId>().ok());
+    let (Ok(_), Some(id), true) = (
+        prefix.parse::<KeyPrefix>(),
+        begun,
+        body.as_bytes().get(ID_CHARS) == Some(&b'_'),
+    ) else {
+        return Ok(None);
+    };
+    if is_issued_shape(text.as_bytes(), body.as_bytes()) {
+        Ok(Some(id))
+    } else {
+        Err(KeyError::Malformed)
+    }
+}
+
 /// `text` with the secret of every key of ours in it struck out: where clients put keys into paths or ids, none may get
 /// into a log. Allocates only if there is one.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {

@@ -163,8 +163,10 @@ pub enum Loss {
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Loss::Key => f.write_str("every call with it is refused for ever"),
-            Loss::Calls => f.write_str("every call with it is refused from the next one on"),
+            Loss::Key => f.write_str(
+                "every request with this key is refused from now on, and this cannot be undone",
+            ),
+            Loss::Calls => f.write_str("every request with this key is refused from now on"),
             Loss::Secret => f.write_str("a secret that is valid now ends at once"),
             Loss::Units { from, to } => write!(f, "its daily quota falls from {from} to {to}"),
             Loss::Endpoints(endpoints) => write!(f, "it loses {}", endpoints.join(", ")),

@@ -28,6 +28,7 @@ use crate::proxy::{Gate, Snapshot};
 use crate::store::Store;
 use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
+use crate::telemetry::metrics::Metrics;
 
 /// Between two looks at the files; a change is applied when two looks in a row saw the same.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
@@ -205,7 +206,8 @@ impl Reloader {
         let runtime = tokio::runtime::Handle::current();
         let preparing = tokio::task::spawn_blocking(move || {
             let holders = Holders::new(&gate.store, runtime);
-            prepare(&file, &gate.snapshot(), front.as_deref(), &holders)
+            let front = front.as_deref();
+            prepare(&file, &gate.snapshot(), front, &holders, &gate.metrics)
         });
         match preparing.await {
             Ok(prepared) => prepared,
@@ -331,6 +333,7 @@ fn prepare(
     running: &Snapshot,
     front: Option<&Front>,
     holders: &Holders<'_>,
+    metrics: &Metrics,
 ) -> Result<Prepared, String> {
     let config = Config::load_over(
         file,
@@ -351,7 +354,7 @@ fn prepare(
     let sink = if *place == running.config.logging.access_log {
         None
     } else {
-        Some(open_access_log(place).map_err(|error| error.to_string())?)
+        Some(open_access_log(place, metrics).map_err(|error| error.to_string())?)
     };
     Ok(Prepared {
         snapshot: Snapshot::after(config, running),

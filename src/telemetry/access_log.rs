@@ -7,12 +7,12 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use jiff::Timestamp;
+use prometheus::IntCounter;
 
 use self::file::NamedFile;
 use self::queue::Queue;
@@ -92,26 +92,27 @@ pub struct Line<'a> {
 /// The log. Dropping it waits (at most a second) until the queued lines are written.
 pub struct AccessLog {
     sink: ArcSwapOption<Sink>,
-    /// Lines dropped by sinks before the present one.
-    dropped_before: AtomicUsize,
 }
 
 /// An open destination. Dropping it waits (at most a second) until its queued lines are written: not in a task.
 pub struct Sink(Queue);
 
 impl Sink {
-    /// Opens the destination; `None` for [`Destination::Off`].
+    /// Opens the destination, whose lost lines are added to `dropped_lines`; `None` for [`Destination::Off`].
     ///
     /// # Errors
     /// If the file cannot be opened for appending, or no thread can be started.
-    pub fn open(destination: &Destination) -> std::io::Result<Option<Sink>> {
+    pub fn open(
+        destination: &Destination,
+        dropped_lines: IntCounter,
+    ) -> std::io::Result<Option<Sink>> {
         let sink: Box<dyn Write + Send> = match destination {
             Destination::Stdout => Box::new(std::io::stdout()),
             Destination::Stderr => Box::new(std::io::stderr()),
             Destination::File(path) => Box::new(NamedFile::open(path)?),
             Destination::Off => return Ok(None),
         };
-        Queue::new(sink).map(|queue| Some(Sink(queue)))
+        Queue::new(sink, dropped_lines).map(|queue| Some(Sink(queue)))
     }
 }
 
@@ -120,7 +121,6 @@ impl AccessLog {
     pub fn new(sink: Option<Sink>) -> AccessLog {
         AccessLog {
             sink: ArcSwapOption::from_pointee(sink),
-            dropped_before: AtomicUsize::new(0),
         }
     }
 
@@ -143,19 +143,7 @@ impl AccessLog {
     /// Writes to `sink` from now on. Answers the one until now, whose queued lines are still written; whoever drops it last
     /// waits for that.
     pub fn redirect(&self, sink: Option<Sink>) -> Option<Arc<Sink>> {
-        let old = self.sink.swap(sink.map(Arc::new));
-        if let Some(old) = &old {
-            self.dropped_before
-                .fetch_add(old.0.dropped_lines(), Ordering::Relaxed);
-        }
-        old
-    }
-
-    /// Lines lost so far, because the queue was full or could not be written.
-    pub fn dropped_lines(&self) -> usize {
-        let sink = self.sink.load();
-        let now = sink.as_ref().map_or(0, |sink| sink.0.dropped_lines());
-        self.dropped_before.load(Ordering::Relaxed) + now
+        self.sink.swap(sink.map(Arc::new))
     }
 }
 
@@ -167,7 +155,14 @@ impl std::fmt::Debug for AccessLog {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    fn open(file: &Path) -> Option<Sink> {
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        Sink::open(&Destination::File(file.to_owned()), lost).unwrap()
+    }
 
     pub(super) fn line(path: &str) -> Line<'_> {
         Line {
@@ -199,7 +194,7 @@ mod tests {
     fn a_hostile_value_stays_inside_its_line() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("access.log");
-        let log = AccessLog::new(Sink::open(&Destination::File(file.clone())).unwrap());
+        let log = AccessLog::new(open(&file));
         log.write(&line("/a\"}\n{\"forged\":1}\u{1b}[31m"));
         log.write(&line("/b"));
         drop(log);
@@ -218,7 +213,6 @@ mod tests {
     fn after_a_redirection_lines_go_elsewhere_and_none_is_lost() {
         let directory = tempfile::tempdir().unwrap();
         let [one, other] = ["one.log", "other.log"].map(|name| directory.path().join(name));
-        let open = |file: &PathBuf| Sink::open(&Destination::File(file.clone())).unwrap();
         let log = AccessLog::new(open(&one));
         log.write(&line("/a"));
         drop(log.redirect(open(&other)));

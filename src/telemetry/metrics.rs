@@ -5,8 +5,8 @@ use std::time::Duration;
 use jiff::Timestamp;
 use prometheus::core::Collector;
 use prometheus::{
-    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 /// Buckets of request and upstream durations, in seconds.
@@ -102,8 +102,8 @@ pub struct Metrics {
     certificate_end: IntGaugeVec,
     /// `touchline_tls_handshakes_failed_total{reason}`: handshakes of clients that came to nothing, deadlines apart.
     pub handshakes_failed: IntCounterVec,
-    /// `touchline_access_log_dropped_lines`: lines lost because the log could not be written fast enough.
-    pub access_log_dropped: IntGauge,
+    /// `touchline_access_log_dropped_lines_total`: lines lost because the log could not be written, or not fast enough.
+    pub access_log_dropped: IntCounter,
     /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
     pub config_reloads: IntCounterVec,
     /// `touchline_config_refused`: 1 while the file is not what runs.
@@ -157,6 +157,15 @@ impl Metrics {
             "By how much the clock leapt last; 0 while it can be relied on",
         )?;
         registry.register(Box::new(clock_leap.clone()))?;
+        let access_log_dropped = IntCounter::new(
+            "touchline_access_log_dropped_lines_total",
+            "Access log lines lost because they could not be written, or not fast enough",
+        )?;
+        registry.register(Box::new(access_log_dropped.clone()))?;
+        #[cfg(target_os = "linux")]
+        registry.register(Box::new(
+            prometheus::process_collector::ProcessCollector::for_self(),
+        ))?;
         let build = IntGauge::with_opts(
             Opts::new("touchline_build_info", "Always 1; the version is a label")
                 .const_label("version", env!("CARGO_PKG_VERSION")),
@@ -342,10 +351,7 @@ impl Metrics {
             clock_leap,
             certificate_end,
             handshakes_failed,
-            access_log_dropped: gauge(
-                "touchline_access_log_dropped_lines",
-                "Access log lines lost because they could not be written fast enough",
-            )?,
+            access_log_dropped,
             config_reloads,
             config_refused: gauge(
                 "touchline_config_refused",

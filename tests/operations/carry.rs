@@ -280,7 +280,10 @@ async fn a_backup_is_read_by_its_owner_only_and_restored_into_either_kind_of_sto
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let refused = run_beside(&scene.gateways[0], &backup).await.failed(1);
-    assert!(refused.contains("cannot be made"), "{refused}");
+    assert!(
+        refused.contains("exists and is not overwritten"),
+        "{refused}"
+    );
     let here = scene.gateways[0].config.clone();
     let before = holdings(&here).await;
     for (name, store) in [

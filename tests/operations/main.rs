@@ -11,6 +11,7 @@ mod certificates;
 mod changes_under_load;
 mod check;
 mod closed_days;
+mod command_line;
 mod dashboard;
 mod descriptors;
 mod drain;

@@ -92,7 +92,7 @@ async fn the_metrics_tell_what_happened() {
             ("touchline_in_flight_requests", 0),
             ("touchline_store_up", 1),
             ("touchline_keys", 1),
-            ("touchline_access_log_dropped_lines", 0),
+            ("touchline_access_log_dropped_lines_total", 0),
             (
                 concat!(
                     "touchline_build_info{version=\"",
@@ -115,6 +115,79 @@ async fn the_metrics_tell_what_happened() {
         assert_eq!(errors, None);
         scene.assert_ledgers_agree().await;
     }
+}
+
+#[tokio::test]
+async fn access_log_lines_that_cannot_be_written_are_counted_across_reloads() {
+    let scene = Scene::builder(TOUCHLINE).start().await;
+    let key = scene.issue("starter").await;
+    let client = scene.client(Protocol::Http1);
+    let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
+    let log = scene.gateways[0].access_log.display().to_string();
+    let write_to = async |scene: &Scene, text: &str, reloads: f64| {
+        scene.gateways[0].put_file(text);
+        let applied = "touchline_config_reloads_total{outcome=\"applied\"}";
+        eventually("the access log is written elsewhere", async || {
+            let counted = series(scene).await[applied];
+            (counted >= reloads).then_some(())
+        })
+        .await;
+    };
+    let dropped = "touchline_access_log_dropped_lines_total";
+    let drops = async |scene: &Scene, lines: f64| {
+        eventually("dropped lines are counted", async || {
+            let counted = series(scene).await[dropped];
+            assert!(counted <= lines, "{counted} of {lines}");
+            (counted >= lines).then_some(())
+        })
+        .await;
+    };
+    // Every write to this device fails as on a full disk.
+    let full = good.replace(&log, "/dev/full");
+    assert_ne!(full, good);
+    write_to(&scene, &full, 1.0).await;
+    for _ in 0..3 {
+        assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    }
+    drops(&scene, 3.0).await;
+    write_to(&scene, &good, 2.0).await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    scene.gateways[0].logged(1).await;
+    drops(&scene, 3.0).await;
+    write_to(&scene, &full, 3.0).await;
+    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    drops(&scene, 4.0).await;
+    let (_, text) = scene.admin(0, "/metrics").await;
+    let kind = format!("# TYPE {dropped} counter");
+    assert!(text.lines().any(|line| line == kind), "{text}");
+}
+
+#[tokio::test]
+async fn the_metrics_describe_the_process() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let now = std::time::SystemTime::now();
+    let now = now.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let id = scene.gateways[0].process().pid();
+    let series = series(&scene).await;
+    let started = series["process_start_time_seconds"];
+    let age = now.as_secs_f64() - started;
+    // The kernel's start of the system is rounded to a second.
+    assert!((-2.0..300.0).contains(&age), "started {age} s ago");
+    let threads = std::fs::read_dir(format!("/proc/{id}/task")).unwrap();
+    let threads = f64::from(u32::try_from(threads.count()).unwrap());
+    let counted = series["process_threads"];
+    assert!((counted - threads).abs() <= 4.0, "{counted} of {threads}");
+    let (open, most) = (series["process_open_fds"], series["process_max_fds"]);
+    assert!(3.0 < open && open < most, "{open} of {most}");
+    let (resident, virtual_bytes) = (
+        series["process_resident_memory_bytes"],
+        series["process_virtual_memory_bytes"],
+    );
+    assert!(
+        1e6 < resident && resident < virtual_bytes,
+        "{resident} of {virtual_bytes}"
+    );
+    assert!(series["process_cpu_seconds_total"] >= 0.0);
 }
 
 /// A request with `seed` in everything that a client can choose.

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use harness::{GatewaySpec, Protocol, Scene, StoreSpec};
+use harness::{GatewaySpec, Protocol, Scene, StoreSpec, eventually};
 use serde_json::Value;
 
 use super::{MARKETS, STORES, TOUCHLINE, run_on};
@@ -111,4 +111,28 @@ async fn the_first_line_says_where_it_listens() {
         "admin": gateway.admin.to_string(),
     });
     assert_eq!(line, expected);
+}
+
+#[tokio::test]
+async fn the_log_names_the_addresses_in_fields_of_their_own() {
+    let mut scene = Scene::builder(TOUCHLINE).start().await;
+    let file = scene.gateways[0].process().stderr.clone();
+    let line = eventually("the start is logged", async || {
+        let text = std::fs::read_to_string(&file).unwrap();
+        text.lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .find(|line| line["message"] == "listening")
+    })
+    .await;
+    let gateway = &scene.gateways[0];
+    for (field, address) in [
+        ("http", gateway.http),
+        ("https", gateway.https),
+        ("admin", gateway.admin),
+    ] {
+        assert_eq!(line[field], address.to_string(), "{line}");
+    }
+    for absent in ["addresses", "redirect"] {
+        assert_eq!(line.get(absent), None, "{line}");
+    }
 }

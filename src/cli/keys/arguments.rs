@@ -6,8 +6,8 @@ use std::time::Duration;
 use clap::Args;
 use jiff::civil::Date;
 
+use crate::cli::key_argument::{KeyArgument, KeyParser};
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
-use crate::policy::api_key::KeyId;
 use crate::policy::audit::Author;
 
 /// The longest overlap: a secret that may have leaked is not left valid for longer by a slip.
@@ -61,34 +61,37 @@ fn user_and_host() -> String {
 /// A change that always cuts somebody off.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CutArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// Do not ask; needed where there is no terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 /// A change without more to say, that cuts nobody off.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PlainArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RotateArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// How long the old secret stays valid, such as 24h, at most 90d; 0s ends it at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
     pub(super) overlap: Duration,
@@ -98,14 +101,15 @@ pub(in crate::cli) struct RotateArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetTierArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// A tier of the configuration.
     pub(super) tier: String,
     /// Do not ask before units or endpoints are lost; needed for that where there is no terminal.
@@ -114,14 +118,15 @@ pub(in crate::cli) struct SetTierArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetExpiryArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
     pub(super) last_day: LastDay,
@@ -131,14 +136,15 @@ pub(in crate::cli) struct SetExpiryArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetLabelArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// What the customer calls it.
     #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
     pub(super) text: Option<String>,
@@ -148,28 +154,30 @@ pub(in crate::cli) struct SetLabelArguments {
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct SetCustomerArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// Who pays.
     #[arg(value_parser = parse_name)]
     pub(super) text: String,
     #[command(flatten)]
     pub(super) signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct GrantArguments {
-    /// The public id of the key.
-    pub(super) id: KeyId,
+    /// The public id of the key, or the key itself.
+    #[arg(value_parser = KeyParser)]
+    pub(super) id: KeyArgument,
     /// The units, at least 1.
     #[arg(long, value_name = "UNITS")]
     pub(super) extra: NonZeroU64,
@@ -182,7 +190,7 @@ pub(in crate::cli) struct GrantArguments {
     #[command(flatten)]
     pub(super) by: By,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 

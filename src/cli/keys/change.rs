@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use jiff::Timestamp;
 
 use super::{Session, UsageError, existing};
-use crate::cli::output::escape;
+use crate::cli::output::{broken, columns_of, escape};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
@@ -146,7 +146,7 @@ fn told(losses: &[Loss]) -> String {
 
 fn question(verb: &str, record: &KeyRecord, losses: &[Loss]) -> String {
     format!(
-        "{verb} {} of {} ({})? By this {}. [y/N] ",
+        "{verb} the key {} of {} (tier {})?\nThe effect: {}.\nContinue? [y/N] ",
         record.id,
         escape(&record.customer),
         record.tier,
@@ -159,11 +159,12 @@ fn ask(question: &str, losses: &[Loss]) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
         let what = told(losses);
         return Err(UsageError(format!(
-            "nothing was changed: by this {what}, and there is no terminal to ask on; add --yes if you mean it"
+            "nothing was changed. The effect would be: {what}. There is no terminal to ask on: add --yes to confirm"
         ))
         .into());
     }
     let mut terminal = io::stderr();
+    let question = broken(question, columns_of(io::stderr()));
     write!(terminal, "{question}")?;
     terminal.flush()?;
     let mut answer = String::new();
@@ -211,7 +212,7 @@ mod tests {
         assert_eq!(
             question("Change the tier of", &record, &losses),
             format!(
-                "Change the tier of {} of A\\u{{1b}}cme (pro)? By this its daily quota falls from 3 to 1; it loses /a, /b. [y/N] ",
+                "Change the tier of the key {} of A\\u{{1b}}cme (tier pro)?\nThe effect: its daily quota falls from 3 to 1; it loses /a, /b.\nContinue? [y/N] ",
                 record.id
             )
         );

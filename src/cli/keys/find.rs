@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use jiff::Timestamp;
 
 use super::view::{DetailView, GrantedView, KeyView, LIST_HEADER, ShownView, TodayView};
-use super::{Session, existing};
+use super::{Session, configured_tier, existing};
 use crate::cli::output::{
     RecordFormat, RowsFormat, write_csv, write_json, write_record, write_table,
 };
@@ -19,7 +19,7 @@ pub(in crate::cli) struct ListArguments {
     /// Only of this customer, written as it is stored.
     #[arg(long)]
     customer: Option<String>,
-    /// Only of this tier.
+    /// Only of this tier: a configured one, or one that keys still have.
     #[arg(long)]
     tier: Option<TierName>,
     /// Only in this state.
@@ -29,7 +29,7 @@ pub(in crate::cli) struct ListArguments {
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
@@ -92,6 +92,11 @@ pub(super) async fn list(
 ) -> anyhow::Result<()> {
     let now = session.store.server_time().await?;
     let records = session.store.all_keys().await?;
+    if let Some(tier) = &wanted.tier
+        && !records.iter().any(|record| record.tier == *tier)
+    {
+        configured_tier(&session.config, tier.as_str())?;
+    }
     let views: Vec<KeyView<'_>> = records
         .iter()
         .filter(|record| wanted.holds(record, now))

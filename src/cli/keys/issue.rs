@@ -37,7 +37,7 @@ pub(in crate::cli) struct IssueArguments {
     #[command(flatten)]
     signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
@@ -110,7 +110,7 @@ pub(super) async fn rotate(
     order: &RotateArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
-    let id = order.id;
+    let id = order.id.id(session).await?;
     let key = ApiKey::for_id(&session.config.keys.prefix, id, &mut os_entropy);
     let consent = Consent::of(order.yes);
     let author = order.signature.author();

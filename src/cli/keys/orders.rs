@@ -26,13 +26,13 @@ pub(super) async fn suspend(
     order: &CutArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
-    let outcome = make(session, order.id, "Suspend", consent, &author, |_| {
+    let outcome = make(session, id, "Suspend", consent, &author, |_| {
         Ok(Change::Suspend)
     })
     .await?;
-    let id = order.id;
     let sentence = told(&outcome, &format!("{id} is suspended"));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
@@ -42,12 +42,12 @@ pub(super) async fn resume(
     order: &PlainArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let author = order.signature.author();
-    let outcome = make(session, order.id, "Resume", Consent::Ask, &author, |_| {
+    let outcome = make(session, id, "Resume", Consent::Ask, &author, |_| {
         Ok(Change::Resume)
     })
     .await?;
-    let id = order.id;
     let sentence = told(&outcome, &format!("{id} is active"));
     finish(session, &outcome, order.output, None, &sentence, out).await?;
     let expires = outcome.after().expires;
@@ -64,13 +64,13 @@ pub(super) async fn revoke(
     order: &CutArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
-    let outcome = make(session, order.id, "Revoke", consent, &author, |_| {
+    let outcome = make(session, id, "Revoke", consent, &author, |_| {
         Ok(Change::Revoke)
     })
     .await?;
-    let id = order.id;
     let sentence = told(&outcome, &format!("{id} is revoked"));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
@@ -81,18 +81,13 @@ pub(super) async fn set_tier(
     tier: &TierName,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
-    let outcome = make(
-        session,
-        order.id,
-        "Change the tier of",
-        consent,
-        &author,
-        |_| Ok(Change::SetTier(tier.clone())),
-    )
+    let outcome = make(session, id, "Change the tier of", consent, &author, |_| {
+        Ok(Change::SetTier(tier.clone()))
+    })
     .await?;
-    let id = order.id;
     let sentence = match &outcome.made {
         Some(_) => format!("{id} is in tier {tier}, was in {}", outcome.before.tier),
         None => format!("{id} is in tier {tier} already"),
@@ -105,6 +100,7 @@ pub(super) async fn set_expiry(
     order: &SetExpiryArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let calendar = &session.config.calendar;
     let expires = match order.last_day {
         LastDay::Never => None,
@@ -114,14 +110,13 @@ pub(super) async fn set_expiry(
     let author = order.signature.author();
     let outcome = make(
         session,
-        order.id,
+        id,
         "End the subscription of",
         consent,
         &author,
         |_| Ok(Change::SetExpiry(expires)),
     )
     .await?;
-    let id = order.id;
     let sentence = match &outcome.made {
         Some(_) => format!(
             "{id} expires {}, was {}",
@@ -138,13 +133,13 @@ pub(super) async fn set_label(
     order: &SetLabelArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let label = &order.text;
     let author = order.signature.author();
-    let outcome = make(session, order.id, "Label", Consent::Ask, &author, |_| {
+    let outcome = make(session, id, "Label", Consent::Ask, &author, |_| {
         Ok(Change::SetLabel(label.clone()))
     })
     .await?;
-    let id = order.id;
     let sentence = match label {
         Some(label) => told(&outcome, &format!("{id} is labelled {}", escape(label))),
         None => told(&outcome, &format!("{id} is without a label")),
@@ -157,13 +152,13 @@ pub(super) async fn set_customer(
     order: &SetCustomerArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let customer = &order.text;
     let author = order.signature.author();
-    let outcome = make(session, order.id, "Reassign", Consent::Ask, &author, |_| {
+    let outcome = make(session, id, "Reassign", Consent::Ask, &author, |_| {
         Ok(Change::SetCustomer(customer.clone()))
     })
     .await?;
-    let id = order.id;
     let sentence = told(&outcome, &format!("{id} is of {}", escape(customer)));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
@@ -173,18 +168,19 @@ pub(super) async fn grant(
     order: &GrantArguments,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
+    let id = order.id.id(session).await?;
     let calendar = &session.config.calendar;
     // The day of this command, also where it is tried again beyond midnight: the grant is shown with it.
     let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
     let author = order.by.author(Some(&order.reason));
-    let outcome = make(session, order.id, "Grant to", Consent::Ask, &author, |_| {
+    let outcome = make(session, id, "Grant to", Consent::Ask, &author, |_| {
         Ok(Change::Grant {
             date,
             units: order.extra,
         })
     })
     .await?;
-    let (id, extra) = (order.id, order.extra.get());
+    let extra = order.extra.get();
     let record = outcome.after();
     let limit = session
         .config

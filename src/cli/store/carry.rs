@@ -69,7 +69,7 @@ struct How {
     #[arg(long)]
     dry_run: bool,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 

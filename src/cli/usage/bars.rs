@@ -4,6 +4,8 @@ use std::io::IsTerminal;
 
 use terminal_size::{Width, terminal_size};
 
+use crate::cli::output::is_coloured;
+
 /// The longest bar.
 const WIDTH_MAX: usize = 40;
 /// Shorter bars tell nothing.
@@ -22,16 +24,13 @@ pub(super) struct Screen {
 }
 
 impl Screen {
-    /// Standard output. Colours as <https://no-color.org> has it: none where `NO_COLOR` is set and not empty.
+    /// Standard output.
     pub fn of_stdout() -> Screen {
-        let is_terminal = std::io::stdout().is_terminal();
+        let stdout = std::io::stdout();
         let columns = || terminal_size().map_or(80, |(Width(columns), _)| columns.into());
-        let says = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         Screen {
-            columns: is_terminal.then(columns),
-            is_coloured: is_terminal
-                && says("NO_COLOR").is_none()
-                && says("TERM").is_none_or(|term| term != "dumb"),
+            columns: stdout.is_terminal().then(columns),
+            is_coloured: is_coloured(&stdout),
         }
     }
 
@@ -44,6 +43,10 @@ impl Screen {
 
 /// Puts a bar behind each line; `amounts` are those of the lines, which have no bar where they have none.
 pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option<i64>]) {
+    if lines.len() != amounts.len() {
+        // A terminal too narrow for the table, whose rows take several lines, has no room for bars.
+        return;
+    }
     let width = lines.iter().map(|line| line.chars().count()).max();
     let width = width.unwrap_or(0);
     let Some(room) = screen.room(width) else {

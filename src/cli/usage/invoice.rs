@@ -77,6 +77,11 @@ impl Serialize for Month {
 }
 
 impl Month {
+    /// The first day and the last.
+    pub(super) fn days(self) -> (Date, Date) {
+        (self.first, self.last())
+    }
+
     fn last(self) -> Date {
         self.first.last_of_month()
     }

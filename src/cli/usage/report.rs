@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::bars::{Screen, put_behind};
 use super::grouping::{By, Counts, NUMBERS, Row, rows, total};
 use super::{Asked, Session, is_of, records};
+use crate::cli::key_argument::id_of;
 use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
 use crate::store::DayUsage;
 
@@ -35,7 +36,8 @@ pub(super) async fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let (from, to) = asked.days(session).await?;
-    let mut usage = session.store.usage(from, to, asked.key).await?;
+    let key = id_of(asked.key, session).await?;
+    let mut usage = session.store.usage(from, to, key).await?;
     let records = records(session).await?;
     usage.retain(|usage| is_of(&records, asked.customer.as_deref(), usage.key));
     let (rows, total) = (rows(by, &usage, &session.config, &records), total(&usage));

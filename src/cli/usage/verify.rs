@@ -11,6 +11,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use super::{Asked, Session, chain, is_of, records};
+use crate::cli::key_argument::id_of;
 use crate::cli::output::{RecordFormat, write_json, write_record, write_table};
 use crate::policy::api_key::KeyId;
 use crate::store::chain::Checked;
@@ -75,7 +76,8 @@ pub(super) async fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let (from, to) = asked.days(session).await?;
-    let mut proofs = session.store.prove(from, to, asked.key).await?;
+    let key = id_of(asked.key, session).await?;
+    let mut proofs = session.store.prove(from, to, key).await?;
     if let Some(customer) = &asked.customer {
         let records = records(session).await?;
         proofs.retain(|proof| is_of(&records, Some(customer), proof.usage.key));

@@ -26,8 +26,8 @@ use crate::store::StoreError;
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long a connection is idle before the kernel asks whether the other side lives.
 const KEEPALIVE: Duration = Duration::from_secs(5);
-/// How long making a connection may take, its handshakes included.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long making a connection may take, its handshakes included; longer where a call may take longer (`store.redis.timeout`).
+const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
 /// How long a sentinel may take to be reached and to answer: one that is down must not hold up the others' answer.
 const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
 /// Commands that may queue in the client before callers wait (their deadlines run meanwhile).
@@ -100,6 +100,7 @@ pub struct Topology {
     login: RedisConnectionInfo,
     sentinel_login: RedisConnectionInfo,
     tls: Option<Tls>,
+    connect_timeout: Duration,
 }
 
 #[derive(Clone)]
@@ -158,6 +159,7 @@ impl Topology {
             login,
             sentinel_login,
             tls,
+            connect_timeout: CONNECT_TIMEOUT_MIN.max(settings.timeout),
         };
         // Certificates that cannot be read are found now, not at the first connection.
         topology.client(&topology.first(), &topology.login)?;
@@ -230,15 +232,15 @@ impl Topology {
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
         match &self.servers {
             Servers::Single(address) => {
-                let reached = self.reach(address, &self.login, CONNECT_TIMEOUT, response_timeout);
+                let reached = self.reach(address, &self.login, self.connect_timeout, response_timeout);
                 reached.await.map(Dialled::from)
             }
             Servers::Sentinel { sentinels, master } => {
                 let address = self.master(sentinels, master).await?;
                 let mut connection = self
-                    .reach(&address, &self.login, CONNECT_TIMEOUT, response_timeout)
+                    .reach(&address, &self.login, self.connect_timeout, response_timeout)
                     .await?;
-                verify_master(&address, &mut connection).await?;
+                verify_master(&address, &mut connection, self.connect_timeout).await?;
                 Ok(Dialled {
                     connection,
                     master: Some(address),
@@ -248,7 +250,7 @@ impl Topology {
                 let mut last = no_server("the cluster has no nodes");
                 for address in nodes {
                     let reached =
-                        self.reach(address, &self.login, CONNECT_TIMEOUT, response_timeout);
+                        self.reach(address, &self.login, self.connect_timeout, response_timeout);
                     match reached.await {
                         Ok(connection) => return Ok(connection.into()),
                         Err(error) => last = error,
@@ -403,6 +405,7 @@ impl fmt::Display for Topology {
 async fn verify_master(
     address: &Address,
     connection: &mut MultiplexedConnection,
+    patience: Duration,
 ) -> Result<(), StoreError> {
     let asked = async {
         let value: Value = redis::cmd("ROLE").query_async(connection).await?;
@@ -410,7 +413,7 @@ async fn verify_master(
         String::from_redis_value(fields.next().unwrap_or(Value::Nil))
             .map_err(redis::RedisError::from)
     };
-    match timeout(CONNECT_TIMEOUT, asked).await {
+    match timeout(patience, asked).await {
         Ok(Ok(role)) if role == "master" => Ok(()),
         Ok(Ok(role)) => Err(no_server(format!(
             "{address}: the sentinels name it as the master, but it says it is a {role}"

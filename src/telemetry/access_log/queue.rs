@@ -6,10 +6,10 @@
 use std::io::Write;
 use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use prometheus::IntCounter;
 
 /// Bytes of lines that may wait; as many may be on their way to the disk.
 const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
@@ -27,28 +27,29 @@ struct Shared {
     filled: Condvar,
     /// Everything is written.
     emptied: Condvar,
-    dropped_lines: AtomicUsize,
+    /// Lines for which there was no room, or which could not be written.
+    dropped_lines: IntCounter,
 }
 
 #[derive(Default)]
 struct Waiting {
     text: Vec<u8>,
-    lines: usize,
+    lines: u64,
     closed: bool,
     written: bool,
 }
 
 impl Queue {
-    /// An empty queue into `sink`.
+    /// An empty queue into `sink`; lines that are lost are added to `dropped_lines`.
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn new(sink: Box<dyn Write + Send>) -> std::io::Result<Queue> {
+    pub fn new(sink: Box<dyn Write + Send>, dropped_lines: IntCounter) -> std::io::Result<Queue> {
         let shared = Arc::new(Shared {
             waiting: Mutex::default(),
             filled: Condvar::new(),
             emptied: Condvar::new(),
-            dropped_lines: AtomicUsize::new(0),
+            dropped_lines,
         });
         let writer = shared.clone();
         std::thread::Builder::new()
@@ -62,7 +63,7 @@ impl Queue {
         let mut waiting = self.0.waiting.lock();
         if waiting.text.len() + line.len() > WAITING_BYTES_MAX {
             drop(waiting);
-            self.0.dropped_lines.fetch_add(1, Ordering::Relaxed);
+            self.0.dropped_lines.inc();
             return;
         }
         waiting.text.extend_from_slice(line);
@@ -72,11 +73,6 @@ impl Queue {
         if is_first {
             self.0.filled.notify_one();
         }
-    }
-
-    /// Lines lost so far.
-    pub fn dropped_lines(&self) -> usize {
-        self.0.dropped_lines.load(Ordering::Relaxed)
     }
 }
 
@@ -107,7 +103,7 @@ impl Shared {
             let closed = waiting.closed;
             drop(waiting);
             if sink.write_all(&text).and_then(|()| sink.flush()).is_err() {
-                self.dropped_lines.fetch_add(lines, Ordering::Relaxed);
+                self.dropped_lines.inc_by(lines);
             }
             text.clear();
             if closed {
@@ -152,7 +148,8 @@ mod tests {
     #[test]
     fn lines_are_written_in_their_order_and_many_at_once() {
         let kept = Kept::default();
-        let queue = Queue::new(Box::new(kept.clone())).unwrap();
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = Queue::new(Box::new(kept.clone()), lost).unwrap();
         let held = kept.0.lock();
         let mut expected = String::new();
         for number in 0..10_000 {
@@ -170,23 +167,24 @@ mod tests {
     #[test]
     fn what_finds_no_room_or_cannot_be_written_is_counted() {
         let kept = Kept::default();
-        let queue = Queue::new(Box::new(kept.clone())).unwrap();
+        let lost = IntCounter::new("lost", "lost").unwrap();
+        let queue = Queue::new(Box::new(kept.clone()), lost.clone()).unwrap();
         let held = kept.0.lock();
         let mebibyte = vec![b'x'; 1024 * 1024];
         // As many may be on their way as wait.
         for _ in 0..2 * WAITING_BYTES_MAX / mebibyte.len() + 3 {
             queue.put(&mebibyte);
         }
-        let dropped = queue.dropped_lines();
+        let dropped = lost.get();
         assert!(dropped >= 3, "{dropped}");
         drop(held);
         kept.0.lock().failure = Some(std::io::ErrorKind::StorageFull);
         let mut patience = 0;
-        while queue.dropped_lines() == dropped && patience < 60_000 {
+        while lost.get() == dropped && patience < 60_000 {
             queue.put(b"lost\n");
             patience += 1;
             std::thread::sleep(Duration::from_millis(1));
         }
-        assert!(queue.dropped_lines() > dropped);
+        assert!(lost.get() > dropped);
     }
 }

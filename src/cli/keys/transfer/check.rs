@@ -93,10 +93,17 @@ impl<'a> Checker<'a> {
     /// Checks the next row; `make_id` draws an id.
     pub(super) fn take(&mut self, row: Row, make_id: impl FnOnce() -> KeyId) {
         let line = row.line;
-        let read = row.fields.and_then(|fields| self.read(&fields, make_id));
+        let read = row
+            .fields
+            .map_err(Wrong::of)
+            .and_then(|fields| self.read(&fields, make_id));
         let told = match read {
             Ok((record, id)) => self.place(line, record, id),
-            Err(problems) => Err(problems),
+            Err(wrong) => {
+                let mut problems = wrong.problems;
+                problems.extend(self.repeats(line, &wrong.digests, wrong.id));
+                Err(problems)
+            }
         };
         match told {
             Ok(_) if self.keys.len() == KEYS_MAX => self.tell(
@@ -127,7 +134,7 @@ impl<'a> Checker<'a> {
         &self,
         fields: &Fields,
         make_id: impl FnOnce() -> KeyId,
-    ) -> Result<(KeyRecord, GivenId), Vec<String>> {
+    ) -> Result<(KeyRecord, GivenId), Wrong> {
         let mut reading = Reading::of(fields);
         let secret = reading.keep(self.secret(fields));
         let customer = reading.required("customer", parse_name);
@@ -147,9 +154,15 @@ impl<'a> Checker<'a> {
             ));
         }
         let (Some(secret), Some(customer), Some(tier), true) =
-            (secret, customer, tier, reading.problems.is_empty())
+            (&secret, customer, tier, reading.problems.is_empty())
         else {
-            return Err(reading.problems);
+            let digests = secret.iter().map(|secret| secret.digest);
+            let previous = previous.iter().map(|previous| previous.digest);
+            return Err(Wrong {
+                problems: reading.problems,
+                digests: digests.chain(previous).collect(),
+                id: id.or(secret.and_then(|secret| secret.id)),
+            });
         };
         let (id, given) = match id.or(secret.id) {
             Some(id) => (id, GivenId::Given),
@@ -228,13 +241,9 @@ impl<'a> Checker<'a> {
         mut record: KeyRecord,
         mut id: GivenId,
     ) -> Result<Key, Vec<String>> {
-        let mut problems = Vec::new();
         let previous = record.previous.as_ref().map(|previous| previous.digest);
-        for digest in std::iter::once(record.digest).chain(previous) {
-            if let Some(before) = self.lines_of_digests.insert(digest, line) {
-                problems.push(format!("it has the same key as line {before}"));
-            }
-        }
+        let digests: Vec<KeyDigest> = std::iter::once(record.digest).chain(previous).collect();
+        let mut problems = self.repeats(line, &digests, None);
         match self.holders.get(&record.digest) {
             Some(holder) if id == GivenId::Given && *holder != record.id => problems.push(format!(
                 "the store has its key already, under the id {holder}"
@@ -252,13 +261,43 @@ impl<'a> Checker<'a> {
                 "its previous key is in the store already, under the id {holder}"
             ));
         }
-        if let Some(before) = self.lines_of_ids.insert(record.id, line) {
-            problems.push(format!("it has the same id as line {before}"));
-        }
+        problems.extend(self.repeats(line, &[], Some(record.id)));
         if problems.is_empty() {
             Ok(Key { line, record, id })
         } else {
             Err(problems)
+        }
+    }
+
+    /// Which of a row's keys and ids an earlier row has too, also one that is wrong itself.
+    fn repeats(&mut self, line: u64, digests: &[KeyDigest], id: Option<KeyId>) -> Vec<String> {
+        let mut problems = Vec::new();
+        for digest in digests {
+            if let Some(before) = self.lines_of_digests.insert(*digest, line) {
+                problems.push(format!("it has the same key as line {before}"));
+            }
+        }
+        if let Some(before) = id.and_then(|id| self.lines_of_ids.insert(id, line)) {
+            problems.push(format!("it has the same id as line {before}"));
+        }
+        problems
+    }
+}
+
+/// A row that cannot be imported, and what in it other rows may repeat.
+struct Wrong {
+    problems: Vec<String>,
+    digests: Vec<KeyDigest>,
+    id: Option<KeyId>,
+}
+
+impl Wrong {
+    /// A row whose fields cannot be read.
+    fn of(problems: Vec<String>) -> Wrong {
+        Wrong {
+            problems,
+            digests: Vec::new(),
+            id: None,
         }
     }
 }
@@ -534,6 +573,23 @@ mod tests {
                 (4, "it has the same id as line 2".to_owned()),
             ]
         );
+    }
+
+    #[test]
+    fn a_row_that_repeats_a_wrong_one_or_is_wrong_itself_is_told_with_both_lines() {
+        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let csv = format!(
+            "id,key,digest,customer,tier\n\
+             4fZk09QwXy2B,{FOREIGN},,Acme,gold\n\
+             ,,{digest},Acme,pro\n\
+             4fZk09QwXy2B,,{digest},,pro\n"
+        );
+        let told = problems(&[], &csv);
+        let has = |line: u64, text: &str| told.contains(&(line, text.to_owned()));
+        assert!(has(3, "it has the same key as line 2"), "{told:?}");
+        assert!(has(4, "it has the same key as line 3"), "{told:?}");
+        assert!(has(4, "it has the same id as line 2"), "{told:?}");
+        assert!(has(4, "customer: it is missing"), "{told:?}");
     }
 
     #[test]

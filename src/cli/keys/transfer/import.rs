@@ -36,7 +36,7 @@ pub(in crate::cli) struct ImportArguments {
     #[command(flatten)]
     signature: Signature,
     /// The form of the result.
-    #[arg(long, value_enum, default_value = "table")]
+    #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 

@@ -1,0 +1,239 @@
+//! The id of a key as an argument, and what keeps API keys out of messages.
+//!
+//! An operator who has an API key at hand writes it where an id belongs. It is looked up and its id is used; the key is not
+//! repeated, right or wrong. Invariant: no message about arguments contains an argument that may be a key.
+
+use std::ffi::OsStr;
+
+use anyhow::bail;
+use clap::builder::TypedValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, Command, Error};
+
+use super::{Session, UsageError};
+use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyError, KeyId};
+use crate::policy::key_record::KeyRecord;
+
+/// In the place of a key in a message.
+const STRUCK: &str = "(an API key, not repeated)";
+/// The characters of an id.
+const ID_CHARS: usize = 12;
+/// Fewer characters of a secret are of no use.
+const SECRET_CHARS_MIN: usize = 8;
+
+/// A key as an argument names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyArgument {
+    /// By its id.
+    Id(KeyId),
+    /// By the key itself, of which only the digest is kept.
+    Key(KeyDigest, Form),
+}
+
+/// The form of a key that was given as an argument.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// As it is issued here, with its id.
+    Issued(KeyId),
+    /// As it is issued here, but incomplete or with a wrong checksum; a key of another prefix that was made elsewhere may look so.
+    Broken,
+    /// Made elsewhere, without an id.
+    Foreign,
+}
+
+impl KeyArgument {
+    /// The id. An id, and the id in a key that is not stored, is not looked up; a key is, by its digest: the current one of a
+    /// record or the previous one.
+    ///
+    /// # Errors
+    /// [`UsageError`] for a key that is not stored and has a wrong checksum; another for a key made elsewhere that is not stored.
+    pub(super) async fn id(self, session: &Session) -> anyhow::Result<KeyId> {
+        let (digest, form) = match self {
+            KeyArgument::Id(id) => return Ok(id),
+            KeyArgument::Key(digest, form) => (digest, form),
+        };
+        let holds = |record: &KeyRecord| {
+            let previous = record.previous.as_ref().map(|previous| previous.digest);
+            record.digest == digest || previous == Some(digest)
+        };
+        if let Form::Issued(id) = form
+            && session.store.key(id).await?.as_ref().is_some_and(holds)
+        {
+            return Ok(id);
+        }
+        // Rare: a key of before the last rotation, or one that was imported. The whole table is read, as `keys list` does.
+        let holder = session.store.all_keys().await?.into_iter().find(holds);
+        match (holder, form) {
+            (Some(record), _) => Ok(record.id),
+            (None, Form::Issued(id)) => Ok(id),
+            (None, Form::Broken) => Err(UsageError(
+                "an API key that is mistyped or incomplete, its checksum is wrong: write the whole key, or its id, the \
+                 12 characters after the first `_`"
+                    .to_owned(),
+            )
+            .into()),
+            (None, Form::Foreign) => bail!(
+                "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
+                 customer with `touchline keys list`"
+            ),
+        }
+    }
+}
+
+/// The id that an optional argument names.
+///
+/// # Errors
+/// As [`KeyArgument::id`].
+pub(super) async fn id_of(
+    argument: Option<KeyArgument>,
+    session: &Session,
+) -> anyhow::Result<Option<KeyId>> {
+    match argument {
+        Some(argument) => Ok(Some(argument.id(session).await?)),
+        None => Ok(None),
+    }
+}
+
+/// Reads a [`KeyArgument`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct KeyParser;
+
+impl TypedValueParser for KeyParser {
+    type Value = KeyArgument;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<KeyArgument, Error> {
+        let text = value.to_str().unwrap_or_default();
+        read(text).map_err(|problem| {
+            let name = argument.map_or_else(|| "a key id".to_owned(), |one| format!("'{one}'"));
+            let message = format!("invalid value for {name}: {problem}\n");
+            Error::raw(ErrorKind::ValueValidation, message).with_cmd(command)
+        })
+    }
+}
+
+fn read(text: &str) -> Result<KeyArgument, &'static str> {
+    let is_key = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&text.len())
+        && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let key = |form| KeyArgument::Key(KeyDigest::of(text.as_bytes()), form);
+    match (api_key::issued_id(text), is_key) {
+        (Ok(Some(id)), _) => Ok(key(Form::Issued(id))),
+        (Err(_), _) => Ok(key(Form::Broken)),
+        (Ok(None), true) => Ok(key(Form::Foreign)),
+        (Ok(None), false) => {
+            let id = text.parse().map_err(|_: KeyError| {
+                "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
+                 visible ASCII characters"
+            })?;
+            Ok(KeyArgument::Id(id))
+        }
+    }
+}
+
+/// A message of clap without the arguments that may be keys.
+pub(super) fn without_arguments(message: &str, arguments: &[String]) -> String {
+    let mut text = message.to_owned();
+    for argument in arguments {
+        // `--option=VALUE` and `-oVALUE` are repeated without the option.
+        let value = argument.split_once('=').map(|(_, value)| value);
+        let short = argument.strip_prefix('-').and_then(|rest| rest.get(1..));
+        for part in [Some(argument.as_str()), value, short]
+            .into_iter()
+            .flatten()
+        {
+            if may_be_key(part) {
+                text = text.replace(part, STRUCK);
+            }
+        }
+    }
+    without_keys(&text)
+}
+
+/// A text without the API keys of the form that this program issues, of any prefix.
+pub(super) fn without_keys(text: &str) -> String {
+    let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(is_of_key) {
+        let (before, from) = rest.split_at(start);
+        let end = from.find(|c| !is_of_key(c)).unwrap_or(from.len());
+        let (run, after) = from.split_at(end);
+        shown.push_str(before);
+        shown.push_str(if has_secret(run) { STRUCK } else { run });
+        rest = after;
+    }
+    shown.push_str(rest);
+    shown
+}
+
+/// Whether an id and enough of a secret follow each other in a run of letters, digits and underscores.
+fn has_secret(run: &str) -> bool {
+    let parts = run.split('_').skip(1);
+    let mut parts = parts.map(str::len).peekable();
+    while let Some(chars) = parts.next() {
+        let secret = parts.peek().copied().unwrap_or(0);
+        if chars == ID_CHARS && secret >= SECRET_CHARS_MIN {
+            return true;
+        }
+    }
+    false
+}
+
+/// Whether an argument may be a key of any make: long enough, of visible ASCII characters, letters and digits among them.
+fn may_be_key(text: &str) -> bool {
+    text.len() >= KEY_CHARS_MIN
+        && text.bytes().all(|byte| byte.is_ascii_graphic())
+        && text.bytes().any(|byte| byte.is_ascii_digit())
+        && text.bytes().any(|byte| byte.is_ascii_alphabetic())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::api_key::{ApiKey, os_entropy};
+
+    #[test]
+    fn a_key_is_read_as_what_it_is_and_an_impossible_one_is_an_error() {
+        let key = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
+        let of = |text: &str, form| Ok(KeyArgument::Key(KeyDigest::of(text.as_bytes()), form));
+        let issued = Form::Issued(key.id());
+        assert_eq!(read(key.reveal()), of(key.reveal(), issued));
+        assert_eq!(read(key.id().as_str()), Ok(KeyArgument::Id(key.id())));
+        let (short, _) = key.reveal().split_at(40);
+        assert_eq!(read(short), of(short, Form::Broken));
+        let foreign = "acme-live-0123456789abcdef";
+        assert_eq!(read(foreign), of(foreign, Form::Foreign));
+        let long = "x".repeat(KEY_CHARS_MAX + 1);
+        for bad in ["short", "acme live 0123456789abcdef", &long] {
+            assert!(read(bad).unwrap_err().contains("12 characters"));
+        }
+    }
+
+    #[test]
+    fn messages_lose_keys_and_keep_the_rest() {
+        let key = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
+        let key = key.reveal();
+        let struck = format!("there is no tier \"{STRUCK}\"; é");
+        assert_eq!(
+            without_keys(&format!("there is no tier \"{key}\"; é")),
+            struck
+        );
+        let plain = "unexpected argument '--from_somewhere_else' found, fpd_4fZk09QwXy2B_x";
+        assert_eq!(without_keys(plain), plain);
+        let foreign = "acme.live:0123456789abcdef";
+        for argument in [
+            foreign.to_owned(),
+            format!("--by={foreign}"),
+            format!("-o{foreign}"),
+        ] {
+            let told = without_arguments(&format!("invalid '{foreign}'"), &[argument]);
+            assert_eq!(told, format!("invalid '{STRUCK}'"));
+        }
+        let short = without_arguments("invalid 'x'", &["x".to_owned()]);
+        assert_eq!(short, "invalid 'x'");
+    }
+}
