@@ -232,13 +232,19 @@ impl Topology {
     pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
         match &self.servers {
             Servers::Single(address) => {
-                let reached = self.reach(address, &self.login, self.connect_timeout, response_timeout);
+                let reached =
+                    self.reach(address, &self.login, self.connect_timeout, response_timeout);
                 reached.await.map(Dialled::from)
             }
             Servers::Sentinel { sentinels, master } => {
                 let address = self.master(sentinels, master).await?;
                 let mut connection = self
-                    .reach(&address, &self.login, self.connect_timeout, response_timeout)
+                    .reach(
+                        &address,
+                        &self.login,
+                        self.connect_timeout,
+                        response_timeout,
+                    )
                     .await?;
                 verify_master(&address, &mut connection, self.connect_timeout).await?;
                 Ok(Dialled {
