@@ -230,7 +230,7 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
     assert_eq!(adjustment.units, -3);
     let (date, id) = (day.date, key.record.id);
     let told = store.usage_of(date, date, &[id]).await.unwrap();
-    assert_eq!(told, [proof.usage.clone()]);
+    assert_eq!(told, std::slice::from_ref(&proof.usage));
     let age = store.now().as_second() - adjustment.came.as_second();
     assert!((0..960).contains(&age), "{age} s ago");
     let after = DayUsage {
