@@ -9,18 +9,20 @@ use tokio::net::TcpListener;
 
 use super::{MARKETS, TOUCHLINE, assert_problem};
 
+/// The bytes that came on each connection, and whether the gateway has closed it.
+type Connections = Arc<Mutex<Vec<(Vec<u8>, bool)>>>;
+
 /// An upstream that gives each of its connections one answer after the other and closes none.
 struct Answering {
     address: SocketAddr,
-    /// The bytes that came on each connection, and whether the gateway has closed it.
-    connections: Arc<Mutex<Vec<(Vec<u8>, bool)>>>,
+    connections: Connections,
 }
 
 /// Answers when `is_asked` says that enough of a request has come. The first answer is `first`; all others are whole.
 async fn answering(first: &'static str, is_asked: fn(&[u8]) -> bool) -> Answering {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let connections: Arc<Mutex<Vec<(Vec<u8>, bool)>>> = Arc::default();
+    let connections = Connections::default();
     let all = connections.clone();
     tokio::spawn(async move {
         let mut first = Some(first);
