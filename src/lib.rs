@@ -5,9 +5,9 @@
 //!
 //! # The life of a request
 //!
-//! A connection is accepted and decrypted by [`server`] and guarded by [`proxy::connection`], which hands whole and
-//! unambiguous heads to pingora; that reads them and calls the hooks of [`proxy::Edge`]. The first, `request_filter`, begins an [`proxy::exchange::Exchange`] and asks
-//! [`proxy::admission::admit`], where the contract reads from top to bottom:
+//! A connection is accepted and decrypted by [`server`]. [`proxy::connection`] reads its requests, each head in one way only
+//! ([`policy::http1`], or the `h2` library), and has each served by [`proxy::serve`], which asks [`proxy::admission::admit`], where the
+//! contract reads from top to bottom:
 //!
 //! 1. the head is well-formed ([`proxy::well_formed`], [`policy::target`]);
 //! 2. there is an API key, and 3. it is known and usable ([`policy::api_key`], [`store::KeyTable`],
@@ -23,7 +23,7 @@
 //!
 //! What comes out is else a [`proxy::admission::Permit`], the only way to an upstream, or a refusal, which
 //! [`policy::rejection`] turns into an answer. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
-//! server of its upstream ([`proxy::upstreams`]). If we or the upstream fail, the client gets the contract's 500 and
+//! server of its upstream ([`proxy::upstreams`]), whose answer is passed on part by part ([`proxy::relay`]). If we or the upstream fail, the client gets the contract's 500 and
 //! its units back ([`store::Store::refund`]). Every answer to an authenticated request carries its standing
 //! ([`policy::rate_limit`]); every request leaves one line in the access log and its traces in the metrics
 //! ([`telemetry`]).
@@ -42,7 +42,7 @@
 //! |---|---|---|
 //! | 5 | `main`, [`cli`] | arguments, subcommands, exit codes |
 //! | 4 | [`server`] | composition: configuration → store, services, listeners; reload, drain |
-//! | 3 | [`proxy`] | the edge on pingora: the request path, forwarding, answers |
+//! | 3 | [`proxy`] | the edge: the request path, forwarding, answers; connections to upstreams are pingora's |
 //! | 3 | [`admin`] | the admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, the dashboard |
 //! | 2 | [`config`] | `gateway.yaml`: a row for each key → checked `Config`; problems with positions |
 //! | 2 | [`store`] | keys, counts, ledger: one trait, `embedded` and `redis` |

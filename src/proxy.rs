@@ -1,11 +1,11 @@
-//! The edge on pingora: the request path, forwarding, answers.
+//! The edge: the request path, forwarding, answers.
 //!
 //! | Room | Job |
 //! |---|---|
 //! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit`, or what the gateway serves itself |
 //! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
 //! | [`client`] | the client's side of a request: head, body, answer |
-//! | [`connection`] | a client's connection: what pingora may read of it, its deadlines, floods, and how many there are |
+//! | [`connection`] | a client's connection: its requests, deadlines, floods, and how many there are |
 //! | [`crossings`] | which keys have come near their limits, for whoever tells of it |
 //! | [`encoder`] | an answer's body on its way through a content coding |
 //! | [`exchange`] | one request from its header to its line in the access log |

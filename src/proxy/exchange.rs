@@ -1,4 +1,4 @@
-//! One request from its header to its line in the access log: what pingora hands from hook to hook.
+//! What is known of one request between its head and its line in the access log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,7 +42,7 @@ pub struct Exchange {
     pub started: Instant,
     /// The same on the wall clock.
     pub time: Timestamp,
-    /// Its id; empty until the first hook has run.
+    /// Its id; empty until its head was looked at.
     pub request_id: HeaderValue,
     /// What browsers are told of TLS, if they are.
     pub hsts: Option<HeaderValue>,

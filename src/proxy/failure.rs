@@ -28,7 +28,7 @@ const TOTAL_TIMEOUT: ErrorType = ErrorType::new("UpstreamTotalTimeout");
 pub(super) const BODY_TOO_LARGE: ErrorType = ErrorType::new("RequestBodyTooLarge");
 /// Parts of a body that are read to find the error behind them. A stream's window holds 16 KiB.
 const PARTS_MAX: usize = 1_024;
-/// What pingora calls a chunked body that breaks the rules of RFC 9112 section 7.1.
+/// Kinds of errors of a chunked body that breaks the rules of RFC 9112 section 7.1.
 const BROKEN_BODY: [ErrorType; 3] = [
     ErrorType::new("InvalidChunk"),
     ErrorType::new("InvalidTrailerEnd"),

@@ -145,7 +145,7 @@ const BETWEEN_NEIGHBOURS: [HeaderName; 9] = [
     HeaderName::from_static("http2-settings"),
 ];
 
-/// What pingora's header is about; an empty one stays in its place.
+/// What the library's header is about; an empty one stays in its place.
 fn request_parts(header: &mut RequestHeader) -> request::Parts {
     let (empty, ()) = http::Request::new(()).into_parts();
     mem::replace(header, empty.into()).into()
@@ -271,7 +271,7 @@ pub fn clean_response(
         !(ours || early || denied || nominated.contains(name))
     });
     if fields.contains_key(CONTENT_LENGTH) {
-        // Written anew as one number. pingora has refused what frames a body by others; what frames none may name anything.
+        // Written anew as one number. The reader has refused what frames a body by others; what frames none may name anything.
         let sent = fields.get_all(CONTENT_LENGTH).iter();
         match http1::agreed_length(sent.map(HeaderValue::as_bytes)) {
             Some(length) => fields.insert(CONTENT_LENGTH, HeaderValue::from(length)),

@@ -14,7 +14,7 @@ use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::target::Target;
 
-/// Options of `Connection`; pingora gives up above 16.
+/// Options of `Connection`; the reader takes 16.
 const CONNECTION_OPTIONS_MAX: usize = 8;
 
 /// What a request may measure.

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use comfy_table::{ColumnConstraint, Width};
 
-use super::{lines, table};
+use super::{COLUMNS, lines, table};
 
 /// Rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
@@ -39,15 +39,22 @@ impl<'n> LongTable<'n> {
         }
     }
 
-    /// Writes rows; the header first. A cell that is wider than what was measured moves the rest of its batch to the right.
+    /// Writes rows; the header first; broken where the terminal is too narrow. A cell that is wider than what was measured moves the rest of its batch to the right.
     pub(in crate::cli) fn write(
         &mut self,
         out: &mut dyn Write,
         rows: &[Vec<String>],
     ) -> std::io::Result<()> {
         let mut table = table(self.header, self.numbers, rows);
-        for (column, width) in table.column_iter_mut().zip(&self.widths) {
-            column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*width)));
+        // Where cells are broken, each batch is arranged by itself.
+        let columns: u32 = self.widths.iter().copied().map(u32::from).sum();
+        if COLUMNS
+            .get()
+            .is_none_or(|shown| columns <= u32::from(*shown))
+        {
+            for (column, width) in table.column_iter_mut().zip(&self.widths) {
+                column.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(*width)));
+            }
         }
         let header = usize::from(std::mem::replace(&mut self.is_begun, true));
         for line in lines(&table).into_iter().skip(header) {

@@ -15,8 +15,8 @@ use serde::Serialize;
 
 use super::Session;
 use crate::cli::note;
-use crate::cli::output::RowsFormat;
 use crate::cli::output::long_table::{BATCH_ROWS, LongTable};
+use crate::cli::output::{RowsFormat, prose};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Wanted;
@@ -313,21 +313,21 @@ fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Res
 /// What is below the table: by which rules it was made.
 fn footer(terms: &Terms<'_>, sums: &Sums, out: &mut dyn Write) -> anyhow::Result<()> {
     let rules = Rules::of(terms.config);
+    let mut text = String::new();
     if sums.over > 0 {
-        writeln!(
-            out,
-            "\n{} units were served over the limit while Redis was away; they are not billed.",
+        text += &format!(
+            "\n{} units were served over the limit while Redis was away; they are not billed.\n",
             sums.over
-        )?;
+        );
     }
-    writeln!(
-        out,
-        "\nBilling rules (months: {}, unused_keys: {}):",
+    text += &format!(
+        "\nBilling rules (months: {}, unused_keys: {}):\n",
         rules.months, rules.unused_keys
-    )?;
+    );
     for sentence in rules.text {
-        writeln!(out, "- {sentence}")?;
+        text += &format!("- {sentence}\n");
     }
+    out.write_all(prose(&text).as_bytes())?;
     Ok(())
 }
 

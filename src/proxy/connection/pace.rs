@@ -1,15 +1,14 @@
 //! The pace of an HTTP/2 connection: how many of its requests are worked on at the same time, and whether more is read of
 //! their answers while the client does not take what there is.
 //!
-//! A client can open a hundred streams and take nothing of what it asked for; pingora reads up to ten parts of 64 KiB ahead
-//! of each. Nothing of that can be set, but a request that is not polled reads nothing: the upstream is then held back by
-//! its own TCP connection. So each request of a connection is polled in here. It first waits for its turn, in the order of
+//! A client can open a hundred streams and take nothing of what it asked for; each request under way holds some
+//! buffers. A request that is not polled reads nothing: the upstream is then held back by its own TCP connection. So each request of a connection is polled in here. It first waits for its turn, in the order of
 //! arrival; and one that is about to read its answer is left alone while answers before it wait for the client. One whose
 //! answer waits already is always polled, so that it can be written.
 //!
 //! A connection begins with a part of its allowance, which each request that ends raises.
 //!
-//! Who waits longer than `limits.response_write` is given up: it goes on, and the hooks end it as a client's that does not
+//! Who waits longer than `limits.response_write` is given up: it goes on, and is ended as a client's that does not
 //! read.
 
 use std::future::poll_fn;
@@ -208,11 +207,7 @@ impl Stream {
             self.given_up.store(true, Ordering::Relaxed);
             self.pace.account(0, UNSEEN_BYTES);
         }
-        let polled = match self.poll_work(work, context) {
-            // What was read is in pingora's channel; polled again, the hooks look at it, so that it is known.
-            Poll::Pending => self.poll_work(work, context),
-            ready @ Poll::Ready(_) => ready,
-        };
+        let polled = self.poll_work(work, context);
         self.pace.account(UNSEEN_BYTES, 0);
         polled
     }

@@ -136,7 +136,11 @@ impl Http2 {
             return Poll::Ready(Ok(Some(Event::Written)));
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(read.map_err(|error| self.write_error.take().unwrap_or(error)))
+        Poll::Ready(read.map_err(|error| match error.retry() {
+            // The server has not looked at the request.
+            true => error,
+            false => self.write_error.take().unwrap_or(error),
+        }))
     }
 
     fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<()>> {
