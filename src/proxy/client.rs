@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{StatusCode, Version};
-use pingora::Error;
 use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::{Error, ErrorSource};
 
 use super::connection::http1::Http1Side;
 use super::connection::http2::Http2Side;
@@ -105,11 +105,11 @@ impl<'c> Client<'c> {
         let _ = tokio::time::timeout(timeout, drained).await;
     }
 
-    /// What was wrong with the body over HTTP/1.
+    /// What was wrong with the body; over HTTP/2 only that it came too late, its framing is the library's.
     pub fn body_fault(&self) -> Option<BodyFault> {
         match &self.side {
             Side::Http1(side) => side.fault(),
-            Side::Http2(_) => None,
+            Side::Http2(side) => side.fault(),
         }
     }
 
@@ -151,7 +151,7 @@ impl<'c> Client<'c> {
                         Side::Http1(side) => side.write_head(&head, ends).await,
                         Side::Http2(side) => side.write_head(head, ends),
                     };
-                    written.map_err(Error::into_down)?;
+                    written.map_err(by_client)?;
                     if !status.is_informational() {
                         self.status = Some(status);
                     }
@@ -162,7 +162,7 @@ impl<'c> Client<'c> {
                         Side::Http1(side) => side.write_part(&part, ends).await,
                         Side::Http2(side) => side.write_part(part, ends).await,
                     };
-                    written.map_err(Error::into_down)?;
+                    written.map_err(by_client)?;
                     self.bytes_sent += bytes;
                 }
             }
@@ -190,5 +190,13 @@ impl<'c> Client<'c> {
             Side::Http1(side) => side.blocked(),
             Side::Http2(_) => super::connection::pace::paused(),
         }
+    }
+}
+
+/// An error while writing, which is the client's unless it says otherwise.
+fn by_client(error: Box<Error>) -> Box<Error> {
+    match error.esource() {
+        ErrorSource::Unset => error.into_down(),
+        ErrorSource::Upstream | ErrorSource::Downstream | ErrorSource::Internal => error,
     }
 }

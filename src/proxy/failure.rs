@@ -49,6 +49,10 @@ pub(super) async fn settle(
         let hits = &gate.metrics.limit_hits;
         hits.with_label_values(&["response_rate"]).inc();
     }
+    if client.is_http2() && client.body_fault() == Some(BodyFault::Late) {
+        let hits = &gate.metrics.limit_hits;
+        hits.with_label_values(&["request_read"]).inc();
+    }
     // The guard counts it, when it sees the reset.
     let malformed = match breaks_protocol(client, error, forwarding).await {
         true => Some(Malformed::Framing),
@@ -192,6 +196,15 @@ pub(super) fn is_other_protocol(error: &Error, peer: &HttpPeer, reused: bool) ->
     unasked && http2_error(error).is_some_and(|told| !told.is_remote())
 }
 
+/// Whether the server has said that it has not looked at the request.
+pub(super) fn is_left_out(error: &Error) -> bool {
+    // The library ends with a server's GOAWAY only those streams that it leaves out.
+    http2_error(error).is_some_and(|told| {
+        let refused = told.is_reset() && told.reason() == Some(h2::Reason::REFUSED_STREAM);
+        told.is_remote() && (told.is_go_away() || refused)
+    })
+}
+
 /// What became of a request whose attempt failed, as far as its sending it again goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -208,11 +221,7 @@ impl Fate {
     /// Of a failed attempt, on a connection that was `reused` or new.
     pub(super) fn of(error: &mut Error, reused: bool) -> Fate {
         error.retry.decide_reuse(reused);
-        // The library ends with a server's GOAWAY only those streams that it leaves out.
-        let left_out = http2_error(error).is_some_and(|told| {
-            let refused = told.is_reset() && told.reason() == Some(h2::Reason::REFUSED_STREAM);
-            told.is_remote() && (told.is_go_away() || refused)
-        });
+        let left_out = is_left_out(error);
         match (left_out, error.retry()) {
             (true, _) => Fate::Unprocessed,
             (false, true) => Fate::Stale,

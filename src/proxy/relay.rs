@@ -260,16 +260,14 @@ impl Relay<'_, '_> {
     ) -> pingora::Result<()> {
         let patience = peer.options.read_timeout.unwrap_or_default();
         let mut timer = Timer::default();
-        for (part, ends) in upload.parts() {
-            upload.count(self.forwarding, &part, ends)?;
-            link.push(part, ends)?;
-        }
-        if upload.ended() {
-            // Does nothing where a part has said so.
-            link.push(Bytes::new(), true)?;
-            self.forwarding.request_whole = true;
-        }
         let mut held = Bytes::new();
+        let kept = upload.kept();
+        upload.count(self.forwarding, &kept, upload.ended())?;
+        if upload.ended() || !self.is_as_long_as_announced() {
+            link.push(kept, upload.ended())?;
+        } else {
+            held = kept;
+        }
         let mut deadline = Instant::now() + patience;
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
@@ -293,6 +291,10 @@ impl Relay<'_, '_> {
                     let part = part.unwrap_or_default();
                     upload.count(self.forwarding, &part, ends)?;
                     upload.take(&part, ends);
+                    if ends {
+                        // From now on the server is waited for.
+                        deadline = Instant::now() + patience;
+                    }
                     let before = mem::take(&mut held);
                     if ends && part.is_empty() {
                         link.push(before, true)?;
@@ -304,6 +306,11 @@ impl Relay<'_, '_> {
                     } else {
                         link.push(part, ends)?;
                     }
+                }
+                Turn::Late if !listens => {
+                    let context = "the server took nothing of the request's body for too long";
+                    return Error::e_explain(ErrorType::WriteTimedout, context)
+                        .map_err(Error::into_up);
                 }
                 Turn::Late => {
                     let context = "the server was silent for too long";

@@ -143,10 +143,10 @@ async fn refuse(
     if head {
         client.connection.note_malformed();
     }
-    if ambiguous {
+    if ambiguous || (!client.is_body_done() && well_formed::expects_continue(&client.header)) {
+        // Whether the body comes behind this answer cannot be known.
         client.close_after();
     } else if !client.is_body_done()
-        && !well_formed::expects_continue(&client.header)
         && content_length(&client.header.headers)
             .is_some_and(|bytes| bytes <= DRAINED_BODY_BYTES_MAX)
     {

@@ -8,7 +8,7 @@ use harness::{Behaviour, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::frames::{Frame, PING, Wire};
+use super::frames::{DATA, Frame, PING, Wire};
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
@@ -159,7 +159,59 @@ async fn a_body_that_dribbles_in_or_stalls_is_refused_and_refunded() {
         said.escape_ascii()
     );
     assert!(limit_hits(&scene, "request_read").await >= 3.0);
+    // Over HTTP/2, where each byte is a frame.
+    let mut wire = post_over_http2(&scene, &key).await;
+    // Far more often than any timeout of the upstream, whose time begins anew with each.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(900) {
+        wire.send(&Frame::new(DATA, 0, 1, *b"x")).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let problem = wire.problem(1).await;
+    assert_eq!(problem["code"], "BAD_REQUEST");
+    assert!(limit_hits(&scene, "request_read").await >= 4.0);
     scene.expect_used(&key, 0).await;
+}
+
+#[tokio::test]
+async fn a_server_has_its_whole_time_after_a_slow_body() {
+    let scene = Scene::builder(TOUCHLINE)
+        .timeout("read", "2s")
+        .spec(|spec| spec.endpoints[0].methods.push("POST".into()))
+        .start()
+        .await;
+    let key = scene.issue("starter").await;
+    let late = Behaviour::Delay(Duration::from_millis(1_500), Box::new(Behaviour::Echo));
+    scene.upstream.always(late);
+    let mut socket = connect(&scene).await;
+    let head = format!(
+        "POST {MARKETS} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\nX-API-Key: {}\r\nContent-Length: 4\r\n\r\nab",
+        key.key
+    );
+    socket.write_all(head.as_bytes()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    socket.write_all(b"cd").await.unwrap();
+    let said = closed(socket).await;
+    assert!(
+        said.starts_with(b"HTTP/1.1 200 "),
+        "{}",
+        said.escape_ascii()
+    );
+    scene.expect_used(&key, 1).await;
+}
+
+/// A connection on whose first stream the head of a POST was sent, and nothing of its body.
+async fn post_over_http2(scene: &Scene, key: &IssuedKey) -> Wire {
+    let mut wire = Wire::open(scene).await;
+    let fields = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":authority", "localhost"),
+        (":path", MARKETS),
+        ("x-api-key", &key.key),
+    ];
+    wire.headers(1, &fields, false).await;
+    wire
 }
 
 #[tokio::test]
@@ -179,15 +231,7 @@ async fn an_upstream_that_waits_for_a_stalled_body_does_not_make_it_our_failure(
         .raw(stall, Until::Closed)
         .await;
     assert_problem(&exchange.answers[0], 400, "BAD_REQUEST");
-    let mut wire = Wire::open(&scene).await;
-    let fields = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":authority", "localhost"),
-        (":path", MARKETS),
-        ("x-api-key", &key.key),
-    ];
-    wire.headers(1, &fields, false).await;
+    let mut wire = post_over_http2(&scene, &key).await;
     assert_eq!(wire.problem(1).await["code"], "BAD_REQUEST");
     scene.expect_used(&key, 0).await;
 }

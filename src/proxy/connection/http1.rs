@@ -286,10 +286,8 @@ impl Http1 {
             return;
         }
         let transport = &mut self.transport;
-        if poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context))
-            .await
-            .is_err()
-        {
+        let ended = poll_fn(|context| Pin::new(&mut *transport).poll_shutdown(context));
+        if !matches!(tokio::time::timeout(LINGER, ended).await, Ok(Ok(()))) {
             return;
         }
         let (until, mut bytes) = (Instant::now() + LINGER, 0);
@@ -513,7 +511,8 @@ impl Http1Side<'_> {
         let wrong = "the answer's body is not as long as its head said";
         let wrapping = answer
             .part(part.len())
-            .or_err(ErrorType::WriteError, wrong)?;
+            .or_err(ErrorType::WriteError, wrong)
+            .map_err(Error::into_up)?;
         self.write(wrapping.before()).await?;
         self.write(part).await?;
         self.write(wrapping.after).await?;
@@ -521,7 +520,8 @@ impl Http1Side<'_> {
             let mut end = Vec::new();
             answer
                 .end([], &mut end)
-                .or_err(ErrorType::WriteError, wrong)?;
+                .or_err(ErrorType::WriteError, wrong)
+                .map_err(Error::into_up)?;
             self.write(&end).await?;
             self.is_whole = true;
         }

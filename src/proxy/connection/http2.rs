@@ -7,15 +7,18 @@ use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::Response;
-use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::http::date::get_cached_date;
 use pingora::{Error, ErrorType, OrErr};
+use tokio::time::Instant;
 
+use super::BodyFault;
 use crate::policy::http1;
 
 /// What HTTP/1 has between two neighbours and HTTP/2 must not have (RFC 9113 section 8.2.2).
-const BETWEEN_NEIGHBOURS: [HeaderName; 5] = [
+const BETWEEN_NEIGHBOURS: [HeaderName; 6] = [
+    TE,
     TRANSFER_ENCODING,
     CONNECTION,
     UPGRADE,
@@ -28,6 +31,9 @@ pub struct Http2Side {
     body: RecvStream,
     announces_none: bool,
     has_read: bool,
+    is_ended: bool,
+    deadline: Instant,
+    is_late: bool,
     respond: SendResponse<Bytes>,
     /// The writer of the answer's body, once its head is sent.
     answer: Option<SendStream<Bytes>>,
@@ -37,12 +43,13 @@ pub struct Http2Side {
 }
 
 impl Http2Side {
-    /// Of a request with this head. A client that takes nothing of an answer for `write_timeout` is given up.
+    /// Of a request with this head, whose body must have come within `read_timeout`. A client that takes nothing of an answer for
+    /// `write_timeout` is given up.
     pub fn new(
         header: &RequestHeader,
         body: RecvStream,
         respond: SendResponse<Bytes>,
-        write_timeout: Duration,
+        [read_timeout, write_timeout]: [Duration; 2],
     ) -> Http2Side {
         let length = header.headers.get(CONTENT_LENGTH);
         Http2Side {
@@ -50,6 +57,9 @@ impl Http2Side {
             announces_none: length
                 .is_some_and(|length| http1::length(length.as_bytes()) == Some(0)),
             has_read: false,
+            is_ended: false,
+            deadline: Instant::now() + read_timeout,
+            is_late: false,
             respond,
             answer: None,
             is_whole: false,
@@ -58,16 +68,27 @@ impl Http2Side {
     }
 
     pub(in crate::proxy) fn is_body_done(&self) -> bool {
-        self.is_body_empty() || self.body.is_end_stream()
+        self.is_ended || self.is_body_empty() || self.body.is_end_stream()
     }
 
     pub(in crate::proxy) fn is_body_empty(&self) -> bool {
-        !self.has_read && (self.body.is_end_stream() || self.announces_none)
+        let ends = || self.is_ended || self.body.is_end_stream() || self.announces_none;
+        !self.has_read && ends()
+    }
+
+    pub(in crate::proxy) fn fault(&self) -> Option<BodyFault> {
+        self.is_late.then_some(BodyFault::Late)
     }
 
     pub(in crate::proxy) async fn read(&mut self) -> pingora::Result<Option<Bytes>> {
-        let part = self.body.data().await.transpose();
-        let part = part.or_err(ErrorType::ReadError, "while reading a request's body")?;
+        let context = "while reading a request's body";
+        let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
+            self.is_late = true;
+            return Error::e_explain(ErrorType::ReadTimedout, context);
+        };
+        let part = part.transpose().or_err(ErrorType::ReadError, context)?;
+        // Trailers may follow, which are not passed on.
+        self.is_ended |= part.is_none();
         if let Some(part) = &part {
             self.has_read |= !part.is_empty();
             // Fails only where the stream is over.

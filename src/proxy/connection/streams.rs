@@ -40,7 +40,8 @@ pub struct Terms {
     connection: Arc<Connection>,
     library: Builder,
     idle: Duration,
-    write_timeout: Duration,
+    /// For a request's body, and for a client to take anything of its answer.
+    timeouts: [Duration; 2],
     head_limits: HeadLimits,
     pace: Arc<Pace>,
 }
@@ -52,7 +53,7 @@ impl Terms {
             connection: connection.clone(),
             library: library(limits),
             idle: limits.keepalive_idle,
-            write_timeout: limits.response_write,
+            timeouts: [limits.request_read, limits.response_write],
             head_limits: HeadLimits::of(limits),
             pace: Pace::new(limits, gate.metrics.limit_hits.clone()),
         }
@@ -111,7 +112,7 @@ async fn serve_stream(terms: &Terms, request: Request<RecvStream>, respond: Send
     let mut header = RequestHeader::from(header);
     let head_bytes = well_formed::lighten(&mut header, &terms.head_limits);
     let window_bytes = terms.gate.snapshot().window_bytes;
-    let side = Http2Side::new(&header, body, respond, terms.write_timeout);
+    let side = Http2Side::new(&header, body, respond, terms.timeouts);
     let bytes = request_bytes(head_bytes as u64, !side.is_body_done(), window_bytes);
     let side = Side::Http2(Box::new(side));
     let mut client = Client::new(terms.connection.clone(), header, side);

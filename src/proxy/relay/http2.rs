@@ -17,7 +17,7 @@ use super::connections::Lease;
 use super::link::Event;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
-use crate::proxy::failure::look_at;
+use crate::proxy::failure::{is_left_out, look_at};
 
 /// How long the end of a stream may take to come behind a whole answer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -136,8 +136,7 @@ impl Http2 {
             return Poll::Ready(Ok(Some(Event::Written)));
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(read.map_err(|error| match error.retry() {
-            // The server has not looked at the request.
+        Poll::Ready(read.map_err(|error| match is_left_out(&error) {
             true => error,
             false => self.write_error.take().unwrap_or(error),
         }))
@@ -195,6 +194,8 @@ impl Http2 {
                 let lengths = lengths.map(HeaderValue::as_bytes);
                 self.left = http1::agreed_length(lengths).filter(|_| !self.answers_head);
                 let reading = if ends { Reading::Over } else { Reading::Body };
+                // The end of the stream may come later than that of the body.
+                let ends = ends || self.left == Some(0);
                 (Some(Event::Head(Box::new(header), ends)), reading)
             }
             Reading::Body => match ready!(session.poll_read_response_body(context)) {

@@ -1,6 +1,6 @@
 //! The body of a request on its way to a server, and what is kept of it in case the request is sent again.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use pingora::Error;
 
 use crate::proxy::exchange::Forwarding;
@@ -12,8 +12,7 @@ const KEPT_BYTES_MAX: usize = 64 * 1024;
 /// What was read of a request's body.
 #[derive(Debug)]
 pub(super) struct Upload {
-    kept: Vec<Bytes>,
-    kept_bytes: usize,
+    kept: BytesMut,
     /// Whether the body is kept from its beginning on.
     is_kept: bool,
     ended: bool,
@@ -24,8 +23,7 @@ impl Upload {
     /// Nothing read yet of a body of up to `bytes_max`; `ended` where there is none.
     pub(super) fn new(bytes_max: usize, ended: bool) -> Upload {
         Upload {
-            kept: Vec::new(),
-            kept_bytes: 0,
+            kept: BytesMut::new(),
             is_kept: true,
             ended,
             bytes_max,
@@ -42,34 +40,28 @@ impl Upload {
         self.is_kept
     }
 
-    /// The parts that an attempt begins with, each with whether it is the last one.
-    pub(super) fn parts(&self) -> Vec<(Bytes, bool)> {
-        let last = self.kept.len();
-        let parts = self.kept.iter().cloned().zip(1..);
-        parts
-            .map(|(part, number)| (part, self.ended && number == last))
-            .collect()
+    /// What an attempt begins with: all that was read, if that was kept.
+    pub(super) fn kept(&self) -> Bytes {
+        self.kept.clone().freeze()
     }
 
     /// Takes a part that was read, and whether it is the last one.
     pub(super) fn take(&mut self, part: &Bytes, ends: bool) {
         self.ended |= ends;
-        if !self.is_kept || (part.is_empty() && !ends) {
+        if !self.is_kept {
             return;
         }
-        self.kept_bytes += part.len();
-        if self.kept_bytes > KEPT_BYTES_MAX {
-            self.is_kept = false;
-            self.kept = Vec::new();
+        if self.kept.len() + part.len() > KEPT_BYTES_MAX {
+            self.forget();
         } else {
-            self.kept.push(part.clone());
+            self.kept.extend_from_slice(part);
         }
     }
 
     /// Gives up what was kept: the request is not sent again.
     pub(super) fn forget(&mut self) {
         self.is_kept = false;
-        self.kept = Vec::new();
+        self.kept = BytesMut::new();
     }
 
     /// Counts a part that is about to be sent.
