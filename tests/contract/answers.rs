@@ -81,6 +81,7 @@ async fn the_upstreams_own_headers_pass_but_not_those_that_are_ours_or_hop_by_ho
         .header("Connection", "X-Nominated")
         .header("X-Nominated", "77")
         .header("ETag", "\"abc\"")
+        .header("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
         .header("Cache-Control", "max-age=5")
         .header("X-Own", "one")
         .header("X-Own", "two");
@@ -103,6 +104,11 @@ async fn the_upstreams_own_headers_pass_but_not_those_that_are_ours_or_hop_by_ho
         assert_eq!(answer.header("etag"), Some("\"abc\""));
         assert_eq!(answer.header("cache-control"), Some("private, max-age=5"));
         assert_eq!(answer.headers.get_all("x-own").iter().count(), 2);
+        let dates: Vec<_> = answer.headers.get_all("date").iter().collect();
+        assert!(
+            dates.len() == 1 && dates[0] != "Thu, 01 Jan 2026 00:00:00 GMT",
+            "{dates:?}"
+        );
     }
     scene.assert_ledgers_agree().await;
 }

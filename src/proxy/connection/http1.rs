@@ -464,7 +464,8 @@ impl Http1Side<'_> {
         }
         let mut bytes = Vec::with_capacity(1024);
         let mut out = HeadWriter::answer(&mut bytes, head.status);
-        for (name, value) in &head.headers {
+        // An answer has the gateway's date, as over HTTP/2.
+        for (name, value) in head.headers.iter().filter(|(name, _)| **name != DATE) {
             out.add(name, value);
         }
         if is_interim {
