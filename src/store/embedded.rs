@@ -11,6 +11,8 @@
 //! | `inbox` | what waits for the writer thread, and its bounds |
 //! | `writer` | the thread that commits in groups and answers after the commit |
 //! | `group` | what is decided and written in one transaction |
+//! | `appended` | what groups hold that is not in the ledger yet |
+//! | `folding` | moving it there |
 //! | `carrying` | carrying all of it away, and taking in what was carried here |
 //! | `copied` | what others counted, in the ledger of this database |
 //! | `keys` | changing the key table, with the audit trail, and catching up with it |
@@ -32,11 +34,13 @@
 //! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
 //! caller's record, unlike in a store that can lose its memory.
 
+mod appended;
 mod carrying;
 mod closing;
 mod copied;
 mod events;
 mod feed;
+mod folding;
 mod group;
 mod inbox;
 mod keys;

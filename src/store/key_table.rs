@@ -3,10 +3,12 @@
 //! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
 //! doubled or out of order. It owns no connection: stores feed it.
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use ahash::RandomState;
 use jiff::Timestamp;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
@@ -44,6 +46,12 @@ impl PartialEq for KeyEntry {
 
 impl Eq for KeyEntry {}
 
+impl Borrow<KeyRecord> for Arc<KeyEntry> {
+    fn borrow(&self) -> &KeyRecord {
+        &self.record
+    }
+}
+
 impl KeyEntry {
     /// An entry for `record`.
     pub fn new(record: KeyRecord) -> Arc<KeyEntry> {
@@ -63,8 +71,8 @@ impl KeyEntry {
 /// Keys by digest and by id.
 #[derive(Debug, Default)]
 struct Index {
-    by_digest: papaya::HashMap<KeyDigest, KeyId>,
-    by_id: papaya::HashMap<KeyId, Arc<KeyEntry>>,
+    by_digest: papaya::HashMap<KeyDigest, KeyId, RandomState>,
+    by_id: papaya::HashMap<KeyId, Arc<KeyEntry>, RandomState>,
 }
 
 impl Index {

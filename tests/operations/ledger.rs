@@ -143,7 +143,12 @@ async fn corrupt(scene: &Scene, key: &IssuedKey, date: &str) {
         None => {
             let file = rusqlite::Connection::open(scene.directory().join("touchline.db")).unwrap();
             let set = "UPDATE ledger SET refunded = charged + 5 WHERE key = ?1 AND date = ?2";
-            assert_eq!(file.execute(set, [key.id.as_str(), date]).unwrap(), 1);
+            file.busy_timeout(Duration::from_secs(5)).unwrap();
+            eventually("the ledger has the charge", async || {
+                let changed = file.execute(set, [key.id.as_str(), date]).unwrap();
+                (changed == 1).then_some(())
+            })
+            .await;
         }
     }
 }
@@ -334,6 +339,18 @@ fn journaled(scene: &Scene) -> i64 {
     all.map(|number| units(number).unwrap()).sum()
 }
 
+/// The keys that the saved replicas of all gateways hold, in the one that holds the fewest.
+fn saved_keys(scene: &Scene) -> Option<i64> {
+    let saved = |number: usize| -> Option<i64> {
+        let path = format!("gateway-{number}/var/keys.db");
+        let replica = rusqlite::Connection::open(scene.directory().join(path)).ok()?;
+        let count = "SELECT count(*) FROM records";
+        replica.query_row(count, [], |row| row.get(0)).ok()
+    };
+    let all: Option<Vec<i64>> = (0..scene.gateways.len()).map(saved).collect();
+    all?.into_iter().min()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
     let mut scene = Scene::builder(TOUCHLINE)
@@ -348,6 +365,11 @@ async fn verify_holds_after_every_gateway_was_killed_and_redis_emptied() {
     for _ in 0..10 {
         keys.push(scene.issue("starter").await);
     }
+    // A key that no replica has yet would be lost with Redis.
+    eventually("every gateway has saved the keys", async || {
+        (saved_keys(&scene)? == keys.len() as i64).then_some(())
+    })
+    .await;
     let mut told = 0;
     for death in 0..DEATHS {
         let before = scene.client_ledger().entries().len();

@@ -10,7 +10,6 @@ use async_trait::async_trait;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use touchline::clock::Clock;
-use touchline::policy::audit::Entry;
 use touchline::policy::calendar::Calendar;
 use touchline::policy::key_record::KeyRecord;
 use touchline::store::embedded::{Durability, EmbeddedStore, Settings, open};
@@ -18,7 +17,7 @@ use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, Store
 
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, charge_for, day_around_now, eventually, exhausted, granted,
-    issue, ledger, new_record, today, trail,
+    issue, ledger, new_record, today,
 };
 
 /// A database file in a directory of its own.
@@ -269,43 +268,87 @@ async fn a_damaged_database_is_refused() {
 }
 
 #[tokio::test]
-async fn a_database_from_before_the_audit_trail_is_brought_up_to_date() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("touchline.db");
-    let store: Arc<dyn Store> = open_file(&path).await.unwrap();
-    let key = issue(&store).await;
-    store.close(PATIENCE).await;
-    drop(store);
-    let older = Connection::open(&path).unwrap();
-    older
-        .execute_batch(
-            "DROP TABLE audit; DROP TABLE chain; PRAGMA user_version = 1;
-             UPDATE keys SET record = json_remove(record, '$.last_change')",
-        )
-        .unwrap();
-    drop(older);
-    let store: Arc<dyn Store> = open_file(&path).await.unwrap();
-    let before = store.key(key.record.id).await.unwrap().unwrap();
-    assert_eq!(before.digest, key.record.digest);
-    assert_eq!(trail(&store).await, []);
-    let (after, _) = store.update_key(before).await.unwrap();
-    assert_eq!(trail(&store).await, [Entry::of(&after)]);
-    let again: Arc<dyn Store> = open_file(&path).await.unwrap();
-    assert_eq!(trail(&again).await.len(), 1);
-}
-
-#[tokio::test]
-async fn a_database_of_a_newer_version_is_refused() {
+async fn a_database_of_another_version_is_refused_and_left_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("touchline.db");
     let store = open_file(&path).await.unwrap();
     store.close(PATIENCE).await;
     drop(store);
-    let newer = Connection::open(&path).unwrap();
-    newer.execute_batch("PRAGMA user_version = 99").unwrap();
-    drop(newer);
-    let message = refused_at_open(&path).await;
-    assert!(message.contains("schema 99"), "{message}");
+    let file = Connection::open(&path).unwrap();
+    for (version, hint) in [(3, "make a backup with the version"), (99, "a later one")] {
+        let other = format!("PRAGMA user_version = {version}");
+        file.execute_batch(&other).unwrap();
+        let message = refused_at_open(&path).await;
+        assert!(message.contains(&format!("schema {version} ")), "{message}");
+        assert!(message.contains(hint), "{message}");
+        let kept: i64 = file
+            .query_row("PRAGMA user_version", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(kept, version);
+    }
+}
+
+/// Waits until the ledger has everything that was charged.
+async fn eventually_in_ledger(file: &Connection) {
+    file.busy_timeout(PATIENCE).unwrap();
+    eventually("the ledger has all charges", async || {
+        let appended = "SELECT count(*) FROM appended";
+        let appended: i64 = file.query_row(appended, [], |row| row.get(0)).unwrap();
+        (appended == 0).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_group_of_another_format_is_refused_and_never_misread() {
+    let fixture = EmbeddedFixture::new();
+    let store = fixture.gateway("a").await;
+    let key = issue(&store).await;
+    granted(store.charge(charge(&key, today(), 10, 1)).await);
+    // As another process of a later version would append.
+    let other = Connection::open(fixture.path()).unwrap();
+    other.busy_timeout(PATIENCE).unwrap();
+    let append = "INSERT INTO appended (number, entries) VALUES (1 + (SELECT max(max(number), max(through)) FROM appended, folding), x'02AB')";
+    other.execute_batch(append).unwrap();
+    let failed = store.charge(charge(&key, today(), 10, 1)).await;
+    let Err(StoreError::Failed(why)) = failed else {
+        panic!("{failed:?}");
+    };
+    assert!(why.contains("a group of charges has format 2"), "{why}");
+    let read = store.usage(today().date, today().date, None).await;
+    assert!(matches!(read, Err(StoreError::Failed(_))), "{read:?}");
+    other
+        .execute_batch("DELETE FROM appended WHERE entries = x'02AB'")
+        .unwrap();
+    assert_eq!(
+        granted(store.charge(charge(&key, today(), 10, 1)).await).0,
+        2
+    );
+}
+
+#[tokio::test]
+async fn the_ledger_gets_what_was_charged_also_of_a_process_that_has_ended() {
+    let fixture = EmbeddedFixture::new();
+    let ended = fixture.gateway("a").await;
+    let key = issue(&ended).await;
+    let store = fixture.gateway("b").await;
+    granted(ended.charge(charge(&key, today(), 10, 3)).await);
+    ended.close(PATIENCE).await;
+    drop(ended);
+    let file = Connection::open(fixture.path()).unwrap();
+    let appended = "SELECT count(*) FROM appended";
+    let appended: i64 = file.query_row(appended, [], |row| row.get(0)).unwrap();
+    assert_eq!(appended, 1);
+    assert_eq!(ledger(&store).await[0].used, 3);
+    eventually_in_ledger(&file).await;
+    let sum = "SELECT sum(charged) FROM ledger";
+    let charged: i64 = file.query_row(sum, [], |row| row.get(0)).unwrap();
+    assert_eq!(charged, 3);
+    assert_eq!(ledger(&store).await[0].used, 3);
+    assert_eq!(
+        granted(store.charge(charge(&key, today(), 10, 1)).await).0,
+        4
+    );
 }
 
 #[tokio::test]
@@ -378,11 +421,11 @@ async fn a_group_that_cannot_be_written_charges_nothing_and_keeps_its_refunds() 
     let key = issue(&store).await;
     let day = today();
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
-    // A rule that the ledger cannot keep stands for a disk that cannot be written.
+    // A rule that no group can keep stands for a disk that cannot be written.
     let other = Connection::open(fixture.path()).unwrap();
     other
         .execute_batch(
-            "CREATE TRIGGER full BEFORE UPDATE ON ledger BEGIN SELECT RAISE(ABORT, 'full'); END",
+            "CREATE TRIGGER full BEFORE INSERT ON appended BEGIN SELECT RAISE(ABORT, 'full'); END",
         )
         .unwrap();
     let (failed, refund) = tokio::join!(

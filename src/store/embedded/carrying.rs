@@ -10,7 +10,9 @@ use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
 use tokio::sync::mpsc;
 
+use super::appended::{self, Additions};
 use super::copied::{Copied, DayRows, UNATTRIBUTED};
+use super::folding::fold_all;
 use super::group::{other_calendar, signed, unsigned};
 use super::{Durability, closing, keys, schema};
 use crate::policy::api_key::KeyId;
@@ -139,6 +141,7 @@ fn tell_days(
     let mut days = connection.prepare(DAYS)?;
     let mut days = days.query([])?;
     let mut keys = connection.prepare(KEYS_OF_DAY)?;
+    let mut lacking = appended::lacking(connection, |_, _| true)?.by_day();
     while let Some(row) = days.next()? {
         let date: String = row.get(0)?;
         let day = Day {
@@ -155,15 +158,33 @@ fn tell_days(
             reached.clone_from(last);
             for key in page {
                 let key: KeyId = parsed(&key)?;
-                let rows = read(connection, &date, key)?;
-                let piece = Carried::KeyDay(Box::new(rows.told(own, key, day)));
-                if say(told, piece).is_err() {
+                let appended = lacking.remove(&(day.date, key)).unwrap_or_default();
+                if tell_key_day(connection, (own, told), (key, day), appended)?.is_err() {
                     return Ok(Err(Unheard));
                 }
             }
         }
+        // The keys that the ledger has nothing of yet.
+        let of_day = |(date, _): &(Date, KeyId), _: &mut _| *date == day.date;
+        for ((_, key), appended) in lacking.extract_if(.., of_day) {
+            if tell_key_day(connection, (own, told), (key, day), appended)?.is_err() {
+                return Ok(Err(Unheard));
+            }
+        }
     }
     Ok(Ok(()))
+}
+
+fn tell_key_day(
+    connection: &Connection,
+    (own, told): (&str, &mpsc::Sender<Carried>),
+    (key, day): (KeyId, Day),
+    appended: Additions,
+) -> rusqlite::Result<Result<(), Unheard>> {
+    let mut rows = read(connection, &day.date.to_string(), key)?;
+    rows.add(appended);
+    let piece = Carried::KeyDay(Box::new(rows.told(own, key, day)));
+    Ok(say(told, piece))
 }
 
 fn tell_events(
@@ -242,6 +263,8 @@ pub(super) fn take_in(
     taking: Taking,
 ) -> rusqlite::Result<Result<Taken, StoreError>> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    // What is taken in is held against all that was counted here.
+    fold_all(&transaction)?;
     let own = own_name(&transaction)?;
     let mut put = keys::Put::prepare(&transaction)?;
     let mut taken = Taken::default();
@@ -293,6 +316,7 @@ fn take_day(
         taken.key_days_held += 1;
     } else {
         closing::reopen(connection, &date, now)?;
+        appended::note_rewritten(connection)?;
         write(connection, (&date, told.key), &before, &after)?;
         taken.key_days_added += 1;
     }

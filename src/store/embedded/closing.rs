@@ -2,17 +2,21 @@
 //!
 //! A day is closed when its settle window is over. Its rows are digested a few at a time, so that charges pass between two
 //! turns; each gateway on the file does so, and the first to finish writes the entry. The rows must not change meanwhile: the
-//! gateway that begins leaves a mark in the database, and every write to a day that is closed or marked removes the mark and
-//! reopens the day, in the same transaction. A day that was reopened is closed again in the next turn.
+//! gateway that begins leaves a mark in the database, and every group with entries of a day that is closed or marked removes the mark
+//! and reopens the day, in the same transaction. A day is not begun while groups hold anything of it that the ledger lacks, so that moving
+//! them into the ledger changes no row of a closed or marked day. A day that was reopened is closed again in the next turn.
 //!
 //! It goes by the wall clock, also by one that has just leapt: it deletes nothing, and a day that was closed too early is
 //! reopened by its next charge.
+
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
 use tokio::sync::mpsc;
 
+use super::appended::{self, Addition};
 use super::group::{signed, unsigned};
 use super::keys::unreadable;
 use super::usage::place_of;
@@ -150,6 +154,10 @@ fn begin(
     let Some(date) = due(&transaction, keeping, now)? else {
         return Ok(None);
     };
+    let day: Date = date.parse().map_err(unreadable)?;
+    if appended::lacks(&transaction, day)? {
+        return Ok(None);
+    }
     let mark = match mark(&transaction)? {
         Some(mark) if mark.starts_with(&date) => mark,
         Some(_) | None => {
@@ -163,7 +171,7 @@ fn begin(
     transaction.commit()?;
     Ok(Some(UnderWay {
         mark,
-        rows: Pages::of(date.parse().map_err(unreadable)?),
+        rows: Pages::of(day, Lacking::new()),
         digest: RowsDigest::default(),
     }))
 }
@@ -251,11 +259,15 @@ fn append(
     Ok(entry)
 }
 
+/// What the ledger lacks of a day, by key and place.
+type Lacking = BTreeMap<(String, String), Addition>;
+
 /// The rows of a day in their canonical order, page by page.
 struct Pages {
     date: Date,
     text: String,
     reached: Reached,
+    lacking: Lacking,
 }
 
 /// The row after which the next page begins.
@@ -267,10 +279,11 @@ enum Reached {
 }
 
 impl Pages {
-    fn of(date: Date) -> Pages {
+    fn of(date: Date, lacking: Lacking) -> Pages {
         Pages {
             date,
             text: date.to_string(),
+            lacking,
             reached: Reached::Ledger {
                 key: String::new(),
                 endpoint: String::new(),
@@ -284,18 +297,27 @@ impl Pages {
             Reached::Ledger { key, endpoint } => {
                 let mut rows = connection.prepare_cached(LEDGER)?;
                 let mut rows = rows.query((text, key.as_str(), endpoint.as_str(), ROWS_LIMIT))?;
-                let mut page = Vec::new();
+                let mut page = BTreeMap::new();
                 while let Some(row) = rows.next()? {
                     (*key, *endpoint) = (row.get(0)?, row.get(1)?);
-                    page.push(Piece::Ledger(ledger_row(date, key, endpoint, row)?));
+                    page.insert((key.clone(), endpoint.clone()), numbers_of(row)?);
                 }
-                if page.len() < ROWS_MAX {
+                let is_last = page.len() < ROWS_MAX;
+                let end = (key.clone(), endpoint.clone());
+                while let Some(next) = self.lacking.first_entry()
+                    && (is_last || *next.key() <= end)
+                {
+                    let (place, addition) = next.remove_entry();
+                    add(page.entry(place).or_default(), addition);
+                }
+                if is_last {
                     self.reached = Reached::Late {
                         key: String::new(),
                         came: i64::MIN,
                     };
                 }
-                Ok(page)
+                let rows = page.into_iter();
+                Ok(rows.map(|row| ledger_row(date, row)).collect())
             }
             Reached::Late { key, came } => {
                 let mut rows = connection.prepare_cached(LATE)?;
@@ -320,15 +342,31 @@ impl Pages {
     }
 }
 
-fn ledger_row(date: Date, key: &str, place: &str, row: &Row<'_>) -> rusqlite::Result<LedgerRow> {
-    let (tier, endpoint) = place_of(place);
-    let mut numbers = [0; ROW_NUMBERS.len()];
+type Numbers = [i64; ROW_NUMBERS.len()];
+
+fn numbers_of(row: &Row<'_>) -> rusqlite::Result<Numbers> {
+    let mut numbers = Numbers::default();
     for (number, column) in numbers.iter_mut().zip(2..) {
         *number = row.get(column)?;
     }
-    Ok(LedgerRow {
+    Ok(numbers)
+}
+
+/// The last two are the largest limit and the largest grant.
+fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
+    let [sums @ .., limit, granted] = numbers;
+    for (sum, number) in sums.iter_mut().zip(totals.numbers()) {
+        *sum = sum.saturating_add(signed(number));
+    }
+    *limit = signed(ceiling.limit).max(*limit);
+    *granted = signed(ceiling.granted).max(*granted);
+}
+
+fn ledger_row(date: Date, ((key, place), numbers): ((String, String), Numbers)) -> Piece {
+    let (tier, endpoint) = place_of(&place);
+    Piece::Ledger(LedgerRow {
         date,
-        key: key.to_owned(),
+        key,
         tier: tier.map(|tier| tier.to_string()),
         endpoint: endpoint.to_owned(),
         numbers,
@@ -351,16 +389,25 @@ pub(super) fn read(
     let Some((from, to)) = days else {
         return Ok(());
     };
+    let mut lacking: BTreeMap<Date, Lacking> = BTreeMap::new();
+    let mut sums = appended::lacking(instant, |date, _| (from..=to).contains(&date))?;
+    while let Some(((date, key), place, addition)) = sums.pop_first() {
+        let place = (key.to_string(), place.to_string());
+        lacking.entry(date).or_default().insert(place, addition);
+    }
     let mut next = instant.prepare(NEXT_DATE)?;
     let mut reached = from
         .yesterday()
         .map_or_else(|_| String::new(), |date| date.to_string());
     loop {
-        let date: Option<String> = next.query_row([&reached], |row| row.get(0))?;
-        let Some(date) = date.filter(|date| *date <= to.to_string()) else {
+        let in_ledger: Option<String> = next.query_row([&reached], |row| row.get(0))?;
+        let in_ledger = in_ledger.filter(|date| *date <= to.to_string());
+        let appended = lacking.keys().next().map(Date::to_string);
+        let Some(date) = in_ledger.into_iter().chain(appended).min() else {
             return Ok(());
         };
-        let mut pages = Pages::of(date.parse().map_err(unreadable)?);
+        let day = date.parse().map_err(unreadable)?;
+        let mut pages = Pages::of(day, lacking.remove(&day).unwrap_or_default());
         while pages.reached != Reached::End {
             for piece in pages.next(instant)? {
                 if pieces.blocking_send(piece).is_err() {

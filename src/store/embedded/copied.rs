@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::appended::Additions;
 use super::group::{signed, unsigned};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -84,6 +85,15 @@ pub(super) struct DayRows {
 }
 
 impl DayRows {
+    /// Adds what groups hold of the day that its rows lack.
+    pub(super) fn add(&mut self, appended: Additions) {
+        for (place, addition) in appended {
+            let (totals, ceiling) = self.rows.entry(place.to_string()).or_default();
+            totals.add(&addition.0);
+            *ceiling = ceiling.max(addition.1);
+        }
+    }
+
     /// What this database charged itself.
     fn own(&self) -> (BTreeMap<String, Numbers>, BTreeMap<i64, i64>) {
         let copied = self.copied.rows();

@@ -1,55 +1,42 @@
 //! One group: everything that is decided and written in one transaction.
 //!
 //! Inside the transaction this connection holds the database's only write lock, so that what it reads stays true until
-//! it commits, whatever other processes want. That is why a group may read each count once, decide in memory and write
-//! the sums at its end; and why, once the changes of the key table that it lacks have been read, the key table in
+//! it commits, whatever other processes want. That is why a group may decide in memory and append all of it as one row
+//! (`appended`); and why, once the changes of the key table that it lacks have been read, the key table in
 //! memory is the database's.
 //!
 //! What a group has learnt stays known to the next one, unless somebody else has written meanwhile: SQLite counts the
 //! commits of other connections for us (`PRAGMA data_version`), and what holds under the write lock holds until one comes.
+//! Then the groups that others appended are added to the known counts.
+//!
+//! Invariant: each key and date of which groups hold anything that the ledger lacks has its count among the known ones. So the
+//! count of a key and date that is not known is what the ledger says.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::ops::ControlFlow;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Statement};
 
+use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
+use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::key_record::TierName;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
 use crate::store::{Charge, Keeping, StoreError, Totals};
 
 const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
 const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
-// The ledger is the count: a sum over the few endpoints of a key, which lie side by side.
-const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0) FROM ledger
-    WHERE date = ?1 AND key = ?2";
-// The same of a closed day, whose rows stay as they are.
-const COUNT_OF_CLOSED: &str = "SELECT coalesce(sum(charged - refunded), 0)
+// A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
+const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0)
     + (SELECT coalesce(sum(units), 0) FROM adjustments WHERE date = ?1 AND key = ?2)
     FROM ledger WHERE date = ?1 AND key = ?2";
-const ADD_TO_LEDGER: &str = "
-    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
-        refused_concurrent, refused_not_found, refused_method, day_limit, granted)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
-    ON CONFLICT (date, key, endpoint) DO UPDATE SET
-        requests = requests + excluded.requests,
-        charged = charged + excluded.charged,
-        refunded = refunded + excluded.refunded,
-        refused_tier = refused_tier + excluded.refused_tier,
-        refused_quota = refused_quota + excluded.refused_quota,
-        refused_burst = refused_burst + excluded.refused_burst,
-        refused_concurrent = refused_concurrent + excluded.refused_concurrent,
-        refused_not_found = refused_not_found + excluded.refused_not_found,
-        refused_method = refused_method + excluded.refused_method,
-        day_limit = max(day_limit, excluded.day_limit),
-        granted = max(granted, excluded.granted)";
+const APPEND: &str = "INSERT INTO appended (number, entries) VALUES (?1, ?2)";
 const ADJUST: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (date, key, came) DO UPDATE SET units = units + excluded.units";
 
@@ -58,10 +45,19 @@ const VERSION: &str = "PRAGMA data_version";
 
 /// Days remembered between groups; a gateway sees two or three.
 const DAYS_MAX: usize = 1_024;
-/// Counts remembered between groups, some 10 MB.
-const COUNTS_MAX: usize = 100_000;
+/// Counts remembered between groups, some 10 MB; more only where the ledger lacks something of them.
+const COUNTS_MAX: usize = 200_000;
 
-/// The statements of a group, prepared once.
+/// A count as it is known.
+struct Known {
+    used: u64,
+    /// The last group that changed it.
+    group: i64,
+    /// The last turn of this process that met it.
+    turn: u64,
+}
+
+/// The statements of a group, prepared once, and what groups have learnt.
 pub(super) struct Statements<'c> {
     connection: &'c Connection,
     begin: Statement<'c>,
@@ -71,11 +67,10 @@ pub(super) struct Statements<'c> {
     day: Statement<'c>,
     add_day: Statement<'c>,
     count: Statement<'c>,
-    count_of_closed: Statement<'c>,
-    add_to_ledger: Statement<'c>,
+    append: Statement<'c>,
     adjust: Statement<'c>,
-    /// What the days table says, as far as it was read or written in a committed group, and its dates as text.
-    days: HashMap<Date, (Day, Box<str>)>,
+    /// What the days table says, as far as it was read or written in a committed group.
+    days: HashMap<Date, Day>,
     version: Statement<'c>,
     guarded: Statement<'c>,
     /// The last date that a write may have to reopen; none where there is no closed day.
@@ -83,7 +78,14 @@ pub(super) struct Statements<'c> {
     /// The version of the database that what is known is of.
     known_of: Option<i64>,
     /// Counts as they are in that version.
-    known: HashMap<(KeyId, Day), u64>,
+    known: HashMap<(KeyId, Date), Known>,
+    /// How many counts there may be before those are forgotten that can be.
+    known_max: usize,
+    /// The last group whose entries are in the counts, and what the `folding` row said of rewritten counts; `None` where nothing is
+    /// known.
+    seen: Option<(i64, i64)>,
+    /// Counts the groups of this process.
+    turn: u64,
 }
 
 impl<'c> Statements<'c> {
@@ -97,8 +99,7 @@ impl<'c> Statements<'c> {
             day: connection.prepare(DAY)?,
             add_day: connection.prepare(ADD_DAY)?,
             count: connection.prepare(COUNT)?,
-            count_of_closed: connection.prepare(COUNT_OF_CLOSED)?,
-            add_to_ledger: connection.prepare(ADD_TO_LEDGER)?,
+            append: connection.prepare(APPEND)?,
             adjust: connection.prepare(ADJUST)?,
             days: HashMap::new(),
             version: connection.prepare(VERSION)?,
@@ -106,23 +107,117 @@ impl<'c> Statements<'c> {
             guarded_through: None,
             known_of: None,
             known: HashMap::new(),
+            known_max: COUNTS_MAX,
+            seen: None,
+            turn: 0,
         })
     }
 
-    /// Forgets what groups have learnt: something was written on their connection by somebody else, or a group failed.
-    pub(super) fn forget(&mut self) {
+    /// Has the next group look for changes: something else was written on its connection.
+    pub(super) fn look_again(&mut self) {
         self.days.clear();
         self.known_of = None;
-        self.known.clear();
     }
 
-    /// Keeps what a committed group knows.
-    fn learn(&mut self, counts: &HashMap<(KeyId, Day), u64>) {
-        if self.known.len() + counts.len() > COUNTS_MAX {
+    /// Forgets what groups have learnt: one failed.
+    fn forget(&mut self) {
+        self.look_again();
+        self.known.clear();
+        self.seen = None;
+    }
+
+    /// Reads what groups hold that the ledger lacks, so that the first charge need not wait for it.
+    pub(super) fn prepare_counts(&mut self) -> rusqlite::Result<()> {
+        let _instant = self.connection.unchecked_transaction()?;
+        self.catch_up_with_groups()
+    }
+
+    /// Adds the groups that others appended to the known counts, or reads all there are where others have changed counts otherwise
+    /// or moved groups into the ledger that were not seen.
+    fn catch_up_with_groups(&mut self) -> rusqlite::Result<()> {
+        let mark = Mark::read(self.connection)?;
+        let (first, last) =
+            first_and_last(self.connection)?.unwrap_or((mark.through + 1, mark.through));
+        let seen = self
+            .seen
+            .filter(|(seen, rewritten)| *seen >= first - 1 && *rewritten == mark.rewritten);
+        if seen.is_none() {
             self.known.clear();
         }
-        self.known.extend(counts);
+        let seen = seen.map_or(first - 1, |(seen, _)| seen);
+        let mut changed: HashMap<(KeyId, Date), Change> = HashMap::new();
+        if seen < last {
+            appended::groups(self.connection, (seen, last), |mut group| {
+                let number = group.number;
+                group.each(|entry| {
+                    let change = changed.entry((entry.key, entry.date)).or_default();
+                    let units = entry.totals.net();
+                    change.units += units;
+                    change.group = number;
+                    if !mark.has(number, entry) {
+                        change.lacking += units;
+                    }
+                })?;
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        for (place, change) in changed {
+            match self.known.entry(place) {
+                Entry::Occupied(mut known) => {
+                    let known = known.get_mut();
+                    known.used = unsigned(signed(known.used) + change.units);
+                    known.group = change.group;
+                }
+                Entry::Vacant(unknown) => {
+                    let in_ledger: i64 = self
+                        .count
+                        .query_row((place.1.to_string(), place.0.as_str()), |row| row.get(0))?;
+                    unknown.insert(Known {
+                        used: unsigned(in_ledger + change.lacking),
+                        group: change.group,
+                        turn: 0,
+                    });
+                }
+            }
+        }
+        self.seen = Some((last, mark.rewritten));
+        Ok(())
     }
+
+    /// The count of a key on a date.
+    fn count(&mut self, key: KeyId, date: Date) -> rusqlite::Result<&mut Known> {
+        match self.known.entry((key, date)) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(unknown) => {
+                let place = (date.to_string(), key.as_str());
+                let used: i64 = self.count.query_row(place, |row| row.get(0))?;
+                Ok(unknown.insert(Known {
+                    used: unsigned(used),
+                    group: 0,
+                    turn: 0,
+                }))
+            }
+        }
+    }
+
+    /// Forgets counts of which the ledger lacks nothing, where there are too many.
+    fn trim(&mut self) -> rusqlite::Result<()> {
+        if self.known.len() > self.known_max {
+            let first = first_and_last(self.connection)?.map_or(i64::MAX, |(first, _)| first);
+            self.known.retain(|_, known| known.group >= first);
+            self.known_max = COUNTS_MAX.max(2 * self.known.len());
+        }
+        Ok(())
+    }
+}
+
+/// What groups of others changed of a count.
+#[derive(Default)]
+struct Change {
+    units: i64,
+    /// Those among them that the ledger lacks.
+    lacking: i64,
+    group: i64,
 }
 
 /// What the group makes of a charge, before anybody hears of it.
@@ -140,17 +235,17 @@ pub(super) enum Ruling {
     OtherCalendar(Day),
 }
 
-/// The place of a row: its key, day, tier and endpoint.
-type LedgerPlace = (KeyId, Date, TierName, Arc<str>);
-
 /// A transaction that is under way.
 pub(super) struct Group<'g, 'c> {
     statements: &'g mut Statements<'c>,
     keys: &'g Follower,
     keeping: Keeping,
     now: Timestamp,
-    counts: HashMap<(KeyId, Day), u64>,
-    ledger: HashMap<LedgerPlace, (Totals, Ceiling)>,
+    /// Its number, if it comes to have entries.
+    number: i64,
+    entries: Packing,
+    /// The counts that it met.
+    met: Vec<(KeyId, Day)>,
     /// Units given back of closed days.
     late: HashMap<(KeyId, Date), u64>,
 }
@@ -159,7 +254,6 @@ impl<'g, 'c> Group<'g, 'c> {
     /// Takes the write lock, and catches up with what others have written. `clock` is read once the lock is held.
     pub(super) fn begin(
         statements: &'g mut Statements<'c>,
-        connection: &Connection,
         keys: &'g Follower,
         keeping: Keeping,
         clock: impl FnOnce() -> Timestamp,
@@ -170,11 +264,12 @@ impl<'g, 'c> Group<'g, 'c> {
             statements,
             keys,
             keeping,
-            counts: HashMap::new(),
-            ledger: HashMap::new(),
+            number: 0,
+            entries: Packing::default(),
+            met: Vec::new(),
             late: HashMap::new(),
         };
-        match group.catch_up(connection) {
+        match group.catch_up() {
             Ok(()) => Ok(group),
             Err(error) => {
                 group.roll_back();
@@ -183,17 +278,21 @@ impl<'g, 'c> Group<'g, 'c> {
         }
     }
 
-    /// Forgets counts that may be others now, and reads what is new of the key table.
-    fn catch_up(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    /// Brings the counts up to date, and reads what is new of the key table.
+    fn catch_up(&mut self) -> rusqlite::Result<()> {
         let statements = &mut *self.statements;
         let version = statements.version.query_row([], |row| row.get(0))?;
         if statements.known_of != Some(version) {
-            statements.known.clear();
-            self.keys.catch_up(connection, &mut statements.mark)?;
+            self.keys
+                .catch_up(statements.connection, &mut statements.mark)?;
             let guarded: String = statements.guarded.query_row([], |row| row.get(0))?;
             statements.guarded_through = guarded.parse().ok();
+            statements.catch_up_with_groups()?;
             statements.known_of = Some(version);
         }
+        statements.trim()?;
+        statements.turn += 1;
+        self.number = statements.seen.map_or(0, |(seen, _)| seen) + 1;
         Ok(())
     }
 
@@ -215,18 +314,24 @@ impl<'g, 'c> Group<'g, 'c> {
         let cost = u64::from(charge.cost);
         // SQLite's integers are signed.
         let limit = charge.limit.min(i64::MAX.unsigned_abs());
+        let number = self.number;
         let count = self.count(record.id, charge.day)?;
-        match count.checked_add(cost) {
+        match count.used.checked_add(cost) {
             Some(used) if used <= limit => {
-                *count = used;
+                count.used = used;
+                count.group = number;
                 let date = charge.day.date;
-                let (totals, ceiling) = self.entry(record.id, date, &record.tier, &charge.endpoint);
-                totals.requests += 1;
-                totals.charged += cost;
-                *ceiling = ceiling.max(Ceiling::of(record, date, limit));
+                let totals = Totals {
+                    requests: 1,
+                    charged: cost,
+                    ..Totals::default()
+                };
+                let place = (&record.tier, &charge.endpoint);
+                let ceiling = Ceiling::of(record, date, limit);
+                self.entries.add((record.id, date), place, &totals, ceiling);
                 Ok(Ruling::Granted(used))
             }
-            _ => Ok(Ruling::Exhausted(*count)),
+            _ => Ok(Ruling::Exhausted(count.used)),
         }
     }
 
@@ -234,15 +339,22 @@ impl<'g, 'c> Group<'g, 'c> {
     pub(super) fn refund(&mut self, refund: &Refund) -> rusqlite::Result<()> {
         let receipt = &refund.receipt;
         let units = u64::from(receipt.units);
+        let (number, is_closed) = (self.number, self.is_closed(receipt.day));
         let count = self.count(receipt.key, receipt.day)?;
-        *count = count.saturating_sub(units);
+        count.used = count.used.saturating_sub(units);
         let (key, date) = (receipt.key, receipt.day.date);
-        if self.is_closed(receipt.day) {
+        if is_closed {
             *self.late.entry((key, date)).or_default() += units;
             return Ok(());
         }
-        let (totals, _) = self.entry(key, date, &receipt.tier, &receipt.endpoint);
-        totals.refunded += units;
+        count.group = number;
+        let totals = Totals {
+            refunded: units,
+            ..Totals::default()
+        };
+        let place = (&receipt.tier, &receipt.endpoint);
+        self.entries
+            .add((key, date), place, &totals, Ceiling::default());
         Ok(())
     }
 
@@ -252,7 +364,7 @@ impl<'g, 'c> Group<'g, 'c> {
         if stored != day {
             return Ok(Err(stored));
         }
-        Ok(Ok(*self.count(key, day)?))
+        Ok(Ok(self.count(key, day)?.used))
     }
 
     /// Adds refused requests to the ledger, but for those of days that were closed by the time they could be written.
@@ -263,25 +375,37 @@ impl<'g, 'c> Group<'g, 'c> {
             }
             // Every day of the ledger is in the table of days, by which it is dropped one day.
             self.day(*day, Missing::Added)?;
-            self.entry(*key, day.date, tier, endpoint).0.add(refused);
+            let place = (tier, endpoint);
+            self.entries
+                .add((*key, day.date), place, refused, Ceiling::default());
         }
         Ok(())
     }
 
-    /// Writes the sums and commits; answers the counts that the group saw.
-    pub(super) fn commit(mut self) -> rusqlite::Result<impl Iterator<Item = (KeyId, Day, u64)>> {
-        if let Err(error) = self.write().and_then(|()| {
+    /// Appends the group and commits; answers the counts that it met.
+    pub(super) fn commit(mut self) -> rusqlite::Result<Committed> {
+        let written = self.write().and_then(|()| {
             self.statements.commit.execute([])?;
             Ok(())
-        }) {
+        });
+        if let Err(error) = written {
             self.roll_back();
             return Err(error);
         }
-        self.statements.learn(&self.counts);
-        Ok(self
-            .counts
-            .into_iter()
-            .map(|((key, day), used)| (key, day, used)))
+        let statements = self.statements;
+        if let Some((seen, _)) = &mut statements.seen
+            && self.entries.len() > 0
+        {
+            *seen = self.number;
+        }
+        let known = |(key, day): (KeyId, Day)| {
+            let known = statements.known.get(&(key, day.date))?;
+            Some((key, day, known.used))
+        };
+        Ok(Committed {
+            counts: self.met.into_iter().filter_map(known).collect(),
+            entries: self.entries.len(),
+        })
     }
 
     /// Leaves the database as it was.
@@ -296,7 +420,7 @@ impl<'g, 'c> Group<'g, 'c> {
         let Some(through) = self.statements.guarded_through else {
             return Ok(());
         };
-        let written = self.ledger.keys().map(|(_, date, ..)| *date);
+        let written = self.entries.dates();
         let written = written.chain(self.late.keys().map(|(_, date)| *date));
         let dates: BTreeSet<Date> = written.filter(|date| *date <= through).collect();
         for date in dates {
@@ -310,29 +434,21 @@ impl<'g, 'c> Group<'g, 'c> {
 
     fn write(&mut self) -> rusqlite::Result<()> {
         self.reopen()?;
-        let Statements {
-            add_to_ledger,
-            adjust,
-            days,
-            ..
-        } = &mut *self.statements;
-        for ((key, date, tier, endpoint), (totals, ceiling)) in &self.ledger {
-            let date = date_text(days, *date);
-            let place = format!("{tier} {endpoint}");
-            add_to_ledger.raw_bind_parameter(1, &*date)?;
-            add_to_ledger.raw_bind_parameter(2, key.as_str())?;
-            add_to_ledger.raw_bind_parameter(3, place)?;
-            let numbers = totals.numbers().into_iter();
-            let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
-            for (parameter, number) in (4..).zip(numbers) {
-                add_to_ledger.raw_bind_parameter(parameter, signed(number))?;
-            }
-            add_to_ledger.raw_execute()?;
+        let statements = &mut *self.statements;
+        if self.entries.len() > 0 {
+            let bytes = self.entries.bytes();
+            statements.append.execute((self.number, bytes))?;
         }
         let now = self.now.as_second();
         let came = now - now.rem_euclid(ADJUSTMENT_STEP_SECONDS);
         for ((key, date), units) in &self.late {
-            adjust.execute((date_text(days, *date), key.as_str(), came, -signed(*units)))?;
+            let row = (date.to_string(), key.as_str(), came, -signed(*units));
+            statements.adjust.execute(row)?;
+        }
+        if !self.late.is_empty() {
+            appended::note_rewritten(statements.connection)?;
+            // This process relies on what it remembers no more than the others do.
+            statements.known_of = None;
         }
         Ok(())
     }
@@ -341,44 +457,19 @@ impl<'g, 'c> Group<'g, 'c> {
         self.keeping.is_closed(day.end, self.now.as_second())
     }
 
-    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut u64> {
-        let is_closed = self.is_closed(day);
-        match self.counts.entry((key, day)) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(place) => {
-                let Statements {
-                    count,
-                    count_of_closed,
-                    days,
-                    known,
-                    ..
-                } = &mut *self.statements;
-                if let Some(used) = known.get(&(key, day)) {
-                    return Ok(place.insert(*used));
-                }
-                let count = if is_closed { count_of_closed } else { count };
-                let used: i64 =
-                    count.query_row((date_text(days, day.date), key.as_str()), |row| row.get(0))?;
-                Ok(place.insert(unsigned(used)))
-            }
+    fn count(&mut self, key: KeyId, day: Day) -> rusqlite::Result<&mut Known> {
+        let turn = self.statements.turn;
+        let known = self.statements.count(key, day.date)?;
+        if known.turn != turn {
+            known.turn = turn;
+            self.met.push((key, day));
         }
-    }
-
-    fn entry(
-        &mut self,
-        key: KeyId,
-        date: Date,
-        tier: &TierName,
-        endpoint: &Arc<str>,
-    ) -> &mut (Totals, Ceiling) {
-        self.ledger
-            .entry((key, date, tier.clone(), endpoint.clone()))
-            .or_default()
+        Ok(known)
     }
 
     /// The day as the database has it under this date.
     fn day(&mut self, day: Day, missing: Missing) -> rusqlite::Result<Day> {
-        if let Some((stored, _)) = self.statements.days.get(&day.date) {
+        if let Some(stored) = self.statements.days.get(&day.date) {
             return Ok(*stored);
         }
         let date = day.date.to_string();
@@ -406,9 +497,7 @@ impl<'g, 'c> Group<'g, 'c> {
         if self.statements.days.len() >= DAYS_MAX {
             self.statements.days.clear();
         }
-        self.statements
-            .days
-            .insert(day.date, (stored, date.into_boxed_str()));
+        self.statements.days.insert(day.date, stored);
         Ok(stored)
     }
 }
@@ -422,12 +511,12 @@ enum Missing {
     Assumed,
 }
 
-/// The date as the tables have it, without making the text anew for a day that is known.
-fn date_text(days: &HashMap<Date, (Day, Box<str>)>, date: Date) -> std::borrow::Cow<'_, str> {
-    match days.get(&date) {
-        Some((_, text)) => std::borrow::Cow::Borrowed(text),
-        None => std::borrow::Cow::Owned(date.to_string()),
-    }
+/// What came of a group.
+pub(super) struct Committed {
+    /// The counts that it met.
+    pub(super) counts: Vec<(KeyId, Day, u64)>,
+    /// How many entries it has.
+    pub(super) entries: usize,
 }
 
 /// What a caller is told whose day has other boundaries.

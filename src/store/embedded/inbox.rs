@@ -204,9 +204,10 @@ impl Inbox {
         self.filled.notify_all();
     }
 
-    /// Waits until there is something to do and takes all of it, charges and readings up to `group_max`. `None` once
-    /// the inbox is closed and empty.
-    pub(super) fn take(&self, group_max: usize) -> Option<Taken> {
+    /// Waits until there is something to do and takes all of it, charges and readings up to `group_max`; after
+    /// `patience`, if there is a bound to it, what there is, be it nothing. `None` once the inbox is closed and empty.
+    pub(super) fn take(&self, group_max: usize, patience: Option<Duration>) -> Option<Taken> {
+        let back = patience.map(|patience| Instant::now() + patience);
         let mut contents = self.contents.lock();
         loop {
             let due = contents.first_refusal.map(|first| first + REFUSALS_KEPT);
@@ -220,9 +221,12 @@ impl Inbox {
             if contents.closed {
                 return None;
             }
-            match due {
-                Some(due) => {
-                    self.filled.wait_until(&mut contents, due);
+            if back.is_some_and(|back| Instant::now() >= back) {
+                return Some(Taken::default());
+            }
+            match due.into_iter().chain(back).min() {
+                Some(instant) => {
+                    self.filled.wait_until(&mut contents, instant);
                 }
                 None => self.filled.wait(&mut contents),
             }
@@ -264,7 +268,7 @@ mod tests {
         }
         let refused = inbox.put(reading().0);
         assert!(matches!(refused, Err(StoreError::Unavailable(_))));
-        assert_eq!(inbox.take(100).unwrap().waiting.len(), 100);
+        assert_eq!(inbox.take(100, None).unwrap().waiting.len(), 100);
         inbox.put(reading().0).unwrap();
     }
 
@@ -275,9 +279,9 @@ mod tests {
         inbox.put_refusal(&key_of("pro").1, day(), &"markets".into(), Refusal::Tier);
         inbox.close();
         assert!(inbox.put(reading().0).is_err());
-        let taken = inbox.take(100).unwrap();
+        let taken = inbox.take(100, None).unwrap();
         assert_eq!((taken.waiting.len(), taken.refusals.len()), (1, 1));
-        assert!(inbox.take(100).is_none());
+        assert!(inbox.take(100, None).is_none());
     }
 
     #[test]
@@ -294,7 +298,7 @@ mod tests {
             inbox.put_refusal(&record, day(), &endpoint, Refusal::DailyQuota);
         }
         inbox.close();
-        let refusals = inbox.take(100).unwrap().refusals;
+        let refusals = inbox.take(100, None).unwrap().refusals;
         assert_eq!(refusals.len(), REFUSALS_MAX);
         let sum = refusals[&(record.id, day(), record.tier, endpoint)];
         assert_eq!(sum.refused_quota, REFUSALS_MAX as u64 + 5);
@@ -320,7 +324,7 @@ mod tests {
         let (caller, answer) = oneshot::channel();
         drop(answer);
         drop(caller.send(grant()));
-        let refunds = inbox.take(100).unwrap().refunds;
+        let refunds = inbox.take(100, None).unwrap().refunds;
         assert_eq!(refunds.len(), 2);
         assert!(refunds.iter().all(|refund| refund.receipt.units == 3));
     }

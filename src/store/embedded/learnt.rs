@@ -27,16 +27,18 @@ impl Learnt {
         (at.elapsed() < FRESH).then_some(used)
     }
 
-    /// Remembers a count. For the writer thread only.
-    pub(super) fn put(&self, key: KeyId, day: Day, used: u64, now: Instant) {
+    /// Remembers counts. For the writer thread only.
+    pub(super) fn put(&self, learnt: impl IntoIterator<Item = (KeyId, Day, u64)>, now: Instant) {
         let counts = self.counts.pin();
-        if counts.len() >= ENTRIES_MAX {
-            counts.retain(|_, (_, at)| now.duration_since(*at) < FRESH);
+        for (key, day, used) in learnt {
             if counts.len() >= ENTRIES_MAX {
-                counts.clear();
+                counts.retain(|_, (_, at)| now.duration_since(*at) < FRESH);
+                if counts.len() >= ENTRIES_MAX {
+                    counts.clear();
+                }
             }
+            counts.insert((key, day), (used, now));
         }
-        counts.insert((key, day), (used, now));
     }
 }
 
@@ -55,7 +57,7 @@ mod tests {
         };
         let now = Instant::now();
         for _ in 0..ENTRIES_MAX + 10 {
-            learnt.put(KeyId::generate(&mut os_entropy), day, 1, now);
+            learnt.put([(KeyId::generate(&mut os_entropy), day, 1)], now);
             assert!(learnt.counts.len() <= ENTRIES_MAX);
         }
     }

@@ -10,7 +10,8 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
-use super::closing;
+use super::keys::unreadable;
+use super::{appended, closing};
 use crate::store::Keeping;
 
 /// Rows that one turn deletes: a day of 100,000 keys with five endpoints each is gone in some eight minutes.
@@ -39,6 +40,10 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
+    // What comes to the ledger after its day is gone would stay.
+    if appended::lacks(connection, date.parse().map_err(unreadable)?)? {
+        return Ok(0);
+    }
     closing::let_go(connection, &date, now.as_second())?;
     for statement in [DROP_LEDGER, DROP_ADJUSTMENTS, DROP_COPIED] {
         let gone = connection.execute(statement, (&date, ROWS_MAX))?;

@@ -2,7 +2,7 @@
 //!
 //! Every table is `WITHOUT ROWID`, so that a row is found by its name in one search. Dates are text (`2026-11-21`),
 //! so that operators can read the file with the `sqlite3` shell. A file of another program, of another zone or of a
-//! newer version is refused and left as it is; one of an older version is brought up to date in one transaction.
+//! another version is refused and left unchanged.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::{Durability, closing};
+use super::{Durability, appended, closing};
 use crate::store::StoreError;
 
 /// What `PRAGMA user_version` says of a file that this code understands.
-const SCHEMA_VERSION: i64 = 3;
+const SCHEMA_VERSION: i64 = 4;
 /// What `PRAGMA application_id` says of our files: "TCLN".
 const APPLICATION_ID: i64 = 0x54_43_4C_4E;
 /// How long a connection waits for a lock that another process holds, before it says that the store is unavailable.
@@ -24,28 +24,13 @@ pub(super) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 /// The write-ahead log is folded into the database by the writer itself beyond so many pages (64 MiB), where the
 /// checkpointer cannot keep up.
 const LOG_PAGES_MAX: i64 = 65_536;
-/// Bytes per page of a new file. A charge changes one row of some 60 bytes and writes its page: a quarter of SQLite's
-/// default makes the log, and the stalls of folding it in, that much smaller.
+/// Bytes per page of a new file. A group of charges has some hundred bytes, and of a day of many keys each row that is changed
+/// is in a page of its own: a quarter of SQLite's default makes the log, and the stalls of folding it in, that much smaller.
 const PAGE_BYTES: i64 = 1_024;
+/// Statements that a connection keeps prepared.
+const STATEMENTS_KEPT: usize = 64;
 /// Pages that a connection remembers, in KiB: the ledger of a day of 100,000 keys.
 const CACHE_KIB: i64 = 16_384;
-
-macro_rules! column_of_ledger {
-    ($column:literal) => {
-        (
-            concat!(
-                "SELECT count(*) FROM pragma_table_info('ledger') WHERE name = '",
-                $column,
-                "'"
-            ),
-            concat!(
-                "ALTER TABLE ledger ADD COLUMN ",
-                $column,
-                " INTEGER NOT NULL DEFAULT 0;"
-            ),
-        )
-    };
-}
 
 const TABLES: &str = "
     CREATE TABLE meta (
@@ -71,18 +56,25 @@ const TABLES: &str = "
         first INTEGER NOT NULL,
         next INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- What the quota counts is charged - refunded, summed over the endpoints of a key and day: there is no second
-    -- count that could disagree.
+    -- What the quota counts is charged - refunded, summed over the endpoints of a key and day, with what is appended and not moved
+    -- here yet: there is no second count that could disagree.
     CREATE TABLE ledger (
         date TEXT NOT NULL,
         key TEXT NOT NULL,
-        -- The tier, a space, the endpoint; without tier where a version wrote it that did not know tiers here.
+        -- The tier, a space, the endpoint; without tier where what was carried here has none.
         endpoint TEXT NOT NULL,
         requests INTEGER NOT NULL,
         charged INTEGER NOT NULL,
         refunded INTEGER NOT NULL,
         refused_tier INTEGER NOT NULL,
         refused_quota INTEGER NOT NULL,
+        refused_burst INTEGER NOT NULL,
+        refused_concurrent INTEGER NOT NULL,
+        refused_not_found INTEGER NOT NULL,
+        refused_method INTEGER NOT NULL,
+        -- The largest limit that a charge of the row was judged by, and the granted units in it.
+        day_limit INTEGER NOT NULL,
+        granted INTEGER NOT NULL,
         PRIMARY KEY (date, key, endpoint)
     ) STRICT, WITHOUT ROWID;
     -- applied: the last change in the gateway's key table; seen: Unix milliseconds of its last heartbeat.
@@ -90,87 +82,51 @@ const TABLES: &str = "
         name TEXT PRIMARY KEY,
         applied INTEGER NOT NULL,
         seen INTEGER NOT NULL
-    ) STRICT, WITHOUT ROWID;";
-
-/// What later versions added, each with the question whether the file has it. Whoever opens the file adds what is
-/// missing; a process that does not know of it goes on beside, because every addition has a default and changes nothing
-/// that was there. Only a change that breaks this raises [`SCHEMA_VERSION`].
-const ADDITIONS: [(&str, &str); 12] = [
-    column_of_ledger!("refused_burst"),
-    column_of_ledger!("refused_concurrent"),
-    column_of_ledger!("refused_not_found"),
-    column_of_ledger!("refused_method"),
-    // The largest limit that a charge of the row was judged by, and the granted units in it.
-    column_of_ledger!("day_limit"),
-    column_of_ledger!("granted"),
-    // What came after a day was closed; came: Unix seconds, units: charged minus given back.
-    (
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'adjustments'",
-        "CREATE TABLE adjustments (
-            date TEXT NOT NULL,
-            key TEXT NOT NULL,
-            came INTEGER NOT NULL,
-            units INTEGER NOT NULL,
-            PRIMARY KEY (date, key, came)
-        ) STRICT, WITHOUT ROWID;",
-    ),
-    // Who told of an event; until: Unix seconds after which nobody asks.
-    (
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'claims'",
-        "CREATE TABLE claims (
-            event TEXT PRIMARY KEY,
-            node TEXT NOT NULL,
-            until INTEGER NOT NULL
-        ) STRICT, WITHOUT ROWID;
-        CREATE INDEX claims_by_end ON claims (until);",
-    ),
-    // Events to be delivered; since: Unix milliseconds.
-    (
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'events'",
-        "CREATE TABLE events (
-            since INTEGER NOT NULL,
-            event TEXT NOT NULL,
-            body TEXT NOT NULL,
-            PRIMARY KEY (since, event)
-        ) STRICT, WITHOUT ROWID;",
-    ),
-    // Who delivers them; until: Unix milliseconds. One row at most.
-    (
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'courier'",
-        "CREATE TABLE courier (
-            only INTEGER PRIMARY KEY CHECK (only = 1),
-            node TEXT NOT NULL,
-            until INTEGER NOT NULL
-        ) STRICT;",
-    ),
-    // What others counted of a key's day and was carried here, as they told it (JSON); it is in the ledger too.
-    (
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'copied'",
-        "CREATE TABLE copied (
-            date TEXT NOT NULL,
-            key TEXT NOT NULL,
-            body TEXT NOT NULL,
-            PRIMARY KEY (date, key)
-        ) STRICT, WITHOUT ROWID;",
-    ),
-    // The name under which this database's counts are carried to others: no other database has it.
-    (
-        "SELECT count(*) FROM meta WHERE name = 'producer'",
-        "INSERT INTO meta (name, value) VALUES ('producer', lower(hex(randomblob(12))));",
-    ),
-];
-
-/// What brings a file of an earlier version one version further: the first from 1 to 2.
-const UPGRADES: [&str; 2] = [AUDIT, closing::TABLE];
-
-/// place: that of the change in the order of all changes; entry: the JSON form of what `policy::audit` tells of it.
-const AUDIT: &str = "
+    ) STRICT, WITHOUT ROWID;
+    -- place: that of the change in the order of all changes; entry: the JSON form of an entry of policy::audit.
     CREATE TABLE audit (
         place INTEGER PRIMARY KEY,
         key TEXT NOT NULL,
         entry TEXT NOT NULL
     ) STRICT;
-    CREATE INDEX audit_by_key ON audit (key, place);";
+    CREATE INDEX audit_by_key ON audit (key, place);
+    -- What came after a day was closed; came: Unix seconds, units: charged minus refunded.
+    CREATE TABLE adjustments (
+        date TEXT NOT NULL,
+        key TEXT NOT NULL,
+        came INTEGER NOT NULL,
+        units INTEGER NOT NULL,
+        PRIMARY KEY (date, key, came)
+    ) STRICT, WITHOUT ROWID;
+    -- The node that reports an event; until: Unix seconds after which the claim has no use.
+    CREATE TABLE claims (
+        event TEXT PRIMARY KEY,
+        node TEXT NOT NULL,
+        until INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX claims_by_end ON claims (until);
+    -- Events to be delivered; since: Unix milliseconds.
+    CREATE TABLE events (
+        since INTEGER NOT NULL,
+        event TEXT NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (since, event)
+    ) STRICT, WITHOUT ROWID;
+    -- The node that delivers them; until: Unix milliseconds. One row at most.
+    CREATE TABLE courier (
+        only INTEGER PRIMARY KEY CHECK (only = 1),
+        node TEXT NOT NULL,
+        until INTEGER NOT NULL
+    ) STRICT;
+    -- What other stores counted of a key's day and was carried here (JSON); it is in the ledger too.
+    CREATE TABLE copied (
+        date TEXT NOT NULL,
+        key TEXT NOT NULL,
+        body TEXT NOT NULL,
+        PRIMARY KEY (date, key)
+    ) STRICT, WITHOUT ROWID;
+    -- The name under which this database's counts are carried to others: no other database has it.
+    INSERT INTO meta (name, value) VALUES ('producer', lower(hex(randomblob(12))));";
 
 const ZONE_OF_FILE: &str = "SELECT value FROM meta WHERE name = 'zone'";
 const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)";
@@ -220,6 +176,7 @@ pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection,
         .execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))
         .map_err(told)?;
     use_write_ahead_log(&connection).map_err(told)?;
+    connection.set_prepared_statement_cache_capacity(STATEMENTS_KEPT);
     let synchronous = match durability {
         Durability::Commit => "FULL",
         Durability::Interval(_) => "NORMAL",
@@ -282,9 +239,8 @@ pub(super) fn prepare(
     let number = |sql: &str| transaction.query_row(sql, [], |row| row.get::<_, i64>(0));
     let tables = number("SELECT count(*) FROM sqlite_schema").map_err(told)?;
     if tables == 0 {
-        transaction.execute_batch(TABLES).map_err(told)?;
-        for upgrade in UPGRADES {
-            transaction.execute_batch(upgrade).map_err(told)?;
+        for tables in [TABLES, appended::TABLES, closing::TABLE] {
+            transaction.execute_batch(tables).map_err(told)?;
         }
         transaction.execute(REMEMBER_ZONE, [zone]).map_err(told)?;
         transaction
@@ -292,7 +248,6 @@ pub(super) fn prepare(
                 "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
             ))
             .map_err(told)?;
-        add_what_is_missing(&transaction).map_err(told)?;
         return transaction.commit().map_err(told);
     }
     if number("PRAGMA application_id").map_err(told)? != APPLICATION_ID {
@@ -302,10 +257,15 @@ pub(super) fn prepare(
         )));
     }
     let version = number("PRAGMA user_version").map_err(told)?;
-    if !(1..=SCHEMA_VERSION).contains(&version) {
+    if version != SCHEMA_VERSION {
+        let hint = match version < SCHEMA_VERSION {
+            true => {
+                "make a backup with the version that wrote it (touchline store backup), and restore it into a new file"
+            }
+            false => "run the version that wrote it or a later one",
+        };
         return Err(StoreError::Failed(format!(
-            "{} has schema {version} and this touchline knows schema {SCHEMA_VERSION}; run the version that wrote it \
-             or a later one",
+            "{} has schema {version} and this touchline knows schema {SCHEMA_VERSION}; {hint}",
             path.display()
         )));
     }
@@ -318,26 +278,6 @@ pub(super) fn prepare(
              start a new database for {zone}",
             path.display()
         )));
-    }
-    let missing = usize::try_from(version - 1).unwrap_or(0);
-    for upgrade in UPGRADES.iter().skip(missing) {
-        transaction.execute_batch(upgrade).map_err(told)?;
-    }
-    if version < SCHEMA_VERSION {
-        transaction
-            .execute_batch(&format!("PRAGMA user_version = {SCHEMA_VERSION};"))
-            .map_err(told)?;
-    }
-    add_what_is_missing(&transaction).map_err(told)?;
-    transaction.commit().map_err(told)
-}
-
-fn add_what_is_missing(connection: &Connection) -> rusqlite::Result<()> {
-    for (question, addition) in ADDITIONS {
-        let there: i64 = connection.query_row(question, [], |row| row.get(0))?;
-        if there == 0 {
-            connection.execute_batch(addition)?;
-        }
     }
     Ok(())
 }

@@ -1,14 +1,17 @@
-//! Reading the ledger: what each key used on each day, by tier and endpoint; and holding its rows against each other.
+//! Reading the ledger: what each key used on each day, by tier and endpoint; and holding its rows against each other. What groups hold
+//! that the ledger lacks is read in the same transaction and added.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
+use super::appended;
 use super::carrying::copied_places;
 use super::copied::UNATTRIBUTED;
-use super::group::unsigned;
+use super::group::{signed, unsigned};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::TierName;
 use crate::store::ledger::{Ceiling, Cell};
@@ -62,11 +65,13 @@ const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
 
 type Place = (Date, KeyId);
 
+/// The numbers of a row: the totals, the largest limit and the largest grant.
+type Numbers = [i64; Totals::NUMBERS + 2];
+
 #[derive(Default)]
 struct OneDay {
-    cells: Vec<Cell>,
+    rows: Vec<(Arc<str>, Numbers)>,
     adjustments: Vec<Adjustment>,
-    faults: BTreeSet<String>,
     /// Whether others told something of it, who may have served above the limit.
     is_copied: bool,
 }
@@ -78,7 +83,8 @@ pub(super) fn read(
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<Vec<DayUsage>> {
-    let days = days(connection, from, to, key)?.into_iter();
+    let instant = connection.unchecked_transaction()?;
+    let days = days(&instant, from, to, key)?.into_iter();
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
 
@@ -93,15 +99,18 @@ pub(super) fn read_of(
     let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
         return Ok(Vec::new());
     };
+    let instant = connection.unchecked_transaction()?;
     let mut days = BTreeMap::new();
-    if are_neighbours(connection, &wanted, (first, last))? {
-        add_days_of(&mut days, connection, (from, to), (first, last))?;
+    if are_neighbours(&instant, &wanted, (first, last))? {
+        add_days_of(&mut days, &instant, (from, to), (first, last))?;
         days.retain(|(_, key), _| wanted.contains(key));
     } else {
         for key in &wanted {
-            add_days_of(&mut days, connection, (from, to), (key, key))?;
+            add_days_of(&mut days, &instant, (from, to), (key, key))?;
         }
     }
+    let wanted = |date, key| (from..=to).contains(&date) && wanted.contains(&key);
+    add_appended(&mut days, &instant, wanted)?;
     let days = days.into_iter();
     Ok(days.map(|(place, day)| day.told(place)).collect())
 }
@@ -126,14 +135,16 @@ pub(super) fn prove(
     to: Date,
     key: Option<KeyId>,
 ) -> rusqlite::Result<Vec<Proof>> {
-    let days = days(connection, from, to, key)?.into_iter();
-    let proofs = days.map(|(place, mut day)| {
-        let mut faults = std::mem::take(&mut day.faults);
-        let net: i64 = day.cells.iter().map(|cell| cell.totals.net()).sum();
-        let ceiling = day.cells.iter().map(|cell| cell.ceiling.limit).max();
-        let by_older = day.is_copied || day.cells.iter().any(|cell| cell.tier.is_none());
+    let instant = connection.unchecked_transaction()?;
+    let days = days(&instant, from, to, key)?.into_iter();
+    let proofs = days.map(|(place, day)| {
+        let mut faults: BTreeSet<String> = day.rows.iter().flat_map(faults_of).collect();
+        let cells: Vec<Cell> = day.rows.iter().map(cell).collect();
+        let net: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
+        let ceiling = cells.iter().map(|cell| cell.ceiling.limit).max();
+        let by_older = day.is_copied || cells.iter().any(|cell| cell.tier.is_none());
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
-            && net > super::group::signed(limit)
+            && net > signed(limit)
         {
             faults.insert(format!(
                 "{net} units are used, and no charge was judged by more than {limit}"
@@ -149,7 +160,8 @@ pub(super) fn prove(
 
 impl OneDay {
     fn told(self, place: Place) -> DayUsage {
-        let (mut cells, adjustments) = (self.cells, self.adjustments);
+        let mut cells: Vec<Cell> = self.rows.iter().map(cell).collect();
+        let adjustments = self.adjustments;
         if !self.is_copied {
             return DayUsage::of_cells(place, None, cells, adjustments);
         }
@@ -160,41 +172,62 @@ impl OneDay {
         DayUsage::of_cells(place, Some(used + late), cells, adjustments)
     }
 
-    fn add(&mut self, row: &Row<'_>) -> rusqlite::Result<()> {
-        let mut numbers = [0_i64; Totals::NUMBERS];
-        for (number, column) in numbers.iter_mut().zip(3..) {
-            *number = row.get(column)?;
+    /// Adds to the row of a place.
+    fn add(&mut self, place: Arc<str>, added: Numbers) {
+        let Some((_, numbers)) = self.rows.iter_mut().find(|(known, _)| *known == place) else {
+            self.rows.push((place, added));
+            return;
+        };
+        let [sums @ .., limit, granted] = numbers;
+        let [totals @ .., added_limit, added_granted] = added;
+        for (sum, number) in sums.iter_mut().zip(totals) {
+            *sum = sum.saturating_add(number);
         }
-        let place: String = row.get(2)?;
-        let (tier, endpoint) = place_of(&place);
-        let totals = Totals::of_numbers(numbers.map(unsigned));
-        if numbers.iter().any(|number| *number < 0) {
-            self.faults
-                .insert(format!("{place}: a number is below zero"));
-        }
-        if totals.refunded > totals.charged && endpoint != UNATTRIBUTED {
-            self.faults.insert(format!(
-                "{place}: {} units were refunded of {} charged",
-                totals.refunded, totals.charged
-            ));
-        }
-        if totals.requests > totals.charged {
-            self.faults.insert(format!(
-                "{place}: {} requests were charged {} units",
-                totals.requests, totals.charged
-            ));
-        }
-        self.cells.push(Cell {
-            tier,
-            endpoint: endpoint.to_owned(),
-            totals,
-            ceiling: Ceiling {
-                limit: unsigned(row.get(3 + Totals::NUMBERS)?),
-                granted: unsigned(row.get(4 + Totals::NUMBERS)?),
-            },
-        });
-        Ok(())
+        *limit = added_limit.max(*limit);
+        *granted = added_granted.max(*granted);
     }
+}
+
+/// A row of the ledger: its place, and its numbers.
+fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
+    let mut numbers = Numbers::default();
+    for (number, column) in numbers.iter_mut().zip(3..) {
+        *number = row.get(column)?;
+    }
+    Ok((row.get(2)?, numbers))
+}
+
+fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
+    let (tier, endpoint) = place_of(place);
+    let [totals @ .., limit, granted] = numbers.map(unsigned);
+    Cell {
+        tier,
+        endpoint: endpoint.to_owned(),
+        totals: Totals::of_numbers(totals),
+        ceiling: Ceiling { limit, granted },
+    }
+}
+
+/// What no charge and no refund could have written.
+fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
+    let [totals @ .., _, _] = numbers.map(unsigned);
+    let (totals, mut faults) = (Totals::of_numbers(totals), Vec::new());
+    if numbers.iter().any(|number| *number < 0) {
+        faults.push(format!("{place}: a number is below zero"));
+    }
+    if totals.refunded > totals.charged && place_of(place).1 != UNATTRIBUTED {
+        faults.push(format!(
+            "{place}: {} units were refunded of {} charged",
+            totals.refunded, totals.charged
+        ));
+    }
+    if totals.requests > totals.charged {
+        faults.push(format!(
+            "{place}: {} requests were charged {} units",
+            totals.requests, totals.charged
+        ));
+    }
+    faults
 }
 
 /// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
@@ -217,13 +250,17 @@ fn days(
     let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
     if let Some(key) = key {
         add_days_of(&mut days, connection, (from, to), (&key, &key))?;
+        let wanted = |date, of| (from..=to).contains(&date) && of == key;
+        add_appended(&mut days, connection, wanted)?;
         return Ok(days);
     }
+    add_appended(&mut days, connection, |date, _| (from..=to).contains(&date))?;
     let (from, to) = (from.to_string(), to.to_string());
     let mut ledger = connection.prepare(LEDGER)?;
     let mut rows = ledger.query((&from, &to))?;
     while let Some(row) = rows.next()? {
-        days.entry(place(row)?).or_default().add(row)?;
+        let (endpoint, numbers) = row_of(row)?;
+        days.entry(place(row)?).or_default().add(endpoint, numbers);
     }
     let mut adjustments = connection.prepare(ADJUSTMENTS)?;
     let mut rows = adjustments.query((&from, &to))?;
@@ -240,6 +277,22 @@ fn days(
     Ok(days)
 }
 
+/// Adds what groups hold that the ledger lacks.
+fn add_appended(
+    days: &mut BTreeMap<Place, OneDay>,
+    instant: &Connection,
+    wanted: impl Fn(Date, KeyId) -> bool,
+) -> rusqlite::Result<()> {
+    let mut sums = appended::lacking(instant, wanted)?;
+    while let Some((place, endpoint, (totals, ceiling))) = sums.pop_first() {
+        let numbers = totals.numbers().into_iter();
+        let mut numbers = numbers.chain([ceiling.limit, ceiling.granted]).map(signed);
+        let added: Numbers = std::array::from_fn(|_| numbers.next().unwrap_or(0));
+        days.entry(place).or_default().add(endpoint, added);
+    }
+    Ok(())
+}
+
 /// Adds the days of the keys from the first through the last.
 fn add_days_of(
     days: &mut BTreeMap<Place, OneDay>,
@@ -252,7 +305,8 @@ fn add_days_of(
     let mut ledger = connection.prepare_cached(LEDGER_OF_KEYS)?;
     let mut rows = ledger.query(asked)?;
     while let Some(row) = rows.next()? {
-        days.entry(place(row)?).or_default().add(row)?;
+        let (endpoint, numbers) = row_of(row)?;
+        days.entry(place(row)?).or_default().add(endpoint, numbers);
     }
     let mut adjustments = connection.prepare_cached(ADJUSTMENTS_OF_KEYS)?;
     let mut rows = adjustments.query(asked)?;

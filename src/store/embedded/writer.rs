@@ -14,6 +14,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::closing::Closer;
+use super::folding::Folder;
 use super::group::{Group, Ruling, Statements, other_calendar};
 use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
 use super::keys::Follower;
@@ -87,18 +88,22 @@ impl Drop for Closing<'_> {
         self.0.up.store(false, Ordering::Relaxed);
         self.0.inbox.close();
         // Dropping what was taken tells every caller.
-        while self.0.inbox.take(usize::MAX).is_some() {}
+        while self.0.inbox.take(usize::MAX, None).is_some() {}
     }
 }
 
 fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     let mut statements = Statements::prepare(connection)?;
-    while let Some(mut taken) = desk.inbox.take(GROUP_MAX) {
+    // A failure is that of the first group too, which reports it.
+    let _ = statements.prepare_counts();
+    let mut folder = Folder::new();
+    while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
         let errands = std::mem::take(&mut taken.errands);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
-            match settle(connection, &mut statements, desk, taken) {
-                Ok(()) => {
+            match settle(&mut statements, desk, taken) {
+                Ok(entries) => {
+                    folder.note(entries);
                     desk.up.store(true, Ordering::Relaxed);
                     desk.dirty.store(true, Ordering::Release);
                 }
@@ -111,15 +116,31 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
         }
         for errand in errands {
             errand(connection);
-            statements.forget();
+            statements.look_again();
             desk.dirty.store(true, Ordering::Release);
+        }
+        let gathering = Instant::now();
+        if desk.file_trouble().is_none() {
+            fold(connection, desk, &mut folder, size);
         }
         if size >= GATHER_FROM {
             let rest = u32::try_from(size).map_or(GATHER_MAX, |size| GATHER_EACH * size);
-            std::thread::sleep(rest.min(GATHER_MAX));
+            std::thread::sleep(rest.min(GATHER_MAX).saturating_sub(gathering.elapsed()));
         }
     }
     Ok(())
+}
+
+/// Moves some of what was appended into the ledger, in the time that the writer would rest.
+fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) {
+    match folder.turn(connection, size) {
+        Ok(true) => desk.dirty.store(true, Ordering::Release),
+        Ok(false) => {}
+        Err(error) => {
+            let error = failure(&desk.path, &error);
+            tracing::error!(%error, "charges were not moved into the ledger; trying again");
+        }
+    }
 }
 
 /// A decided charge or reading that waits for the commit.
@@ -132,13 +153,8 @@ enum Answer {
     ),
 }
 
-/// Decides, writes and answers one group; the error has been told to those who wait.
-fn settle(
-    connection: &Connection,
-    statements: &mut Statements<'_>,
-    desk: &Desk,
-    taken: Taken,
-) -> Result<(), StoreError> {
+/// Decides, writes and answers one group, and returns how many entries it has; the error has been told to those who wait.
+fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<usize, StoreError> {
     let Taken {
         waiting,
         refunds,
@@ -149,14 +165,14 @@ fn settle(
     let mut undecided = waiting.into_iter();
     let mut work = || {
         let now = || desk.clock.now();
-        let mut group = Group::begin(statements, connection, &desk.keys, desk.keeping, now)?;
+        let mut group = Group::begin(statements, &desk.keys, desk.keeping, now)?;
         let done = refunds
             .iter()
             .try_for_each(|refund| group.refund(refund))
             .and_then(|()| decide(&mut group, &mut undecided, &mut answers))
             .and_then(|()| group.refused(&refusals));
         match done {
-            Ok(()) => group.commit().map(Iterator::collect::<Vec<_>>),
+            Ok(()) => group.commit(),
             Err(error) => {
                 group.roll_back();
                 Err(error)
@@ -165,16 +181,13 @@ fn settle(
     };
     let result = work();
     match result {
-        Ok(counts) => {
-            let now = Instant::now();
-            for &(key, day, used) in &counts {
-                desk.learnt.put(key, day, used, now);
-            }
+        Ok(committed) => {
+            desk.learnt.put(committed.counts, Instant::now());
             answers.into_iter().for_each(|answer| tell(answer, desk));
             refunds
                 .into_iter()
                 .for_each(|refund| tell_refund(refund, desk));
-            Ok(())
+            Ok(committed.entries)
         }
         Err(error) => {
             tell_failure(answers, undecided, || failure(&desk.path, &error));

@@ -1,7 +1,7 @@
 //! A Redis Cluster: a line to each of its masters, and which of them serves which slot.
 //!
 //! The client library's own cluster connection is not used: it waits for nodes that are down and sends again what may
-//! have run (notes/quota.md, 1.1). Here a command goes to the node that serves its key's slot and fails at once where that
+//! have run (docs/decisions/redis-link.md). Here a command goes to the node that serves its key's slot and fails at once where that
 //! one is away, while the other nodes' keys go on. `MOVED`, `ASK` and `TRYAGAIN` say that a node did not run a command;
 //! only these are followed, within the call's deadline. The map is asked for again every second, and at once after a
 //! redirection or a failure; of the nodes' opinions a healthy one of the latest epoch counts.

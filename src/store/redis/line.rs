@@ -4,7 +4,7 @@
 //! broken, when the server says that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
 //! one task ([`Line::keep`]) then makes another, prepares it, and only then shows it. Behind Sentinel every new one is to
 //! the master of that moment. The client library's own reconnecting and retrying is not used: it hides both
-//! (notes/quota.md, 1.1).
+//! (docs/decisions/redis-link.md).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

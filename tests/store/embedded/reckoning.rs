@@ -1,7 +1,7 @@
-//! The ledger in the file: proofs that fail, days that go, and files of versions that knew less.
+//! The ledger in the file: proofs that fail, and days that go.
 
 use jiff::civil::Date;
-use touchline::store::{Keeping, Proof, Totals};
+use touchline::store::{Keeping, Proof};
 
 use super::*;
 use crate::log_lines::log_lines;
@@ -23,6 +23,7 @@ async fn a_row_that_no_charge_could_have_written_is_found_with_its_key_and_day()
     assert!(clean.len() == 2 && clean.iter().all(|proof| proof.faults.is_empty()));
     let id = keys[0].record.id;
     let file = Connection::open(fixture.path()).unwrap();
+    eventually_in_ledger(&file).await;
     for (corruption, fault) in [
         ("refunded = 5", "5 units were refunded of 4 charged"),
         ("charged = 11", "no charge was judged by more than 10"),
@@ -194,66 +195,4 @@ async fn a_clock_that_leapt_drops_nothing_until_it_has_agreed_for_an_hour() {
         (lines.collect::<Vec<_>>() == [1, 1, 0, 0]).then_some(())
     })
     .await;
-}
-
-/// The tables of the first version, without what was added since.
-fn forget_what_was_added(path: &Path) {
-    let file = Connection::open(path).unwrap();
-    for column in [
-        "refused_burst",
-        "refused_concurrent",
-        "refused_not_found",
-        "refused_method",
-        "day_limit",
-        "granted",
-    ] {
-        file.execute_batch(&format!("ALTER TABLE ledger DROP COLUMN {column}"))
-            .unwrap();
-    }
-    file.execute_batch("DROP TABLE adjustments").unwrap();
-}
-
-#[tokio::test]
-async fn a_file_of_the_first_version_is_added_to_and_a_process_of_it_charges_beside() {
-    let fixture = EmbeddedFixture::new();
-    let store = fixture.gateway("a").await;
-    let key = issue(&store).await;
-    store.close(PATIENCE).await;
-    drop(store);
-    forget_what_was_added(&fixture.path());
-    let old = Connection::open(fixture.path()).unwrap();
-    let day = today();
-    // As the first version charged; prepared before the new one adds its columns.
-    let mut charge_as_old = old
-        .prepare(
-            "INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota)
-             VALUES (?1, ?2, 'markets', 1, 2, 0, 1, 0) ON CONFLICT (date, key, endpoint) DO UPDATE SET
-             requests = requests + 1, charged = charged + 2, refused_tier = refused_tier + 1",
-        )
-        .unwrap();
-    let mut old_charges = || {
-        let place = (day.date.to_string(), key.record.id.as_str());
-        charge_as_old.execute(place).unwrap();
-    };
-    old_charges();
-    let store = fixture.gateway("b").await;
-    assert_eq!(granted(store.charge(charge(&key, day, 9, 3)).await).0, 5);
-    old_charges();
-    let count = "SELECT sum(charged - refunded) FROM ledger WHERE date = ?1 AND key = ?2";
-    let place = (day.date.to_string(), key.record.id.as_str());
-    let theirs: i64 = old.query_row(count, place, |row| row.get(0)).unwrap();
-    assert_eq!(theirs, 7, "the old version counts the new one's units");
-    assert_eq!(granted(store.charge(charge(&key, day, 9, 2)).await).0, 9);
-    assert_eq!(exhausted(store.charge(charge(&key, day, 9, 1)).await), 9);
-    let row = ledger(&store).await.remove(0);
-    assert_eq!((row.used, row.unattributed), (9, 0));
-    let expected = Totals {
-        requests: 4,
-        charged: 9,
-        refused_tier: 2,
-        ..Totals::default()
-    };
-    assert_eq!(row.endpoints["markets"], expected);
-    assert_eq!((row.tiers["pro"].charged, row.tiers["?"].charged), (5, 4));
-    assert!(proved(&store).await[0].faults.is_empty());
 }

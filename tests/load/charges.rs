@@ -1,0 +1,206 @@
+//! What a charge costs in the embedded store: `cargo bench --locked --bench charges`. Figures, not a verdict.
+//!
+//! A gateway's store on a file of its own, on a runtime of one worker thread, as the gateway has it. Each row: as many callers as are
+//! in flight at once, each of which charges a random key again as soon as it has its answer. CPU is user and system time of
+//! the whole process; of it, the store's writer thread and its checkpointer. The last column is a reading of the whole day right
+//! afterwards. `CHARGES`, `KEYS` and `IN_FLIGHT` choose (lists separated by commas).
+#![allow(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a measurement fails by panicking and prints what it found"
+)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+use touchline::clock::Clock;
+use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
+use touchline::policy::calendar::{Calendar, Day};
+use touchline::policy::key_record::{Action, KeyRecord, LastChange};
+use touchline::store::embedded::{EmbeddedStore, Settings, open};
+use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+const PATIENCE: Duration = Duration::from_secs(120);
+const BATCH: usize = 1_000;
+const ENDPOINTS: [&str; 6] = [
+    "/api/v1/data/markets",
+    "/api/v1/data/predictions",
+    "/api/v1/data/predictions/{fixture_id}",
+    "/api/v1/data/insights",
+    "/api/v1/data/sentiment",
+    "/api/v1/data/rankings",
+];
+
+fn main() {
+    let charges = list("CHARGES", &[400_000])[0];
+    println!(
+        "keys  in flight  charges/s  CPU each  writer  sync  p50  p99  max (µs)  reading the day (ms)"
+    );
+    for keys in list("KEYS", &[100, 10_000, 100_000]) {
+        for in_flight in list("IN_FLIGHT", &[1, 14, 64, 256]) {
+            // Waiting for one answer at a time takes some hundred microseconds each.
+            let charges = if in_flight == 1 {
+                charges / 10
+            } else {
+                charges
+            };
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(measure(keys, in_flight, charges));
+        }
+    }
+}
+
+fn list(name: &str, otherwise: &[usize]) -> Vec<usize> {
+    match std::env::var(name) {
+        Ok(text) => text.split(',').map(|one| one.parse().unwrap()).collect(),
+        Err(_) => otherwise.to_vec(),
+    }
+}
+
+async fn measure(keys: usize, in_flight: usize, charges: usize) {
+    let directory = tempfile::tempdir().unwrap();
+    let settings = Settings {
+        // An import beside other work on a slow disk takes its time.
+        timeout: PATIENCE,
+        ..Settings::new(directory.path().join("touchline.db"))
+    };
+    let role = Role::Gateway(NodeName("bench".into()));
+    let store = open(settings, role, "UTC", Clock::system()).await.unwrap();
+    let entries = Arc::new(import(&store, keys).await);
+    let day = Calendar::of_zone("UTC").unwrap();
+    let day = day.day_at(store.now()).unwrap();
+    // Each key once, so that a short run does not measure first times.
+    let _ = run(&store, &entries, day, 256, keys).await;
+
+    let (before, threads) = (cpu(), cpu_of_threads());
+    let started = Instant::now();
+    let mut took = run(&store, &entries, day, in_flight, charges).await;
+    let elapsed = started.elapsed();
+    let (after, threads_after) = (cpu(), cpu_of_threads());
+
+    let each = |nanos: u64| nanos as f64 / 1_000.0 / charges as f64;
+    let of_thread = |name: &str| {
+        let [after, before] = [&threads_after, &threads].map(|all| all.get(name).copied());
+        // A thread that had not run before has no time then.
+        each(after.unwrap_or(0).saturating_sub(before.unwrap_or(0)))
+    };
+    took.sort_unstable();
+    let quantile = |share: f64| took[(took.len() as f64 * share) as usize].as_micros();
+    let reading = Instant::now();
+    let rows = store.usage(day.date, day.date, None).await.unwrap();
+    let reading = reading.elapsed();
+    let used: u64 = rows.iter().map(|row| row.used).sum();
+    assert_eq!(used, (keys + charges) as u64, "each charge is counted once");
+    println!(
+        "{keys:>6}  {in_flight:>4}  {:>8.0}  {:>6.2}  {:>6.2}  {:>6.2}  {:>6} {:>6} {:>6}  {:>6.1}",
+        charges as f64 / elapsed.as_secs_f64(),
+        each(u64::try_from((after - before).as_nanos()).unwrap()),
+        of_thread("store-writer"),
+        of_thread("store-sync"),
+        quantile(0.5),
+        quantile(0.99),
+        took.last().unwrap().as_micros(),
+        reading.as_secs_f64() * 1_000.0,
+    );
+    store.close(PATIENCE).await;
+}
+
+async fn import(store: &Arc<EmbeddedStore>, keys: usize) -> Vec<Arc<KeyEntry>> {
+    let records: Vec<KeyRecord> = (0..keys).map(record).collect();
+    for batch in records.chunks(BATCH) {
+        store.import_keys(batch.to_vec()).await.unwrap();
+    }
+    let deadline = Instant::now() + PATIENCE;
+    while store.keys().len() < keys {
+        assert!(Instant::now() < deadline, "the key table is not read");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let ids = records.iter().map(|record| record.id);
+    ids.map(|id| store.keys().get(id).unwrap()).collect()
+}
+
+/// Charges random keys; how long each charge took.
+async fn run(
+    store: &Arc<EmbeddedStore>,
+    entries: &Arc<Vec<Arc<KeyEntry>>>,
+    day: Day,
+    in_flight: usize,
+    charges: usize,
+) -> Vec<Duration> {
+    let endpoints = ENDPOINTS.map(Arc::<str>::from);
+    let left = Arc::new(AtomicU64::new(charges as u64));
+    let callers = (0..in_flight).map(|number| {
+        let (store, entries, left) = (store.clone(), entries.clone(), left.clone());
+        let endpoints = endpoints.clone();
+        let mut random = fastrand::Rng::with_seed(number as u64 + 1);
+        tokio::spawn(async move {
+            let mut took = Vec::new();
+            let take = |left: u64| left.checked_sub(1);
+            while left
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+                .is_ok()
+            {
+                let charge = Charge {
+                    key: entries[random.usize(..entries.len())].clone(),
+                    day,
+                    limit: 1_000_000_000,
+                    cost: 1,
+                    endpoint: endpoints[random.usize(..endpoints.len())].clone(),
+                };
+                let started = Instant::now();
+                let decision = store.charge(charge).await.unwrap();
+                took.push(started.elapsed());
+                assert!(matches!(decision, Decision::Granted { .. }), "{decision:?}");
+            }
+            took
+        })
+    });
+    let mut took = Vec::new();
+    for caller in callers.collect::<Vec<_>>() {
+        took.extend(caller.await.unwrap());
+    }
+    took
+}
+
+fn record(number: usize) -> KeyRecord {
+    let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
+    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
+    let issued = LastChange::first(Action::Issue, "tester@here");
+    KeyRecord {
+        version: 1,
+        ..KeyRecord::new(&key, format!("Customer {number}"), tier, now, issued)
+    }
+}
+
+/// User and system time of this process.
+fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
+/// The nanoseconds that threads of a name have run, by the scheduler.
+fn cpu_of_threads() -> BTreeMap<String, u64> {
+    let mut threads = BTreeMap::new();
+    for task in std::fs::read_dir("/proc/self/task").unwrap() {
+        let path = task.unwrap().path();
+        let read = |name: &str| std::fs::read_to_string(path.join(name));
+        // One that has just ended.
+        let (Ok(name), Ok(ran)) = (read("comm"), read("schedstat")) else {
+            continue;
+        };
+        let ran: u64 = ran.split(' ').next().unwrap().parse().unwrap();
+        *threads.entry(name.trim().to_owned()).or_default() += ran;
+    }
+    threads
+}
