@@ -1,28 +1,24 @@
 //! Touchline: the gateway in front of a football prediction data API. It lets paying customers in with an API key, holds
 //! each key to its tier's endpoints and daily quota, tells every caller where they stand, and forwards what is allowed.
 //!
-//! This page is the map of the house.
+//! This page is the map of the house; `docs/architecture.md` has it with pictures, and the place where each behaviour is decided.
 //!
 //! # The life of a request
 //!
 //! A connection is accepted and decrypted by [`server`]. [`proxy::connection`] reads its requests, each head in one way only
-//! ([`policy::http1`], or the `h2` library), and has each served by [`proxy::serve`], which asks [`proxy::admission::admit`], where the
-//! contract reads from top to bottom:
+//! ([`policy::http1`], or the `h2` library), and has each served by [`proxy::serve`]. The steps of the contract are
+//! [`policy::admission`], which asks [`proxy::admission::admit`] for what only the edge knows, as it asks `touchline explain`
+//! ([`policy::explanation`]):
 //!
-//! 1. the head is well-formed ([`proxy::well_formed`], [`policy::target`]);
-//! 2. there is an API key, and 3. it is known and usable ([`policy::api_key`], [`store::KeyTable`],
-//!    [`policy::key_record`]);
+//! 1. the head is well-formed ([`proxy::well_formed`]); `/openapi.json` ([`policy::openapi`]) leaves the path here;
+//! 2. there is an API key, and 3. it is known and usable ([`store::KeyTable`], [`policy::key_record`]); `/api/v1/usage`
+//!    ([`proxy::usage`]) leaves here;
 //! 4. the path is an endpoint, 5. it takes the method, 6. the key's tier includes it ([`policy::endpoint`]);
-//! 7. the key is within its tier's burst and concurrency, where it has such limits ([`proxy::rates`],
-//!    [`policy::token_bucket`]);
-//! 8. the daily quota has room: one atomic charge ([`store::Store::charge`]) on the quota day of
-//!    [`policy::calendar`].
+//! 7. the key is within its tier's burst and concurrency, where it has such limits ([`proxy::rates`]);
+//! 8. the quota day ([`policy::calendar`]) has room: one atomic charge ([`store::Store::charge`]).
 //!
-//! `/openapi.json` ([`policy::openapi`]) leaves this path after step 1 and `/api/v1/usage` ([`proxy::usage`]) after
-//! step 3, both answered by the gateway itself and never charged.
-//!
-//! What comes out is else a [`proxy::admission::Permit`], the only way to an upstream, or a refusal, which
-//! [`policy::rejection`] turns into an answer. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
+//! The end is a refusal, which [`policy::rejection`] turns into an answer, or a [`proxy::admission::Permit`], the only way to
+//! an upstream. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
 //! server of its upstream ([`proxy::upstreams`]), whose answer is passed on part by part ([`proxy::relay`]). If we or the upstream fail, the client gets the contract's 500 and
 //! its units back ([`store::Store::refund`]). Every answer to an authenticated request carries its standing
 //! ([`policy::rate_limit`]); every request leaves one line in the access log and its traces in the metrics

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Write;
 
 use clap::Args;
-use http::{HeaderMap, Method, StatusCode};
+use http::{Method, StatusCode};
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::Value;
@@ -15,10 +15,12 @@ use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
-use crate::config::{Config, Place};
+use crate::config::{Config, Place, Tier};
+use crate::policy::admission::{Check, Verdict};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::Waived;
-use crate::policy::explanation::{self, Check, Outcome, Question, Step, Terms, Verdict};
+use crate::policy::explanation::{self, Outcome, Question, Step};
+use crate::policy::http1::fields::FieldList;
 use crate::proxy::respond::{announce, insert_standing, refusal_fields};
 use crate::proxy::well_formed::{self, HeadLimits};
 
@@ -108,21 +110,16 @@ async fn explain(
         method: &arguments.method,
         head: head.map(|target| target.path),
         record: record.as_ref(),
-        terms: tier.map(|tier| Terms {
-            daily: tier.daily.get(),
-            burst: tier.burst,
-            concurrent: tier.concurrent,
-            enforcement: tier.enforcement,
-        }),
+        terms: tier.map(Tier::terms),
         endpoints: &config.endpoints,
         day,
         used: usage.iter().map(|usage| usage.used).sum(),
         now,
     });
     let (result, would_refuse) = match &explanation.outcome {
-        Outcome::Forwarded { waived, .. } => ("forwarded", waived.map(Waived::as_str)),
-        Outcome::Answered { .. } => ("answered", None),
-        Outcome::Refused { .. } => ("refused", None),
+        Outcome::Forwarded(permit) => ("forwarded", permit.waived().map(Waived::as_str)),
+        Outcome::Answered(_) => ("answered", None),
+        Outcome::Refused(_) => ("refused", None),
     };
     let steps = explanation.steps.into_iter();
     let explained = Explained {
@@ -158,15 +155,10 @@ impl StepView {
 impl Answer {
     fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<Answer> {
         Ok(match outcome {
-            Outcome::Refused {
-                rejection,
-                standing,
-                endpoint,
-            } => {
+            Outcome::Refused(refusal) => {
+                let (rejection, standing) = (&refusal.rejection, refusal.standing);
                 let problem = rejection.problem("", &config.keys.realm, now);
-                let mut fields = refusal_fields(&problem, *standing, endpoint.as_deref(), now);
-                // With the request id it is longer.
-                fields.remove(http::header::CONTENT_LENGTH);
+                let fields = refusal_fields(&problem, standing, refusal.endpoint(), now);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
@@ -174,32 +166,30 @@ impl Answer {
                 Answer {
                     status: Some(problem.status.as_u16()),
                     code: Some(rejection.code()),
-                    headers: told(&fields),
+                    headers: by_name(&fields),
                     body: Some(body),
                 }
             }
-            Outcome::Answered { standing, .. } => {
-                let mut fields = HeaderMap::new();
+            Outcome::Answered(standing) => {
+                let mut fields = FieldList::default();
                 if let Some(standing) = standing {
                     insert_standing(&mut fields, *standing, now);
                 }
                 Answer {
                     status: Some(StatusCode::OK.as_u16()),
                     code: None,
-                    headers: told(&fields),
+                    headers: by_name(&fields),
                     body: None,
                 }
             }
-            Outcome::Forwarded {
-                endpoint, standing, ..
-            } => {
-                let mut fields = HeaderMap::new();
-                insert_standing(&mut fields, *standing, now);
-                announce(&mut fields, &endpoint.retirement);
+            Outcome::Forwarded(permit) => {
+                let mut fields = FieldList::default();
+                insert_standing(&mut fields, permit.standing(), now);
+                announce(&mut fields, &permit.endpoint().retirement);
                 Answer {
                     status: None,
                     code: None,
-                    headers: told(&fields),
+                    headers: by_name(&fields),
                     body: None,
                 }
             }
@@ -208,15 +198,16 @@ impl Answer {
 }
 
 /// The headers by name; several of one name in one value, as HTTP lets them be.
-fn told(fields: &HeaderMap) -> BTreeMap<String, String> {
-    let mut told: BTreeMap<String, String> = BTreeMap::new();
-    for (name, value) in fields {
-        let value = String::from_utf8_lossy(value.as_bytes());
-        told.entry(name.to_string())
+fn by_name(fields: &FieldList) -> BTreeMap<String, String> {
+    let mut headers: BTreeMap<String, String> = BTreeMap::new();
+    for field in fields.iter() {
+        let [name, value] = [field.name(), field.value()].map(String::from_utf8_lossy);
+        headers
+            .entry(name.into_owned())
             .and_modify(|all| *all = format!("{all}, {value}"))
             .or_insert_with(|| value.into_owned());
     }
-    told
+    headers
 }
 
 impl Explained<'_> {
@@ -247,7 +238,7 @@ impl Explained<'_> {
             (None, _) => "what the upstream answers".to_owned(),
         };
         let line = format!(
-            "{} {} at {}: {}{shadow}. The client is told {status}, with",
+            "{} {} at {}: {}{shadow}. The client receives {status}, with",
             self.method,
             self.path,
             to_the_second(self.at),

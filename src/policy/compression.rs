@@ -4,12 +4,13 @@
 //! An answer that its upstream has coded itself, has sealed with a digest or a signature, or forbids to change goes through as it is.
 
 use http::header::{
-    ACCEPT_ENCODING, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_TYPE, ETAG, IF_NONE_MATCH, VARY,
+    ACCEPT_ENCODING, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE,
+    ETAG, IF_NONE_MATCH, VARY,
 };
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue, StatusCode};
 
 use super::caching;
+use super::http1::fields::FieldList;
 
 /// Types that become smaller, beside `text/*` and those by their suffix.
 const APPLICATION_TYPES: [&str; 11] = [
@@ -85,46 +86,46 @@ pub enum Verdict {
 }
 
 impl Compression {
-    /// What to do with the answer of `status` and `fields` to a request with `asked`. The method does not matter: the answer to
-    /// `HEAD` says what the one to `GET` would say.
-    pub fn verdict(&self, asked: &HeaderMap, status: StatusCode, fields: &HeaderMap) -> Verdict {
+    /// What to do with the answer of `status` and `fields` to a request with `asked`, whose body has a `length` where that is known. The
+    /// method does not matter: the answer to `HEAD` has the head of the one to `GET`.
+    pub fn verdict(
+        &self,
+        asked: &FieldList,
+        status: StatusCode,
+        length: Option<u64>,
+        fields: &FieldList,
+    ) -> Verdict {
         if status == StatusCode::NOT_MODIFIED {
             // Of the answer that the client has it is not known whether it is one of those.
             return Verdict::Plain;
         }
-        if !has_whole_body(status) || !self.takes(fields) {
+        if !has_whole_body(status) || !self.takes(length, fields) {
             return Verdict::Untouched;
         }
         match self.wanted(asked) {
-            Some(coding) if !caching::forbids_change(values(asked, &CACHE_CONTROL)) => {
+            Some(coding) if !caching::forbids_change(asked.all(&CACHE_CONTROL)) => {
                 Verdict::Coded(coding)
             }
             Some(_) | None => Verdict::Plain,
         }
     }
 
-    fn takes(&self, fields: &HeaderMap) -> bool {
-        let coded = values(fields, &CONTENT_ENCODING)
+    fn takes(&self, length: Option<u64>, fields: &FieldList) -> bool {
+        let coded = fields
+            .all(&CONTENT_ENCODING)
             .flat_map(members)
             .any(|coding| !coding.eq_ignore_ascii_case(b"identity"));
-        let length = fields.get(CONTENT_LENGTH).and_then(|length| {
-            let length = length.to_str().ok()?;
-            length.parse::<u64>().ok()
-        });
-        let becomes_smaller = fields
-            .get(CONTENT_TYPE)
-            .is_some_and(|kind| becomes_smaller(kind.as_bytes()));
-        becomes_smaller
+        fields.first(&CONTENT_TYPE).is_some_and(becomes_smaller)
             && !coded
             && length.is_none_or(|bytes| bytes >= self.bytes_min.max(1))
-            && !fields.contains_key(CONTENT_RANGE)
-            && !SEALS.iter().any(|seal| fields.contains_key(seal))
-            && !caching::forbids_change(values(fields, &CACHE_CONTROL))
+            && !fields.contains(&CONTENT_RANGE)
+            && !SEALS.iter().any(|seal| fields.contains(seal))
+            && !caching::forbids_change(fields.all(&CACHE_CONTROL))
     }
 
     /// The coding that the client likes best, if it likes one as much as none.
-    fn wanted(&self, asked: &HeaderMap) -> Option<Coding> {
-        let listed = || values(asked, &ACCEPT_ENCODING).flat_map(members);
+    fn wanted(&self, asked: &FieldList) -> Option<Coding> {
+        let listed = || asked.all(&ACCEPT_ENCODING).flat_map(members);
         let weight_of = |is: &dyn Fn(&[u8]) -> bool| {
             let mut weighted = listed().filter_map(weighted);
             weighted.find_map(|(name, weight)| is(name).then_some(weight))
@@ -147,8 +148,9 @@ impl Compression {
 }
 
 impl Verdict {
-    /// Says in an answer's header what is done with it; `asked` are the fields of its request.
-    pub fn mark(self, asked: &HeaderMap, status: StatusCode, fields: &mut HeaderMap) {
+    /// States in an answer's head what is done with it; `asked` are the fields of its request. Its length is not known any more where
+    /// it is coded, nor are ranges of it.
+    pub fn mark(self, asked: &FieldList, status: StatusCode, fields: &mut FieldList) {
         match self {
             Verdict::Untouched => {}
             Verdict::Plain => {
@@ -160,9 +162,7 @@ impl Verdict {
             Verdict::Coded(coding) => {
                 vary(fields);
                 fields.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.as_str()));
-                // Neither its length nor ranges of it are known before it is made.
-                fields.remove(CONTENT_LENGTH);
-                fields.remove(ACCEPT_RANGES);
+                fields.remove(&ACCEPT_RANGES);
                 weaken(fields);
             }
         }
@@ -199,10 +199,6 @@ fn becomes_smaller(content_type: &[u8]) -> bool {
             && APPLICATION_TYPES
                 .iter()
                 .any(|one| subtype.eq_ignore_ascii_case(one)))
-}
-
-fn values<'a>(fields: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
-    fields.get_all(name).iter().map(HeaderValue::as_bytes)
 }
 
 /// The members of a list, without white space around them.
@@ -246,20 +242,22 @@ fn thousandths(value: &[u8]) -> Option<u16> {
 }
 
 /// Says that answers differ by what codings a client takes.
-fn vary(fields: &mut HeaderMap) {
-    if caching::varies_by(values(fields, &VARY), ACCEPT_ENCODING.as_str()) {
+fn vary(fields: &mut FieldList) {
+    if caching::varies_by(fields.all(&VARY), ACCEPT_ENCODING.as_str()) {
         return;
     }
-    let said: Vec<&[u8]> = values(fields, &VARY).collect();
-    let said = [&said[..], &[b"accept-encoding"]].concat().join(&b", "[..]);
+    let names: Vec<&[u8]> = fields.all(&VARY).collect();
+    let names = [&names[..], &[b"accept-encoding"]]
+        .concat()
+        .join(&b", "[..]);
     // Made of what was the header's value.
-    let merged = HeaderValue::from_bytes(&said).unwrap_or(HeaderValue::from_static("*"));
+    let merged = HeaderValue::from_bytes(&names).unwrap_or(HeaderValue::from_static("*"));
     fields.insert(VARY, merged);
 }
 
 /// Two forms of an answer share its tag from now on, which a strong one says they do not (RFC 9110 section 8.8.1).
-fn weaken(fields: &mut HeaderMap) {
-    let Some(tag) = fields.get(ETAG).map(HeaderValue::as_bytes) else {
+fn weaken(fields: &mut FieldList) {
+    let Some(tag) = fields.first(&ETAG) else {
         return;
     };
     if tag.starts_with(b"W/") {
@@ -268,18 +266,18 @@ fn weaken(fields: &mut HeaderMap) {
     match HeaderValue::from_bytes(&weak(tag)) {
         Ok(weak) if tag.starts_with(b"\"") => fields.insert(ETAG, weak),
         // No tag at all (section 8.8.3).
-        Ok(_) | Err(_) => fields.remove(ETAG),
-    };
+        Ok(_) | Err(_) => fields.remove(&ETAG),
+    }
 }
 
 /// Calls the answer that a client has by the name that it has it under, where that is the weak form: the upstream's own would not
 /// let it be kept any longer (RFC 9111 section 4.3.4).
-fn renew(asked: &HeaderMap, fields: &mut HeaderMap) {
-    let Some(tag) = fields.get(ETAG).map(HeaderValue::as_bytes) else {
+fn renew(asked: &FieldList, fields: &mut FieldList) {
+    let Some(tag) = fields.first(&ETAG) else {
         return;
     };
     let weak = weak(tag);
-    let mut held = values(asked, &IF_NONE_MATCH);
+    let mut held = asked.all(&IF_NONE_MATCH);
     let is_held = held.any(|tags| tags.windows(weak.len()).any(|part| part == weak));
     if tag.starts_with(b"\"") && is_held {
         weaken(fields);

@@ -279,7 +279,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
         Ok(target) if target.query.is_none() => Ok(segments),
         Ok(_) => Err("a path has no query"),
         Err(_) => Err(
-            "it has a form that the gateway refuses in requests (see the README, contract step 1)",
+            "it has a form that the gateway refuses in requests (see docs/calling-the-api.md, Paths)",
         ),
     }
 }

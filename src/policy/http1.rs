@@ -60,6 +60,8 @@ pub enum Version {
     Http10,
     /// HTTP/1.1, and what was sent as a later minor version.
     Http11,
+    /// HTTP/2, whose messages have the same heads in another form.
+    Http2,
 }
 
 /// The refusal of bytes that are no head.

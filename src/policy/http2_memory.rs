@@ -20,19 +20,24 @@ pub const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 pub const UPSTREAM_WINDOW_BYTES: u32 = 32 * 1024;
 /// Before an answer is looked at, it may be as large as this.
 pub const UNSEEN_BYTES: u64 = ANSWER_BYTES + AHEAD_BYTES;
+/// The most that the library below may have to send of one answer.
+const SEND_BUFFER_BYTES_MAX: u64 = 32 * KIB;
+/// The least: with less, each part would be many frames.
+const SEND_BUFFER_BYTES_MIN: u64 = 4 * KIB;
 
 /// A connection begins with this part of its shares; each request that ends adds half of what it took, so that a client has what it
 /// needs after a few answers, and one that only ever asks has little to hold.
 const FIRST_PART: u64 = 6;
 
-/// How an allowance is shared out. What is left of it is for streams that wait for their turn and for what the library
-/// below has to send.
+/// How an allowance is shared out. What is left of it is for streams that wait for their turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shares {
     /// Requests that are worked on.
     pub requests_bytes: u64,
     /// Answers that wait for the client; one that was let in may go beyond it.
     pub answers_bytes: u64,
+    /// What the library below has to send.
+    pub library_bytes: u64,
 }
 
 impl Shares {
@@ -41,6 +46,7 @@ impl Shares {
         Shares {
             requests_bytes: allowance_bytes / 3,
             answers_bytes: allowance_bytes / 4,
+            library_bytes: allowance_bytes * 3 / 8,
         }
     }
 
@@ -49,7 +55,15 @@ impl Shares {
         Shares {
             requests_bytes: self.requests_bytes / FIRST_PART,
             answers_bytes: self.answers_bytes / FIRST_PART,
+            library_bytes: self.library_bytes,
         }
+    }
+
+    /// What the library below may have to send of one answer, where so many streams may be open.
+    pub fn send_buffer_bytes(self, streams: u32) -> usize {
+        let each = self.library_bytes / u64::from(streams.max(1));
+        let each = each.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES_MAX);
+        usize::try_from(each).unwrap_or(usize::MAX)
     }
 }
 
@@ -58,36 +72,6 @@ pub fn request_bytes(head_bytes: u64, has_body: bool, window_bytes: u32) -> u64 
     // The head is there once as it came and once as it is forwarded.
     let upload = if has_body { UPLOAD_BYTES } else { 0 };
     REQUEST_BYTES + 2 * head_bytes + upload + u64::from(window_bytes)
-}
-
-/// How much of an answer's body the gateway holds at most.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Body {
-    /// Its length, if the upstream has said it.
-    pub announced_bytes: Option<u64>,
-    /// What was read of it.
-    pub seen_bytes: u64,
-    /// What that became, compressed or not.
-    pub passed_bytes: u64,
-    /// What the library below has taken of that.
-    pub sent_bytes: u64,
-    /// What compresses the rest takes so much.
-    pub encoder_bytes: u64,
-    /// Whether that is all of it.
-    pub ended: bool,
-}
-
-impl Body {
-    /// What is held.
-    pub fn held_bytes(&self) -> u64 {
-        let ahead = match (self.ended, self.announced_bytes) {
-            (true, _) => 0,
-            (false, Some(announced)) => announced.saturating_sub(self.seen_bytes).min(AHEAD_BYTES),
-            (false, None) => AHEAD_BYTES,
-        };
-        let unsent = self.passed_bytes.saturating_sub(self.sent_bytes);
-        ANSWER_BYTES + ahead + unsent + self.encoder_bytes
-    }
 }
 
 #[cfg(test)]
@@ -106,40 +90,5 @@ mod tests {
             shares.first().requests_bytes / request_bytes(200, false, 0),
             6
         );
-    }
-
-    #[test]
-    fn no_more_of_a_body_is_held_than_was_announced_or_can_have_been_read() {
-        let body = Body {
-            announced_bytes: Some(1_000_000),
-            seen_bytes: 200_000,
-            passed_bytes: 200_000,
-            sent_bytes: 50_000,
-            encoder_bytes: 0,
-            ended: false,
-        };
-        assert_eq!(body.held_bytes(), 65_536 + 150_000 + 16_384);
-        let short = Body {
-            announced_bytes: Some(210_000),
-            ..body
-        };
-        assert_eq!(short.held_bytes(), 65_536 + 150_000 + 10_000);
-        let ended = Body {
-            announced_bytes: None,
-            ended: true,
-            ..body
-        };
-        assert_eq!(ended.held_bytes(), 65_536 + 150_000);
-        let sent = Body {
-            sent_bytes: 200_000,
-            ..ended
-        };
-        assert_eq!(sent.held_bytes(), 65_536);
-        let compressed = Body {
-            passed_bytes: 60_000,
-            encoder_bytes: 1_000,
-            ..short
-        };
-        assert_eq!(compressed.held_bytes(), 65_536 + 10_000 + 10_000 + 1_000);
     }
 }

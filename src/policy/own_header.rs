@@ -1,4 +1,6 @@
-//! Which request headers the gateway keeps to itself on the way to an upstream.
+//! Which request headers the gateway keeps to itself on the way to an upstream. Names are compared in any case, with `_` taken as `-`.
+
+use super::header_pattern::folded_octet;
 
 /// Headers that frame a message, belong to one connection, or are read or set here.
 const READ_OR_SET: [&str; 14] = [
@@ -18,13 +20,21 @@ const READ_OR_SET: [&str; 14] = [
     "x-request-id",
 ];
 
-/// Whether a header, by its name in lower case, frames a message, belongs to one connection, or is read or set here.
-pub fn is_read_or_set(name: &str) -> bool {
-    READ_OR_SET.contains(&name)
+/// Whether a header frames a message, belongs to one connection, or is read or set here.
+pub fn is_read_or_set(name: &[u8]) -> bool {
+    let is = |own: &&str| name.len() == own.len() && begins(name, own);
+    READ_OR_SET.iter().any(is)
 }
 
-/// Whether a header, by its name in lower case, is the caller's key or says who calls: upstreams believe it, so a client's own
-/// never reaches them.
-pub fn tells_who_calls(name: &str) -> bool {
-    name == "x-api-key" || name.starts_with("x-consumer-") || name.starts_with("x-forwarded-")
+/// Whether a header is the caller's key or identifies the caller: upstreams believe it, so a client's own never reaches them.
+pub fn tells_who_calls(name: &[u8]) -> bool {
+    const API_KEY: &str = "x-api-key";
+    (name.len() == API_KEY.len() && begins(name, API_KEY))
+        || begins(name, "x-consumer-")
+        || begins(name, "x-forwarded-")
+}
+
+fn begins(name: &[u8], own: &str) -> bool {
+    let folded = name.iter().map(|octet| folded_octet(*octet));
+    name.len() >= own.len() && own.bytes().eq(folded.take(own.len()))
 }

@@ -36,7 +36,9 @@ pub struct Redirect {
 /// # Errors
 /// With the refusal of one that is not redirected.
 pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> {
-    let target = head.target();
+    let target = head
+        .target()
+        .map_err(|error| Rejection::BadRequest(Malformed::Target(error)))?;
     let query = target.query.map(|query| format!("?{query}"));
     let host = head
         .host()

@@ -4,8 +4,6 @@
 //! Invariants: a valid trace of the caller's goes on, with its flags; whether it is recorded is the caller's decision then. Else
 //! a trace begins here, recorded for the configured share of them.
 
-use http::HeaderValue;
-
 use super::octets::push_hex;
 
 /// Characters of a header of version 00.
@@ -28,8 +26,8 @@ pub struct TraceContext {
 
 impl TraceContext {
     /// The caller's trace, if its header is one: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
-    pub fn of_header(value: &HeaderValue) -> Option<TraceContext> {
-        let text = value.to_str().ok()?;
+    pub fn of_header(value: &[u8]) -> Option<TraceContext> {
+        let text = std::str::from_utf8(value).ok()?;
         let parts: Vec<&str> = text.split('-').collect();
         let ["00", trace, span, flags] = parts.as_slice() else {
             return None;
@@ -87,7 +85,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> Option<TraceContext> {
-        TraceContext::of_header(&HeaderValue::from_str(text).unwrap())
+        TraceContext::of_header(text.as_bytes())
     }
 
     #[test]

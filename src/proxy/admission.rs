@@ -1,18 +1,12 @@
-//! The request path: steps 1 to 8 of the contract, top to bottom.
+//! The request path: [`policy::admission`](crate::policy::admission) driven with the store, the rates and the clock.
 //!
-//! Free checks come first, the charge last; what the gateway answers itself leaves on the way. Whoever holds a
-//! [`Permit`] has passed them all and has been charged; it cannot be made anywhere else.
-//!
-//! [`admit`] judges what never changes (steps 1 and 2) once, and lets `Admission::pass` judge the rest: again from
-//! step 3 where the store said that the key or the day had changed meanwhile. What must happen once for a request,
-//! however often it is judged, is kept in `Admission`; what belongs to the caller of one judgement, in `Caller`.
+//! [`admit`] answers the questions of the machine, which alone decides what comes when and how a request ends. What this module adds are
+//! the answers, what they cost (waits, spans, metrics) and the ledger's count of refusals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, Method};
 use jiff::Timestamp;
-use pingora::http::RequestHeader;
 
 use super::forward::X_API_KEY;
 use super::gate::{Gate, Snapshot};
@@ -21,72 +15,64 @@ use super::trace::Recording;
 use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
-use crate::policy::api_key::{self, KeyDigest};
+use crate::config::Tier;
+pub use crate::policy::admission::Place;
+use crate::policy::admission::{self, Caller, Limit, NoKey};
+use crate::policy::api_key::KeyDigest;
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Waived;
+use crate::policy::http1::fields::FieldList;
+use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
-use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
-use crate::policy::token_bucket::{Empty, Rate};
+use crate::policy::token_bucket::Empty;
+use crate::store::ledger::NO_ENDPOINT;
 use crate::store::{
     Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
 };
 
-mod caller;
-mod outcome;
-
-use caller::Caller;
-pub use outcome::{Admitted, Place, Refusal, Usage};
-
-/// How often the checks are made anew because the key or the day changed under them; beyond it something is wrong.
-const ATTEMPTS_MAX: usize = 4;
 /// A key that is not in the replica is unknown only while the replica is at most this old; else the answer is a 500.
 const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 
-/// The right to forward one request: authenticated, allowed, charged.
+/// The right to forward one request.
+pub type Permit = admission::Permit<Arc<KeyEntry>, Grant>;
+/// A request that goes no further.
+pub type Refusal = admission::Refusal<Arc<KeyEntry>>;
+type Next<'a> = admission::Next<'a, Arc<KeyEntry>, Grant>;
+type Known = Caller<Arc<KeyEntry>>;
+type ToCharge<'a> = admission::Ask<'a, Arc<KeyEntry>, Arc<Endpoint>>;
+
+/// What a permitted request holds until it ends.
 #[derive(Debug)]
-pub struct Permit {
-    key: Arc<KeyEntry>,
-    endpoint: Arc<Endpoint>,
-    upstream: Arc<Upstream>,
-    standing: Standing,
-    waived: Option<Waived>,
-    receipt: Receipt,
-    slot: Option<Slot>,
+pub struct Grant {
+    /// Proof of its charge, to be refunded or dropped.
+    pub receipt: Receipt,
+    /// Where it is forwarded: found before it was charged.
+    pub upstream: Arc<Upstream>,
+    /// Its place among the key's requests under way, where those are limited.
+    pub slot: Option<Slot>,
 }
 
-impl Permit {
-    /// The key that pays.
-    pub fn key(&self) -> &Arc<KeyEntry> {
-        &self.key
-    }
+/// A request that is let in.
+#[derive(Debug)]
+pub enum Admitted {
+    /// To be forwarded.
+    Forward(Permit),
+    /// To be answered with the caller's usage; not charged.
+    Usage(Usage),
+    /// To be answered with the description of the API; not charged, and no key is looked at.
+    Document,
+}
 
-    /// The endpoint that was found.
-    pub fn endpoint(&self) -> &Arc<Endpoint> {
-        &self.endpoint
-    }
-
-    /// Where the request goes: found before it was charged.
-    pub fn upstream(&self) -> &Arc<Upstream> {
-        &self.upstream
-    }
-
-    /// Where the key stands with this request counted.
-    pub fn standing(&self) -> Standing {
-        self.standing
-    }
-
-    /// What the key's tier would have refused it for, were it enforced: the first step that would have.
-    pub fn waived(&self) -> Option<Waived> {
-        self.waived
-    }
-
-    /// Gives the permit up for its receipt, to be refunded, and its place among the key's requests under way, where
-    /// those are limited.
-    pub fn into_parts(self) -> (Receipt, Option<Slot>) {
-        (self.receipt, self.slot)
-    }
+/// The answer to a caller who reads its usage.
+#[derive(Debug)]
+pub struct Usage {
+    /// The key that asks.
+    pub key: Arc<KeyEntry>,
+    /// Where it stands.
+    pub standing: Standing,
+    /// The body.
+    pub report: Vec<u8>,
 }
 
 /// What is noted on a request's way through the steps.
@@ -98,338 +84,154 @@ pub struct Steps {
     pub recording: Option<Box<Recording>>,
 }
 
-/// Lets a request in or says why not. `steps` grows by what is noted.
+/// Lets a request in, or refuses it. `steps` grows by what is noted.
+///
+/// # Errors
+/// With the refusal of the first step that fails.
 pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
-    header: &RequestHeader,
+    head: &RequestHead,
     steps: &mut Steps,
 ) -> Result<Admitted, Refusal> {
-    let target = well_formed::check(header, &snapshot.head_limits).map_err(Refusal::of)?; // 1
-    let own = OwnPath::of(target.path);
-    if own == Some(OwnPath::Document) {
-        return admit_to_document(&header.method); // public
-    }
-    let presented = presented_key(&header.headers, snapshot).map_err(Refusal::of)?; // 2
-    let mut admission = Admission {
+    let target = well_formed::check(head, &snapshot.head_limits); // 1
+    let path = target.map(|target| target.path);
+    let mut edge = Edge {
         gate,
         snapshot,
-        method: &header.method,
-        path: target.path,
-        own,
-        presented,
         steps,
-        token: Token::NotTaken,
     };
-    let mut now = gate.store.now();
-    let mut judged = None;
-    for _ in 0..ATTEMPTS_MAX {
-        match admission.pass(now).await {
-            Ok(admitted) => return Ok(admitted),
-            Err(Halt::Refused(refusal)) => return Err(refusal),
-            Err(Halt::Changed { caller, now: later }) => {
-                (now, judged) = (later, Some(caller));
+    let mut slot = None;
+    let mut next: Next<'_> =
+        admission::begin(head.method(), path, &snapshot.config.endpoints, None);
+    loop {
+        next = match next {
+            Next::Key(ask) => {
+                slot = None;
+                let presented = edge.presented(head.fields()); // 2
+                let found = presented.and_then(|key| edge.authenticate(&key, ask.at())); // 3
+                ask.answer(found)
+            }
+            Next::Room(ask) => {
+                let room = edge.take_room(ask.caller(), ask.limit(), &mut slot); // 7
+                ask.answer(room)
+            }
+            Next::Charge(ask) => edge.charge(ask, &mut slot).await, // 8
+            Next::Count(ask) => {
+                let used = edge.used(ask.caller()).await;
+                match edge.has_changed(ask.caller()) {
+                    false => ask.answer(used.ok()),
+                    true => ask.changed(None),
+                }
+            }
+            Next::Usage(ask) => {
+                let read = edge.read_usage(ask.caller()).await;
+                match (edge.has_changed(ask.caller()), read) {
+                    (true, _) => ask.changed(None),
+                    (false, Ok((used, report))) => {
+                        let (key, standing) = ask.answered(used);
+                        return Ok(Admitted::Usage(Usage {
+                            key,
+                            standing,
+                            report,
+                        }));
+                    }
+                    (false, Err(error)) => ask.failed(error.to_string()),
+                }
+            }
+            Next::Document => return Ok(Admitted::Document),
+            Next::Permitted(permit) => return Ok(Admitted::Forward(permit)),
+            Next::Refused(refusal) => {
+                edge.note_refusal(&refusal);
+                return Err(refusal);
             }
         }
     }
-    let cause = "the key or the day changed again and again under the checks";
-    Err(match judged {
-        Some(caller) => caller.refuse_unserved(None, cause.into()),
-        None => Refusal::internal(cause),
-    })
 }
 
-/// The description of the API, for everybody.
-fn admit_to_document(method: &Method) -> Result<Admitted, Refusal> {
-    own_path::takes(method).map_err(|rejection| Refusal {
-        place: Some(Place::Own(OwnPath::Document)),
-        ..Refusal::of(rejection)
-    })?;
-    Ok(Admitted::Document)
-}
-
-/// Step 2 and the part of step 3 that needs no look-up: exactly one key, of a possible shape.
-fn presented_key(headers: &HeaderMap, snapshot: &Snapshot) -> Result<KeyDigest, Rejection> {
-    let mut values = headers.get_all(X_API_KEY).iter();
-    match (values.next(), values.next()) {
-        (None, _) => Err(Rejection::MissingApiKey),
-        (Some(value), None) if value.is_empty() => Err(Rejection::MissingApiKey),
-        (Some(value), None) => {
-            api_key::parse_presented(value.as_bytes(), &snapshot.config.keys.prefix)
-                .map_err(|_| Rejection::InvalidApiKey)
-        }
-        (Some(_), Some(_)) => Err(Rejection::InvalidApiKey),
-    }
-}
-
-/// Why a judgement ended without letting the request in.
-enum Halt {
-    /// The answer stands.
-    Refused(Refusal),
-    /// The key or the day is no longer what was judged: judge anew at `now`.
-    Changed { caller: Caller, now: Timestamp },
-}
-
-impl From<Refusal> for Halt {
-    fn from(refusal: Refusal) -> Halt {
-        Halt::Refused(refusal)
-    }
-}
-
-/// A request on its way through steps 3 to 8.
-struct Admission<'a> {
+/// What answers the questions of one request.
+struct Edge<'a> {
     gate: &'a Gate,
     snapshot: &'a Snapshot,
-    method: &'a Method,
-    path: &'a str,
-    own: Option<OwnPath>,
-    presented: KeyDigest,
     steps: &'a mut Steps,
-    token: Token,
 }
 
-/// Whether the request has drawn from its key's burst.
-enum Token {
-    NotTaken,
-    Taken,
-}
+impl Edge<'_> {
+    fn presented(&self, fields: &FieldList) -> Result<KeyDigest, NoKey> {
+        admission::presented(fields.all(&X_API_KEY), &self.snapshot.config.keys.prefix)
+    }
 
-impl Admission<'_> {
-    /// One judgement, as things are at `now`.
-    async fn pass(&mut self, now: Timestamp) -> Result<Admitted, Halt> {
-        let caller = self.authenticate(now); // 3
+    /// Step 3 at an instant, or now.
+    fn authenticate(&mut self, key: &KeyDigest, at: Option<Timestamp>) -> Result<Known, NoKey> {
+        let now = at.unwrap_or_else(|| self.gate.store.now());
+        let found = self.look_up(key, now);
         if let Some(recording) = &mut self.steps.recording {
             recording.authenticated();
         }
-        let caller = caller?;
-        if self.own == Some(OwnPath::Usage) {
-            return self.tell_usage(caller).await; // never charged
-        }
-        let mut waived = None;
-        let found = self.find(&caller, &mut waived); // 4, 5, 6
-        // 7. A request that was found wanting draws from the key's burst too.
-        let found = match (self.take_token(&caller, &mut waived), found) {
-            (Ok(()), found) => found,
-            (Err(rejection), Ok(endpoint)) => Err((rejection, Some(Place::Endpoint(endpoint)))),
-            (Err(rejection), Err((_, place))) => Err((rejection, place)),
-        };
-        let entered = found.and_then(|endpoint| match self.enter(&caller, &mut waived) {
-            Ok(slot) => Ok((endpoint, slot)),
-            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
-        });
-        match entered {
-            Ok((endpoint, slot)) => {
-                if let Err(rejection) = endpoint.admit_at(now) {
-                    let place = Some(Place::Endpoint(endpoint));
-                    return Err(self.refuse(caller, rejection, place).await);
-                }
-                let permit = self.charge(caller, endpoint, slot, waived).await?; // 8
-                Ok(Admitted::Forward(permit))
-            }
-            Err((rejection, place)) => Err(self.refuse(caller, rejection, place).await),
-        }
+        found
     }
 
-    /// Step 3: the key is known, its secret right, its state active, its subscription not over. Asks nobody: a key that
-    /// is not in the replica is unknown while the replica is current, and known keys are served by it while it may be
-    /// used.
-    fn authenticate(&self, now: Timestamp) -> Result<Caller, Refusal> {
-        let keys = self.gate.store.freshness();
+    /// By the replica of the key table alone: a key that is not in it is unknown while it is current, and known keys are
+    /// served by it while it may be used.
+    fn look_up(&self, key: &KeyDigest, now: Timestamp) -> Result<Known, NoKey> {
+        let (gate, config) = (self.gate, &self.snapshot.config);
+        let keys = gate.store.freshness();
         if !keys.usable {
-            return Err(Refusal::internal(
-                "the replica of the key table is not loaded or older than store.redis.max_staleness",
-            ));
+            let cause = "the replica of the key table is not loaded or older than store.redis.max_staleness";
+            return Err(NoKey::Unknown(cause.into()));
         }
         let is_current = keys.loaded && keys.age <= KEYS_AGE_MAX;
-        match self.gate.store.keys().judge(&self.presented, now) {
-            Ok(entry) => Caller::new(self.gate, self.snapshot, entry, now),
-            Err(Unusable::WrongSecret) if !is_current => Err(Refusal::internal(
-                "the key is not in the replica of the key table, which is not current",
+        match gate.store.keys().judge(key, now) {
+            Ok(entry) => {
+                let day = gate.day_at(&config.calendar, now);
+                let day = day.map_err(|error| NoKey::Unknown(error.to_string()))?;
+                let terms = config.tier(&entry.record.tier).map(Tier::terms);
+                Caller::new(entry, now, day, terms)
+            }
+            Err(Unusable::WrongSecret) if !is_current => Err(NoKey::Unknown(
+                "the key is not in the replica of the key table, which is not current".into(),
             )),
             Err(
                 Unusable::WrongSecret | Unusable::Revoked | Unusable::Suspended | Unusable::Expired,
-            ) => Err(Refusal::of(Rejection::InvalidApiKey)),
+            ) => Err(NoKey::Invalid),
         }
     }
 
-    /// Steps 4, 5 and 6: the endpoint, or why not with what had been found.
-    fn find(
+    /// Step 7: a token, or a place in `slot`.
+    fn take_room(
         &self,
-        caller: &Caller,
-        waived: &mut Option<Waived>,
-    ) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
-        let endpoint = self.locate()?;
-        let admitted = endpoint.admit_tier(&caller.key.record.tier);
-        match admitted.or_else(|rejection| caller.refuse_or_waive(rejection, Waived::Tier, waived))
-        {
-            Ok(()) => Ok(endpoint),
-            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint)))),
-        }
-    }
-
-    /// Steps 4 and 5: the endpoint, or why not with what had been found.
-    fn locate(&self) -> Result<Arc<Endpoint>, (Rejection, Option<Place>)> {
-        let located = self.snapshot.config.endpoints.located(self.path);
-        let endpoint = located.map_err(|rejection| (rejection, None))?;
-        match endpoint.admit_method(self.method) {
-            Ok(()) => Ok(endpoint.clone()),
-            Err(rejection) => Err((rejection, Some(Place::Endpoint(endpoint.clone())))),
-        }
-    }
-
-    /// Step 7, for requests that steps 4 to 6 refuse too: one token of the key's burst, where its tier has one.
-    fn take_token(
-        &mut self,
-        caller: &Caller,
-        waived: &mut Option<Waived>,
-    ) -> Result<(), Rejection> {
-        let (Some(rate), Token::NotTaken) = (caller.burst, &self.token) else {
-            return Ok(());
+        caller: &Known,
+        limit: Limit,
+        slot: &mut Option<Slot>,
+    ) -> Result<(), Duration> {
+        let (id, rates) = (caller.key.record.id, &self.gate.rates);
+        let (drawn, buckets) = match limit {
+            Limit::Burst(rate) => (rates.take(id, rate, Instant::now()), "burst_keys"),
+            Limit::UsageRead => (self.gate.take_usage_read(id), "usage_readers"),
+            Limit::Concurrent(allowed) => {
+                *slot = rates.enter(id, allowed);
+                return slot.as_ref().map(|_| ()).ok_or(Duration::ZERO);
+            }
         };
-        let id = caller.key.record.id;
-        match self.gate.rates.take(id, rate, Instant::now()) {
-            Ok(()) => {
-                self.token = Token::Taken;
-                Ok(())
-            }
-            Err(empty) => {
-                let rejection = self.burst_exceeded(caller, rate, empty);
-                caller.refuse_or_waive(rejection, Waived::Burst, waived)
-            }
-        }
-    }
-
-    fn burst_exceeded(&self, caller: &Caller, rate: Rate, empty: Empty) -> Rejection {
-        if let Empty::Room { .. } = empty {
-            let hits = &self.gate.metrics.limit_hits;
-            hits.with_label_values(&["burst_keys"]).inc();
-        }
-        Rejection::BurstExceeded {
-            standing: caller.standing,
-            rate,
-            wait: empty.wait(),
-        }
-    }
-
-    /// The second part of step 7: a place among the key's requests under way, where its tier limits those.
-    fn enter(
-        &self,
-        caller: &Caller,
-        waived: &mut Option<Waived>,
-    ) -> Result<Option<Slot>, Rejection> {
-        let Some(allowed) = caller.concurrent else {
-            return Ok(None);
-        };
-        match self.gate.rates.enter(caller.key.record.id, allowed) {
-            Some(slot) => Ok(Some(slot)),
-            None => {
-                let rejection = Rejection::TooManyConcurrent {
-                    standing: caller.standing,
-                    allowed,
-                };
-                caller.refuse_or_waive(rejection, Waived::Concurrent, waived)?;
-                Ok(None)
-            }
-        }
-    }
-
-    /// A refusal that costs nothing and shows where the caller stands.
-    async fn refuse(&mut self, caller: Caller, rejection: Rejection, place: Option<Place>) -> Halt {
-        let used = self.used(&caller).await;
-        if caller.has_changed(self.gate) {
-            return self.changed(caller);
-        }
-        let endpoint = match &place {
-            Some(Place::Endpoint(endpoint)) => Some(Some(endpoint)),
-            None => Some(None),
-            // The gateway's own paths are in no ledger.
-            Some(Place::Own(_)) => None,
-        };
-        if let (Some(endpoint), Some(reason)) = (endpoint, in_ledger(&rejection)) {
-            caller.note_refusal(self.gate, endpoint, reason);
-        }
-        let standing = caller.standing_with(used.ok());
-        Halt::Refused(Refusal {
-            rejection: rejection.at(standing),
-            key: Some(caller.key),
-            place,
-            standing: Some(standing),
-            cause: None,
-        })
-    }
-
-    /// What the caller is told of its usage, within the method and rate that this takes.
-    async fn tell_usage(&mut self, caller: Caller) -> Result<Admitted, Halt> {
-        let place = Place::Own(OwnPath::Usage);
-        let taken = own_path::takes(self.method).and_then(|()| self.take_usage_read(&caller));
-        if let Err(rejection) = taken {
-            return Err(self.refuse(caller, rejection, Some(place)).await);
-        }
-        let (id, today) = (caller.key.record.id, caller.standing.day);
-        let used = self.used(&caller).await;
-        let asked = Instant::now();
-        let read = match used {
-            Ok(used) => {
-                let from = usage::first_day(today);
-                let history = self.gate.store.usage(from, today.date, Some(id)).await;
-                self.note_call("usage", asked, &history);
-                history.map(|history| (used, history))
-            }
-            Err(error) => Err(error),
-        };
-        if caller.has_changed(self.gate) {
-            return Err(self.changed(caller));
-        }
-        match read {
-            Ok((used, history)) => {
-                let table = &self.snapshot.config.endpoints;
-                let record = &caller.key.record;
-                let report = Report::new(record, caller.standing, used, table, &history).to_json();
-                Ok(Admitted::Usage(Usage {
-                    standing: caller.standing_with(Some(used)),
-                    key: caller.key,
-                    report,
-                }))
-            }
-            Err(error) => Err(caller
-                .refuse_unserved(Some(place), error.to_string())
-                .into()),
-        }
-    }
-
-    /// The small limit on reading one's usage.
-    fn take_usage_read(&self, caller: &Caller) -> Result<(), Rejection> {
-        let taken = self.gate.take_usage_read(caller.key.record.id);
-        taken.map_err(|empty| {
+        drawn.map_err(|empty| {
             if let Empty::Room { .. } = empty {
-                let hits = &self.gate.metrics.limit_hits;
-                hits.with_label_values(&["usage_readers"]).inc();
+                self.note_limit_hit(buckets);
             }
-            Rejection::UsageReadTooOften {
-                standing: caller.standing,
-                wait: empty.wait(),
-            }
+            empty.wait()
         })
     }
 
-    /// Step 8: one atomic charge. The slot is given back where it is refused; `waived` is what a step before let pass.
-    async fn charge(
-        &mut self,
-        caller: Caller,
-        endpoint: Arc<Endpoint>,
-        slot: Option<Slot>,
-        waived: Option<Waived>,
-    ) -> Result<Permit, Halt> {
-        let (enforcement, limit) = (caller.enforcement, caller.standing.limit);
+    /// Step 8: one atomic charge. The permit takes the slot with it.
+    async fn charge<'a>(&mut self, ask: ToCharge<'a>, slot: &mut Option<Slot>) -> Next<'a> {
+        let (caller, endpoint) = (ask.caller(), ask.endpoint());
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
             let cause = format!("there is no upstream {}", endpoint.upstream);
-            let refusal = caller.refuse_unserved(Some(Place::Endpoint(endpoint)), cause);
-            return Err(refusal.into());
+            return ask.failed(cause);
         };
         let charge = Charge {
             key: caller.key.clone(),
             day: caller.standing.day,
-            limit: enforcement.bound(limit).unwrap_or(UNBOUNDED),
+            limit: ask.bound().unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
         };
@@ -440,31 +242,40 @@ impl Admission<'_> {
             recording.charged(asked);
         }
         if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
-            caller.note_share(self.gate, self.snapshot, *used);
+            self.note_share(ask.caller(), *used);
         }
         match decision {
-            Ok(Decision::Granted { used, receipt }) => Ok(Permit {
-                standing: caller.standing_with(Some(used)),
-                key: caller.key,
-                endpoint,
-                waived: waived.or(enforcement.waived_by_quota(used, limit)),
-                upstream,
-                receipt,
-                slot,
-            }),
-            Ok(Decision::Exhausted { used }) => {
-                Err(caller.refuse_exhausted(self.gate, endpoint, used).into())
+            Ok(Decision::Granted { used, receipt }) => {
+                let slot = slot.take();
+                let grant = Grant {
+                    receipt,
+                    upstream,
+                    slot,
+                };
+                ask.granted(used, grant)
             }
-            Ok(Decision::KeyChanged) => Err(self.changed(caller)),
-            Ok(Decision::OtherDay { now }) => Err(Halt::Changed { caller, now }),
-            Err(error) => Err(caller
-                .refuse_unserved(Some(Place::Endpoint(endpoint)), error.to_string())
-                .into()),
+            Ok(Decision::Exhausted { used }) => ask.exhausted(used),
+            Ok(Decision::KeyChanged) => ask.changed(None),
+            Ok(Decision::OtherDay { now }) => ask.changed(Some(now)),
+            Err(error) => ask.failed(error.to_string()),
         }
     }
 
+    /// The units used today, and the body that lists those of the last days.
+    async fn read_usage(&mut self, caller: &Known) -> Result<(u64, Vec<u8>), StoreError> {
+        let used = self.used(caller).await?;
+        let (record, standing) = (&caller.key.record, caller.standing);
+        let (from, today) = (usage::first_day(standing.day), standing.day.date);
+        let asked = Instant::now();
+        let history = self.gate.store.usage(from, today, Some(record.id)).await;
+        self.note_call("usage", asked, &history);
+        let table = &self.snapshot.config.endpoints;
+        let report = Report::new(record, standing, used, table, &history?).to_json();
+        Ok((used, report))
+    }
+
     /// Units used today, read without a charge.
-    async fn used(&mut self, caller: &Caller) -> Result<u64, StoreError> {
+    async fn used(&mut self, caller: &Known) -> Result<u64, StoreError> {
         let asked = Instant::now();
         let (id, today) = (caller.key.record.id, caller.standing.day);
         let used = self.gate.store.used(id, today).await;
@@ -472,9 +283,11 @@ impl Admission<'_> {
         used
     }
 
-    fn changed(&self, caller: Caller) -> Halt {
-        let now = self.gate.store.now();
-        Halt::Changed { caller, now }
+    /// Whether the replica holds a newer record of the key than the one that was judged.
+    fn has_changed(&self, caller: &Known) -> bool {
+        let record = &caller.key.record;
+        let newest = self.gate.store.keys().get(record.id);
+        newest.is_some_and(|entry| entry.record.version > record.version)
     }
 
     /// Counts a call of the store that began at `asked`.
@@ -483,6 +296,41 @@ impl Admission<'_> {
         self.steps.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
+    }
+
+    fn note_limit_hit(&self, limit: &str) {
+        let hits = &self.gate.metrics.limit_hits;
+        hits.with_label_values(&[limit]).inc();
+    }
+
+    /// Hands over which shares of its limit a key has come to.
+    fn note_share(&self, caller: &Known, used: u64) {
+        let standing = Standing {
+            used: Some(used),
+            ..caller.standing
+        };
+        let (shares, record) = (&self.snapshot.config.events.shares, &caller.key.record);
+        let (gate, now) = (self.gate, || self.gate.store.now());
+        if gate.crossings.look(shares, record, standing, now).is_err() {
+            self.note_limit_hit("events");
+        }
+    }
+
+    /// Counts the refusal of an authenticated caller in the ledger, at its endpoint if there is one. The gateway's own
+    /// paths are in no ledger.
+    fn note_refusal(&self, refusal: &Refusal) {
+        let pattern = match &refusal.place {
+            Some(Place::Endpoint(endpoint)) => &endpoint.pattern,
+            Some(Place::Own(_)) => return,
+            None => &*NO_ENDPOINT,
+        };
+        if let (Some(key), Some(standing), Some(reason)) = (
+            &refusal.key,
+            refusal.standing,
+            in_ledger(&refusal.rejection),
+        ) {
+            self.gate.store.refused(key, standing.day, pattern, reason);
+        }
     }
 }
 

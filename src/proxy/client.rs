@@ -4,20 +4,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{StatusCode, Version};
-use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::{Error, ErrorSource};
+use http::StatusCode;
 
+use super::connection::Connection;
+use super::connection::allowance::Turn;
 use super::connection::http1::Http1Side;
 use super::connection::http2::Http2Side;
-use super::connection::{BodyFault, Connection};
+use super::failure::Failure;
+use crate::policy::http1::Version;
+use crate::policy::http1::fields::FieldList;
+use crate::policy::http1::request::RequestHead;
+
+/// What the buffer takes that a part of an answer was read into.
+const BUFFER_BYTES: u64 = 16 * 1024;
 
 /// A request with its client's side.
 pub struct Client<'c> {
     /// The connection that it came on.
     pub connection: Arc<Connection>,
-    /// The head, as the rest of the gateway reads it.
-    pub header: RequestHeader,
+    /// The head.
+    pub head: RequestHead,
     side: Side<'c>,
     status: Option<StatusCode>,
     bytes_sent: usize,
@@ -35,17 +41,39 @@ pub enum Side<'c> {
 #[derive(Debug)]
 pub enum Piece {
     /// A head: of an interim answer, or of the final one.
-    Head(Box<ResponseHeader>, bool),
+    Head(Box<Head>, bool),
     /// A part of the body; the last one may be empty.
     Part(Bytes, bool),
 }
 
+impl Piece {
+    /// What it takes of memory, about.
+    pub fn held_bytes(&self) -> u64 {
+        match self {
+            Piece::Head(head, _) => head.fields.bytes() as u64,
+            // A part holds the buffer that it was read into.
+            Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
+        }
+    }
+}
+
+/// The head of an answer, but for what belongs to a version of HTTP and frames its body.
+#[derive(Debug)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// The length of the body that a `GET` has, where it is known.
+    pub length: Option<u64>,
+    /// All other fields.
+    pub fields: FieldList,
+}
+
 impl<'c> Client<'c> {
     /// A request whose head has been read.
-    pub fn new(connection: Arc<Connection>, header: RequestHeader, side: Side<'c>) -> Client<'c> {
+    pub fn new(connection: Arc<Connection>, head: RequestHead, side: Side<'c>) -> Client<'c> {
         Client {
             connection,
-            header,
+            head,
             side,
             status: None,
             bytes_sent: 0,
@@ -59,7 +87,7 @@ impl<'c> Client<'c> {
 
     /// Whether it came over HTTP/2.
     pub fn is_http2(&self) -> bool {
-        self.header.version == Version::HTTP_2
+        self.head.version() == Version::Http2
     }
 
     /// Whether there is nothing more of the body to read.
@@ -82,35 +110,25 @@ impl<'c> Client<'c> {
     ///
     /// # Errors
     /// If the client is gone, the body breaks its framing, or it comes too late.
-    pub async fn read(&mut self) -> pingora::Result<Option<Bytes>> {
-        let read = match &mut self.side {
+    pub async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
+        match &mut self.side {
             Side::Http1(side) => side.read().await,
             Side::Http2(side) => side.read().await,
-        };
-        read.map_err(Error::into_down)
+        }
     }
 
     /// Waits until the client is gone.
-    pub async fn gone(&mut self) -> Box<Error> {
-        let gone = match &mut self.side {
+    pub async fn gone(&mut self) -> Failure {
+        match &mut self.side {
             Side::Http1(side) => side.gone().await,
             Side::Http2(side) => side.gone().await,
-        };
-        gone.into_down()
+        }
     }
 
     /// Reads the rest of the body and throws it away, for at most `timeout`.
     pub async fn drain(&mut self, timeout: Duration) {
         let drained = async { while let Ok(Some(_)) = self.read().await {} };
         let _ = tokio::time::timeout(timeout, drained).await;
-    }
-
-    /// What was wrong with the body; over HTTP/2 only that it came too late, its framing is the library's.
-    pub fn body_fault(&self) -> Option<BodyFault> {
-        match &self.side {
-            Side::Http1(side) => side.fault(),
-            Side::Http2(side) => side.fault(),
-        }
     }
 
     /// Has an HTTP/1 connection closed behind the answer.
@@ -131,9 +149,9 @@ impl<'c> Client<'c> {
     ///
     /// # Errors
     /// If the client is gone.
-    pub async fn ask_for_body(&mut self) -> pingora::Result<()> {
+    pub async fn ask_for_body(&mut self) -> Result<(), Failure> {
         match &mut self.side {
-            Side::Http1(side) => side.ask_for_body().await.map_err(Error::into_down),
+            Side::Http1(side) => side.ask_for_body().await,
             Side::Http2(_) => Ok(()),
         }
     }
@@ -142,33 +160,31 @@ impl<'c> Client<'c> {
     ///
     /// # Errors
     /// If the client is gone, or takes too little for too long.
-    pub async fn write(&mut self, pieces: Vec<Piece>) -> pingora::Result<()> {
+    pub async fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Failure> {
         for piece in pieces {
             match piece {
                 Piece::Head(head, ends) => {
                     let status = head.status;
-                    let written = match &mut self.side {
-                        Side::Http1(side) => side.write_head(&head, ends).await,
-                        Side::Http2(side) => side.write_head(head, ends),
-                    };
-                    written.map_err(by_client)?;
+                    match &mut self.side {
+                        Side::Http1(side) => side.write_head(&head, ends).await?,
+                        Side::Http2(side) => side.write_head(*head, ends)?,
+                    }
                     if !status.is_informational() {
                         self.status = Some(status);
                     }
                 }
                 Piece::Part(part, ends) => {
                     let bytes = part.len();
-                    let written = match &mut self.side {
-                        Side::Http1(side) => side.write_part(&part, ends).await,
-                        Side::Http2(side) => side.write_part(part, ends).await,
-                    };
-                    written.map_err(by_client)?;
+                    match &mut self.side {
+                        Side::Http1(side) => side.write_part(&part, ends).await?,
+                        Side::Http2(side) => side.write_part(part, ends).await?,
+                    }
                     self.bytes_sent += bytes;
                 }
             }
         }
         match &mut self.side {
-            Side::Http1(side) => side.flush().await.map_err(Error::into_down),
+            Side::Http1(side) => side.flush().await,
             Side::Http2(_) => Ok(()),
         }
     }
@@ -183,20 +199,20 @@ impl<'c> Client<'c> {
         self.bytes_sent
     }
 
+    /// The turn of a request over HTTP/2 among those of its connection.
+    pub fn turn(&self) -> Option<&Arc<Turn>> {
+        match &self.side {
+            Side::Http1(_) => None,
+            Side::Http2(side) => Some(side.turn()),
+        }
+    }
+
     /// For how long the connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it is how long
     /// this request was left alone because of the client.
     pub fn blocked(&self) -> Duration {
         match &self.side {
             Side::Http1(side) => side.blocked(),
-            Side::Http2(_) => super::connection::pace::paused(),
+            Side::Http2(side) => side.turn().paused(),
         }
-    }
-}
-
-/// An error while writing, which is the client's unless it says otherwise.
-fn by_client(error: Box<Error>) -> Box<Error> {
-    match error.esource() {
-        ErrorSource::Unset => error.into_down(),
-        ErrorSource::Upstream | ErrorSource::Downstream | ErrorSource::Internal => error,
     }
 }

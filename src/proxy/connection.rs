@@ -7,7 +7,7 @@
 //! | [`http1`] | a connection over HTTP/1, and a request on it |
 //! | [`streams`], [`http2`] | a connection over HTTP/2, and a request on one of its streams |
 //! | [`guard`] | the stream below the HTTP/2 library, watched for floods |
-//! | [`pace`] | how many requests of an HTTP/2 connection are worked on while its client takes nothing |
+//! | [`allowance`] | what the requests of an HTTP/2 connection hold in memory while its client takes nothing |
 //! | [`redirect`] | a connection without TLS that is led to HTTPS |
 //! | [`refusal`] | the answer to a head that cannot be read, its line in the log and its traces in the metrics |
 //! | [`timer`] | one deadline after another on one timer |
@@ -26,13 +26,13 @@ use tokio::sync::Notify;
 
 use super::forward;
 
+pub mod allowance;
 pub mod census;
 pub mod guard;
 pub mod http1;
 pub mod http2;
 mod limits;
 pub mod opening;
-pub mod pace;
 pub mod redirect;
 pub mod refusal;
 pub mod streams;
@@ -58,15 +58,6 @@ pub struct Connection {
 /// Heads over HTTP/2 without a usable target or host on one connection before it takes no further request. Over HTTP/1 the first
 /// one ends it.
 const MALFORMED_MAX: u32 = 32;
-
-/// What was wrong with a request's body.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BodyFault {
-    /// It breaks the rules of its framing.
-    Framing,
-    /// It did not come in time.
-    Late,
-}
 
 impl Connection {
     /// A connection that has just been accepted.

@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
-use super::admission::{Permit, Refusal, Steps};
+use super::admission::{Grant, Permit, Refusal, Steps};
+use super::connection::allowance::Held;
 use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
 use super::origin::Origin;
@@ -108,10 +109,10 @@ pub struct Forwarding {
     pub since: Instant,
     /// How long after that the upstream's header came.
     pub header_after: Option<Duration>,
-    /// The length of the answer's body, if the upstream has said it.
-    pub announced_bytes: Option<u64>,
     /// What compresses the answer's body, until that has ended.
     pub encoder: Option<Box<Encoder>>,
+    /// What that holds.
+    pub encoder_held: Option<Held>,
     /// Request body bytes passed on.
     pub request_body_bytes: usize,
     /// Whether that is all of the request's body.
@@ -225,14 +226,16 @@ impl Exchange {
     }
 
     /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
-    pub fn identify(&mut self, client_sent: Option<&HeaderValue>) {
+    pub fn identify(&mut self, client_sent: Option<&[u8]>) {
         let prefix = &self.snapshot.config.keys.prefix;
-        let harmless = |value: &&HeaderValue| request_id::kept(value.as_bytes(), prefix).is_some();
-        self.request_id = match client_sent.filter(harmless) {
-            Some(kept) => kept.clone(),
-            None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..)))
-                .unwrap_or(self.request_id.clone()),
+        let kept = client_sent.and_then(|sent| request_id::kept(sent, prefix));
+        let id = match kept {
+            Some(kept) => HeaderValue::from_str(kept),
+            None => HeaderValue::try_from(request_id::from_random(fastrand::u128(..))),
         };
+        if let Ok(id) = id {
+            self.request_id = id;
+        }
     }
 
     /// The request id as text.
@@ -267,8 +270,11 @@ impl Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
         let (standing, waived) = (permit.standing(), permit.waived());
-        let upstream = permit.upstream().clone();
-        let (receipt, slot) = permit.into_parts();
+        let Grant {
+            receipt,
+            upstream,
+            slot,
+        } = permit.into_grant();
         Forwarding {
             key,
             endpoint,
@@ -282,12 +288,13 @@ impl Forwarding {
             anew: false,
             since: Instant::now(),
             header_after: None,
-            announced_bytes: None,
             encoder: None,
+            encoder_held: None,
             request_body_bytes: 0,
             request_whole: false,
             client_waits: ClientWaits::of_connection(client_blocked),
-            ending: None,
+            // Until it has ended otherwise.
+            ending: Some(Ending::Cut),
             charged: Charged::new(gate.clone(), receipt),
             slot,
         }
@@ -295,10 +302,10 @@ impl Forwarding {
 
     /// Begins an attempt, at another server than those before where there is one. Returns the server's description, and whether the
     /// attempt is made on a connection of its own.
-    pub fn attempt(&mut self) -> Option<(HttpPeer, bool)> {
+    pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool)> {
         self.attempts += 1;
         self.header_after = None;
-        self.encoder = None;
+        (self.encoder, self.encoder_held) = (None, None);
         self.request_body_bytes = 0;
         if let Some(before) = self.assignment.take() {
             self.tried.push(before.server().clone());
@@ -310,7 +317,7 @@ impl Forwarding {
             .timeouts
             .total
             .saturating_sub(self.since.elapsed());
-        let peer = self.upstream.peer(assignment.server(), left);
+        let peer = Box::new(self.upstream.peer(assignment.server(), left));
         self.assignment = Some(assignment);
         Some((peer, self.anew))
     }
@@ -364,6 +371,11 @@ impl Forwarding {
     /// Whether something of the request was sent, to any server.
     pub fn was_sent(&self) -> bool {
         self.charged.was_sent()
+    }
+
+    /// Gives the units back, without waiting for that, unless something of the request was sent.
+    pub fn give_up_unsent(&mut self) {
+        self.charged.give_up_unsent();
     }
 
     /// Gives the units back, once; a second call does nothing.

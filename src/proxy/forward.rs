@@ -2,25 +2,21 @@
 //!
 //! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers go, ours come. Header names are
 //! compared with `_` taken as `-`, because some servers read both alike. The target goes through byte for byte.
-//!
-//! Fields are changed in the maps of the `http` crate, not through pingora, which would keep beside each name how it was
-//! spelt: names have no case (RFC 9110 section 5.1), and that costs as much as all the rest of forwarding.
 
-use std::mem;
 use std::net::IpAddr;
 
 use http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, RETRY_AFTER, SERVER, SET_COOKIE, TE,
-    TRAILER, TRANSFER_ENCODING, UPGRADE, VARY,
+    CACHE_CONTROL, DATE, EXPECT, HOST, RETRY_AFTER, SERVER, SET_COOKIE, VARY,
+    X_CONTENT_TYPE_OPTIONS,
 };
-use http::uri::Uri;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, request, response};
-use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::{ErrorType, OrErr};
+use http::{HeaderName, HeaderValue, StatusCode};
 
-use crate::policy::header_pattern::{self, HeaderNames, HeaderPattern};
+use crate::policy::header_pattern::{HeaderNames, HeaderPattern};
+use crate::policy::http1::fields::{EndToEnd, FieldList, NoField};
+use crate::policy::http1::framing::Framing;
+use crate::policy::http1::request::RequestHead;
 use crate::policy::trace_context::TraceContext;
-use crate::policy::{caching, http1, own_header, rate_limit};
+use crate::policy::{caching, own_header, rate_limit};
 
 /// The header that carries the API key.
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
@@ -42,8 +38,6 @@ pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// What host it was for.
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
 
 /// What the upstream is told of a request.
@@ -52,17 +46,15 @@ pub struct Identity<'a> {
     /// The request id.
     pub request_id: &'a HeaderValue,
     /// The client's address.
-    pub client: Option<HeaderValue>,
+    pub client: Option<&'a HeaderValue>,
     /// `https` or `http`.
     pub scheme: &'static str,
     /// The host that the client asked for.
-    pub host: Option<HeaderValue>,
+    pub host: Option<&'a [u8]>,
     /// The public id of the key.
     pub key_id: &'a str,
     /// The key's tier.
     pub tier: &'a str,
-    /// The upstream server's own name or address.
-    pub upstream_host: &'a str,
     /// The trace that the request is recorded in, and the id of this attempt's span.
     pub recorded: Option<(TraceContext, u64)>,
 }
@@ -77,105 +69,77 @@ impl DeniedHeaders {
         DeniedHeaders(HeaderNames::new(patterns))
     }
 
-    fn contains(&self, name: &HeaderName) -> bool {
-        let folded = header_pattern::folded(name);
-        let text = folded.as_str();
+    fn contains(&self, name: &[u8]) -> bool {
         // In another spelling those that are read or set here would pass as the client's own.
-        own_header::tells_who_calls(text)
-            || (*folded != *name && own_header::is_read_or_set(text))
-            || self.0.contains(&folded)
+        own_header::tells_who_calls(name)
+            || (name.contains(&b'_') && own_header::is_read_or_set(name))
+            || self.0.fits(name)
     }
 }
 
-/// Turns the client's header into the upstream's.
-///
-/// # Errors
-/// If a value of ours is no header value, which checked configurations exclude.
-pub fn rebuild_request(
-    header: &mut RequestHeader,
-    identity: &Identity<'_>,
-    denied: &DeniedHeaders,
-) -> pingora::Result<()> {
-    let mut parts = request_parts(header);
-    let told = parts.headers.get(TRACEPARENT);
-    let (traceparent, goes_on) = traceparent(told, identity.recorded);
-    let fields = mem::take(&mut parts.headers);
-    let nominated = nominated(&fields);
-    let mut fields = kept(fields, ADDED_TO_REQUEST, |name| {
-        let ours = [HOST, TRACEPARENT, X_REQUEST_ID].contains(name);
-        let stale = !goes_on && *name == TRACESTATE;
-        let ends_here = BETWEEN_NEIGHBOURS.contains(name) || nominated.contains(name);
-        !(ours || ends_here || stale || denied.contains(name))
-    });
-    let length = fields.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
-    if let Some(length) = length.and_then(http1::length) {
-        fields.insert(CONTENT_LENGTH, HeaderValue::from(length));
-    }
-    fields.insert(TRACEPARENT, value(&traceparent)?);
-    fields.insert(X_REQUEST_ID, identity.request_id.clone());
-    fields.insert(X_CONSUMER_ID, value(identity.key_id)?);
-    fields.insert(X_CONSUMER_TIER, value(identity.tier)?);
-    fields.insert(X_FORWARDED_PROTO, HeaderValue::from_static(identity.scheme));
-    if let Some(client) = &identity.client {
-        fields.insert(X_FORWARDED_FOR, client.clone());
-    }
-    if let Some(host) = &identity.host {
-        fields.insert(X_FORWARDED_HOST, host.clone());
-    }
-    fields.insert(HOST, value(identity.upstream_host)?);
-    parts.headers = fields;
-    // Over HTTP/2 the client's authority is part of the URI, and would be taken for the host again.
-    if let (Some(_), Some(target)) = (parts.uri.authority(), parts.uri.path_and_query()) {
-        parts.uri = Uri::from(target.clone());
-    }
-    *header = parts.into();
-    Ok(())
+/// A request as a server of its upstream gets it.
+#[derive(Debug)]
+pub struct Outgoing<'a> {
+    /// The client's head.
+    pub head: &'a RequestHead,
+    /// The server's own name or address.
+    pub host: &'a HeaderValue,
+    /// How its body is framed.
+    pub framing: Framing,
+    /// What the upstream is told.
+    pub identity: Identity<'a>,
+    /// The client's fields that do not pass.
+    pub denied: &'a DeniedHeaders,
+    /// The field that shows the upstream who asks.
+    pub secret: Option<&'a (HeaderName, HeaderValue)>,
 }
 
-/// Of a request, for the gateway alone, which has answered `Expect` itself and frames bodies anew.
-const BETWEEN_NEIGHBOURS: [HeaderName; 9] = [
-    TE,
-    TRAILER,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
-    UPGRADE,
-    EXPECT,
-    CONNECTION,
-    TRANSFER_ENCODING,
-    HeaderName::from_static("http2-settings"),
-];
-
-/// What the library's header is about; an empty one stays in its place.
-fn request_parts(header: &mut RequestHeader) -> request::Parts {
-    let (empty, ()) = http::Request::new(()).into_parts();
-    mem::replace(header, empty.into()).into()
-}
-
-/// The same of an answer's header. A reason phrase is given up: none has a meaning (RFC 9112 section 4).
-fn response_parts(header: &mut ResponseHeader) -> response::Parts {
-    let (empty, ()) = http::Response::new(()).into_parts();
-    mem::replace(header, empty.into()).into()
-}
-
-/// Fields that the gateway adds to a request. Room for more is 1 kB more a request under way: maps double.
-const ADDED_TO_REQUEST: usize = 8;
-/// And those to an answer.
-const ADDED_TO_ANSWER: usize = 12;
-
-/// The fields whose names are to be kept, in their order, with room for `added` more.
-fn kept(fields: HeaderMap, added: usize, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
-    let mut all = HeaderMap::with_capacity(fields.len() + added);
-    let mut present = None;
-    // A field of several values has its name with the first.
-    for (name, value) in fields {
-        if let Some(name) = name {
-            present = Some(name).filter(&is_kept);
+impl Outgoing<'_> {
+    /// Has each field written, but for `Host` and what frames the body: the client's that pass, in their order, then ours.
+    ///
+    /// # Errors
+    /// If one of ours is no field, which checked configurations exclude.
+    pub fn fields(&self, mut write: impl FnMut(EndToEnd<'_>)) -> Result<(), NoField> {
+        let identity = &self.identity;
+        let told = self.head.fields().first(&TRACEPARENT);
+        let (traceparent, goes_on) = traceparent(told, identity.recorded);
+        let secret = self.secret.map(|(name, _)| name);
+        for field in self.head.fields().end_to_end() {
+            let is = |name: &HeaderName| field.is(name);
+            let ours = [HOST, EXPECT, TRACEPARENT, X_REQUEST_ID].iter().any(is);
+            let stale = !goes_on && is(&TRACESTATE);
+            if !(ours || stale || secret.is_some_and(is) || self.denied.contains(field.name())) {
+                write(field);
+            }
         }
-        if let Some(name) = &present {
-            all.append(name.clone(), value);
+        write(EndToEnd::of_text(&TRACEPARENT, traceparent.as_bytes())?);
+        write(EndToEnd::of_text(
+            &X_REQUEST_ID,
+            identity.request_id.as_bytes(),
+        )?);
+        write(EndToEnd::of_text(
+            &X_CONSUMER_ID,
+            identity.key_id.as_bytes(),
+        )?);
+        write(EndToEnd::of_text(
+            &X_CONSUMER_TIER,
+            identity.tier.as_bytes(),
+        )?);
+        write(EndToEnd::of_text(
+            &X_FORWARDED_PROTO,
+            identity.scheme.as_bytes(),
+        )?);
+        if let Some(client) = identity.client {
+            write(EndToEnd::of_text(&X_FORWARDED_FOR, client.as_bytes())?);
         }
+        if let Some(host) = identity.host {
+            write(EndToEnd::of_text(&X_FORWARDED_HOST, host)?);
+        }
+        if let Some((name, value)) = self.secret {
+            write(EndToEnd::of_text(name, value.as_bytes())?);
+        }
+        Ok(())
     }
-    all
 }
 
 /// A client's address, as upstreams are told.
@@ -184,14 +148,10 @@ pub fn address(client: IpAddr) -> HeaderValue {
     HeaderValue::try_from(client.to_string()).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
-fn value(text: &str) -> pingora::Result<HeaderValue> {
-    HeaderValue::from_str(text).or_err(ErrorType::InvalidHTTPHeader, "no header value")
-}
-
 /// The trace that the request goes on in: the recorded one, else the client's with a span of ours, else a new one that nobody
 /// records. Answers the header, and whether the trace is the client's.
 fn traceparent(
-    client_sent: Option<&HeaderValue>,
+    client_sent: Option<&[u8]>,
     recorded: Option<(TraceContext, u64)>,
 ) -> (String, bool) {
     let (context, span) = recorded.unwrap_or_else(|| {
@@ -220,105 +180,85 @@ pub fn is_away(status: StatusCode) -> bool {
 }
 
 /// Lets nobody keep the caller's answer for others.
-pub fn confine_response(fields: &mut HeaderMap) {
-    let said = fields.get_all(CACHE_CONTROL).iter();
-    if let Some(private) = caching::cache_control(said.map(HeaderValue::as_bytes)) {
+pub fn confine_answer(fields: &mut FieldList) {
+    if let Some(private) = caching::cache_control(fields.all(&CACHE_CONTROL)) {
         // Made of parts of what was a header's value.
         let private = HeaderValue::try_from(private).unwrap_or(caching::NO_STORE);
         fields.insert(CACHE_CONTROL, private);
     }
-    let varies = fields.get_all(VARY).iter();
-    if !caching::varies_by(varies.map(HeaderValue::as_bytes), X_API_KEY.as_str()) {
+    if !caching::varies_by(fields.all(&VARY), X_API_KEY.as_str()) {
         fields.append(VARY, HeaderValue::from_name(X_API_KEY));
     }
 }
 
-/// Between an upstream and us, or ours to say.
-const NOT_PASSED_ON: [HeaderName; 11] = [
-    CONNECTION,
-    KEEP_ALIVE,
-    PROXY_CONNECTION,
+/// Between an upstream and us, or ours to set.
+const NOT_PASSED_ON: [HeaderName; 8] = [
     PROXY_AUTHENTICATE,
-    TRAILER,
-    UPGRADE,
     SERVER,
+    DATE,
     RETRY_AFTER,
     X_REQUEST_ID,
+    X_CONTENT_TYPE_OPTIONS,
     CDN_CACHE_CONTROL,
     SURROGATE_CONTROL,
 ];
 
-/// Removes from the upstream's answer the hop-by-hop headers, the gateway's own and those `denied`, then lets `add` insert the
-/// gateway's own.
-pub fn clean_response(
-    header: &mut ResponseHeader,
-    denied: &HeaderNames,
-    add: impl FnOnce(&mut HeaderMap),
-) {
-    let mut parts = response_parts(header);
-    let fields = mem::take(&mut parts.headers);
-    let nominated = nominated(&fields);
-    let empty = parts.status == StatusCode::NO_CONTENT;
+/// Removes from the upstream's answer what is between two neighbours, what frames its body, what is the gateway's own and what is
+/// `denied`.
+pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderNames) {
     // Caches and other clients may see an interim answer; a cookie in it would be the final answer's to set.
-    let interim = parts.status.is_informational();
-    let mut fields = kept(fields, ADDED_TO_ANSWER, |name| {
-        if [CONTENT_LENGTH, TRANSFER_ENCODING].contains(name) {
-            return !empty;
-        }
-        let ours = NOT_PASSED_ON.contains(name) || rate_limit::ALL.contains(name);
-        let early = interim && *name == SET_COOKIE;
-        let denied = denied.contains(&header_pattern::folded(name));
-        !(ours || early || denied || nominated.contains(name))
+    let interim = status.is_informational();
+    fields.retain_end_to_end(|name| {
+        let is = |own: &HeaderName| name.eq_ignore_ascii_case(own.as_str().as_bytes());
+        let ours = NOT_PASSED_ON.iter().any(is) || rate_limit::ALL.iter().any(is);
+        !(ours || (interim && is(&SET_COOKIE)) || denied.fits(name))
     });
-    if fields.contains_key(CONTENT_LENGTH) {
-        // Written anew as one number. The reader has refused what frames a body by others; what frames none may name anything.
-        let sent = fields.get_all(CONTENT_LENGTH).iter();
-        match http1::agreed_length(sent.map(HeaderValue::as_bytes)) {
-            Some(length) => fields.insert(CONTENT_LENGTH, HeaderValue::from(length)),
-            None => fields.remove(CONTENT_LENGTH),
-        };
-    }
-    add(&mut fields);
-    parts.headers = fields;
-    *header = parts.into();
-}
-
-/// The names that `Connection` nominates as hop-by-hop (RFC 9110 section 7.6.1), but for those that frame the body.
-fn nominated(headers: &HeaderMap) -> Vec<HeaderName> {
-    headers
-        .get_all(CONNECTION)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .filter_map(|token| HeaderName::try_from(token.trim()).ok())
-        .filter(|name| *name != TRANSFER_ENCODING && *name != CONTENT_LENGTH)
-        .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderMap;
+
     use super::*;
+    use crate::policy::http1::HeadBounds;
+    use crate::policy::http1::request::RequestReader;
 
     fn rebuilt(headers: &[(&'static str, &str)]) -> HeaderMap {
-        let mut header = RequestHeader::build("GET", b"/a?b=%20c", None).unwrap();
-        for (name, value) in headers {
-            header.append_header(*name, *value).unwrap();
-        }
-        let identity = Identity {
-            request_id: &HeaderValue::from_static("r-1"),
-            client: Some(HeaderValue::from_static("192.0.2.1")),
-            scheme: "https",
-            host: Some(HeaderValue::from_static("api.example")),
-            key_id: "abcdefghijkl",
-            tier: "pro",
-            upstream_host: "127.0.0.1:9000",
-            recorded: None,
+        let lines = headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"));
+        let lines: String = lines.collect();
+        let text = format!("POST /a?b=%20c HTTP/1.1\r\nHost: api.example\r\n{lines}\r\n");
+        let bounds = HeadBounds {
+            target_bytes_max: 64,
+            header_bytes_max: 4096,
+            header_count_max: 64,
         };
+        let head = RequestReader::whole_head(&text, &bounds).unwrap();
         let denied = ["cookie", "x-real-ip"].map(|name| name.parse().unwrap());
-        let denied = DeniedHeaders::new(&denied);
-        rebuild_request(&mut header, &identity, &denied).unwrap();
-        assert_eq!(header.raw_path(), b"/a?b=%20c");
-        header.headers.clone()
+        let outgoing = Outgoing {
+            head: &head,
+            host: &HeaderValue::from_static("127.0.0.1:9000"),
+            framing: Framing::Empty,
+            identity: Identity {
+                request_id: &HeaderValue::from_static("r-1"),
+                client: Some(&HeaderValue::from_static("192.0.2.1")),
+                scheme: "https",
+                host: head.host(),
+                key_id: "abcdefghijkl",
+                tier: "pro",
+                recorded: None,
+            },
+            denied: &DeniedHeaders::new(&denied),
+            secret: None,
+        };
+        let mut map = HeaderMap::new();
+        let written = outgoing.fields(|field| {
+            let name = HeaderName::from_bytes(field.name()).unwrap();
+            map.append(name, HeaderValue::from_bytes(field.value()).unwrap());
+        });
+        written.unwrap();
+        map
     }
 
     #[test]
@@ -335,6 +275,8 @@ mod tests {
             ("x_request_id", "forged"),
             ("transfer_encoding", "chunked"),
             ("content_length", "7"),
+            ("content-length", "7"),
+            ("te", "trailers"),
             ("expect", "100-continue"),
             ("cookie", "a=b"),
             ("x_real_ip", "203.0.113.9"),
@@ -347,7 +289,6 @@ mod tests {
             names,
             [
                 "accept",
-                "host",
                 "traceparent",
                 "x-consumer-id",
                 "x-consumer-tier",
@@ -363,14 +304,13 @@ mod tests {
         assert_eq!(headers["x-forwarded-for"], "192.0.2.1");
         assert_eq!(headers["x-forwarded-proto"], "https");
         assert_eq!(headers["x-forwarded-host"], "api.example");
-        assert_eq!(headers["host"], "127.0.0.1:9000");
     }
 
     #[test]
     fn a_valid_trace_goes_on_with_a_span_of_ours_and_a_broken_one_is_replaced() {
         let sent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
         let headers = rebuilt(&[("traceparent", sent), ("tracestate", "a=b")]);
-        let passed_on = TraceContext::of_header(&headers["traceparent"]).unwrap();
+        let passed_on = TraceContext::of_header(headers["traceparent"].as_bytes()).unwrap();
         assert_eq!(
             passed_on.trace_id,
             0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736
@@ -385,7 +325,7 @@ mod tests {
             "01-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
         ] {
             let headers = rebuilt(&[("traceparent", broken), ("tracestate", "a=b")]);
-            let begun = TraceContext::of_header(&headers["traceparent"]).unwrap();
+            let begun = TraceContext::of_header(headers["traceparent"].as_bytes()).unwrap();
             assert!(!begun.is_recorded(), "{broken}");
             assert!(!headers.contains_key("tracestate"));
         }
@@ -393,7 +333,7 @@ mod tests {
 
     #[test]
     fn an_answer_loses_hop_by_hop_headers_and_what_is_ours_to_say() {
-        let mut header = ResponseHeader::build(200, None).unwrap();
+        let mut fields = FieldList::default();
         for (name, value) in [
             ("connection", "x-hop, close"),
             ("x-hop", "1"),
@@ -407,13 +347,11 @@ mod tests {
             ("content-length", "0"),
             ("content-length", "0"),
         ] {
-            header.append_header(name, value).unwrap();
+            fields.append(name.parse().unwrap(), HeaderValue::from_static(value));
         }
-        clean_response(&mut header, &HeaderNames::default(), |_| ());
-        let mut names: Vec<&str> = header.headers.keys().map(HeaderName::as_str).collect();
-        names.sort_unstable();
-        assert_eq!(names, ["content-length", "etag"]);
-        assert_eq!(header.headers.get_all("content-length").iter().count(), 1);
+        clean_answer(StatusCode::OK, &mut fields, &HeaderNames::default());
+        let names: Vec<&[u8]> = fields.iter().map(|field| field.name()).collect();
+        assert_eq!(names, [b"etag"]);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ahash::RandomState;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use jiff::Timestamp;
 use parking_lot::Mutex;
@@ -58,7 +59,7 @@ pub struct Snapshot {
     pub document: Document,
     /// How much of an answer some upstream may send before the gateway takes it.
     pub window_bytes: u32,
-    upstreams: HashMap<Arc<str>, Arc<Upstream>>,
+    upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState>,
 }
 
 impl Snapshot {
@@ -75,7 +76,7 @@ impl Snapshot {
 
     fn make(config: Config, previous: Option<&Snapshot>) -> Snapshot {
         let head_limits = HeadLimits::of(&config.limits);
-        let upstreams: HashMap<Arc<str>, Arc<Upstream>> = config
+        let upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState> = config
             .upstreams
             .iter()
             .map(|upstream| {

@@ -4,22 +4,21 @@
 
 use std::time::Duration;
 
-use http::Version;
-use pingora::Error;
-
 use super::admission::Place;
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
+use super::failure::Failure;
 use super::gate::Gate;
 use super::trace::Facts;
 use crate::policy::api_key;
 use crate::policy::enforcement::Waived;
+use crate::policy::http1::Version;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
 /// Writes the request's line in the access log and counts it.
-pub fn record(gate: &Gate, client: &Client<'_>, error: Option<&Error>, exchange: &Exchange) {
-    let header = &client.header;
+pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, exchange: &Exchange) {
+    let head = &client.head;
     let prefix = &exchange.snapshot.config.keys.prefix;
     let outcome = Outcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
@@ -43,15 +42,15 @@ pub fn record(gate: &Gate, client: &Client<'_>, error: Option<&Error>, exchange:
             .with_label_values(&[upstream])
             .observe(waited.as_secs_f64());
     }
-    let cause = match (&exchange.stage, error) {
+    let cause = match (&exchange.stage, failure) {
         (Stage::Refused(refusal), _) if refusal.cause.is_some() => refusal.cause.clone(),
-        (_, Some(error)) => Some(error.to_string()),
+        (_, Some(failure)) => Some(failure.to_string()),
         (_, None) => exchange.cause.clone(),
     };
     let status = client.status().map_or(0, |status| status.as_u16());
     if let Some(recording) = &exchange.steps.recording {
         let facts = Facts {
-            method: &header.method,
+            method: head.method(),
             endpoint: outcome.endpoint,
             key_id: outcome.key_id,
             tier: outcome.tier,
@@ -74,13 +73,13 @@ pub fn record(gate: &Gate, client: &Client<'_>, error: Option<&Error>, exchange:
         time: exchange.time,
         request_id: exchange.request_id_str(),
         client: exchange.origin.as_ref().map(|origin| origin.client),
-        protocol: match header.version {
-            Version::HTTP_2 => "HTTP/2",
-            Version::HTTP_10 => "HTTP/1.0",
-            _ => "HTTP/1.1",
+        protocol: match head.version() {
+            Version::Http2 => "HTTP/2",
+            Version::Http11 => "HTTP/1.1",
+            Version::Http10 => "HTTP/1.0",
         },
-        method: header.method.as_str(),
-        path: &api_key::redacted(header.uri.path(), prefix),
+        method: head.method().as_str(),
+        path: &api_key::redacted(head.path(), prefix),
         endpoint: outcome.endpoint,
         key_id: outcome.key_id,
         tier: outcome.tier,

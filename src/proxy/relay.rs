@@ -17,27 +17,22 @@
 use std::mem;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, HeaderValue, Version};
-use pingora::http::RequestHeader;
+use http::{HeaderValue, Version};
+use pingora::protocols::ALPN;
 use pingora::upstreams::peer::HttpPeer;
-use pingora::{Error, ErrorType};
 use tokio::time::Instant;
 
-use super::client::Client;
-use super::connection::pace;
+use super::client::{Client, Piece};
+use super::connection::allowance::Reads;
 use super::connection::timer::Timer;
 use super::exchange::{Exchange, Forwarding};
-use super::failure::{
-    Fate, UPSTREAM_AWAY, given_up, gone_before, header_passed, is_other_protocol, is_upstreams,
-    is_worth_another, look_at, not_http2,
-};
-use super::forward::{self, Identity};
+use super::failure::{Failure, Fate, Fault, ServerFault, gone_before, header_passed, look_at};
+use super::forward::{Identity, Outgoing};
 use super::gate::Gate;
 use crate::policy::http1::framing::Framing;
-use crate::policy::http1::length;
 
 mod answer;
 mod compressing;
@@ -51,6 +46,8 @@ use connections::Taken;
 use link::{Event, Link};
 use upload::Upload;
 
+/// The host of no server.
+static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together.
 const PIECES_MAX: usize = 4;
 
@@ -68,15 +65,15 @@ pub struct Relay<'a, 'c> {
 
 /// What an attempt came to that did not answer the request.
 struct Failed {
-    error: Box<Error>,
+    failure: Failure,
     /// The server's description and whether its connection had been used before; `None` where none was reached.
-    reached: Option<(HttpPeer, bool)>,
+    reached: Option<(Box<HttpPeer>, bool)>,
 }
 
 /// What happens next in an exchange.
-enum Turn {
-    Server(pingora::Result<Event>),
-    Client(pingora::Result<Option<Bytes>>),
+enum Next {
+    Server(Result<Event, Failure>),
+    Client(Result<Option<Bytes>, Failure>),
     Late,
 }
 
@@ -85,7 +82,7 @@ impl Relay<'_, '_> {
     ///
     /// # Errors
     /// With what ended the forwarding otherwise; the caller settles it.
-    pub async fn run(mut self) -> pingora::Result<()> {
+    pub async fn run(mut self) -> Result<(), Failure> {
         let bytes_max = self.exchange.snapshot.head_limits.body_bytes_max;
         let mut upload = Upload::new(bytes_max, self.client.is_body_done());
         loop {
@@ -100,28 +97,30 @@ impl Relay<'_, '_> {
     /// Decides what follows from a failed attempt.
     ///
     /// # Errors
-    /// With its error, where no other attempt is made.
-    fn judge(&mut self, failed: Failed, upload: &Upload) -> pingora::Result<()> {
-        let Failed { mut error, reached } = failed;
+    /// With its failure, where no other attempt is made.
+    fn judge(&mut self, failed: Failed, upload: &Upload) -> Result<(), Failure> {
+        let Failed { failure, reached } = failed;
         let Some((peer, reused)) = reached else {
             // Nothing was sent, so any method may try another server.
             self.forwarding.note_failed(self.gate);
             if !self.forwarding.may_retry() {
-                return Err(error);
+                return Err(failure);
             }
             self.note_retry("connect");
             return Ok(());
         };
-        error = error.more_context(format!("Peer: {peer}"));
-        if is_other_protocol(&error, &peer, reused) {
-            error = error.more_context("the first request on a connection: does it speak HTTP/2?");
+        let mut failure = failure.with(format_args!("server: {peer}"));
+        // Nobody had asked the server whether it speaks HTTP/2.
+        let unasked = !reused && !peer.is_tls() && peer.options.alpn == ALPN::H2;
+        if unasked && failure.may_be_other_protocol() {
+            failure = failure.with("the first request on a connection: does it speak HTTP/2?");
         }
-        let fate = Fate::of(&mut error, reused);
-        let blamed = fate == Fate::Unknown && is_upstreams(&error, self.client);
+        let fate = failure.fate(reused);
+        let blamed = fate == Fate::Unknown && failure.is_servers(self.client);
         let passed_on = header_passed(self.client);
         let forwarding = &mut *self.forwarding;
-        if let (ErrorType::H2Downgrade | ErrorType::InvalidH2, Some(server)) =
-            (error.etype(), forwarding.server())
+        if let (Fault::Server(ServerFault::WantsHttp1 | ServerFault::InvalidHttp2), Some(server)) =
+            (failure.fault, forwarding.server())
         {
             forwarding.upstream.note_wants_http1(server);
         }
@@ -132,22 +131,22 @@ impl Relay<'_, '_> {
         if fate != Fate::Unknown {
             forwarding.connect_anew();
         }
-        let method = &self.client.header.method;
+        let method = self.client.head.method();
         let again = match fate {
             Fate::Stale => method.is_idempotent() && forwarding.may_retry(),
             Fate::Unprocessed => forwarding.may_retry(),
             Fate::Unknown => {
                 let harmless = method.is_safe() && !passed_on;
-                blamed && harmless && is_worth_another(&error) && forwarding.may_try_another()
+                blamed && harmless && failure.is_worth_another() && forwarding.may_try_another()
             }
         };
         if !again || passed_on || !upload.can_be_sent_again() {
-            return Err(error);
+            return Err(failure);
         }
-        self.note_retry(match (fate, error.etype()) {
+        self.note_retry(match (fate, failure.fault) {
             (Fate::Stale, _) => "stale",
             (Fate::Unprocessed, _) => "refused",
-            (Fate::Unknown, kind) if *kind == UPSTREAM_AWAY => "status",
+            (Fate::Unknown, Fault::Server(ServerFault::Away)) => "status",
             (Fate::Unknown, _) => "broken",
         });
         Ok(())
@@ -162,26 +161,24 @@ impl Relay<'_, '_> {
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), Failed> {
         let Some((peer, is_fresh)) = self.forwarding.attempt() else {
-            let context = "the upstream has no server";
-            let error = Error::explain(ErrorType::InternalError, context);
+            let cause = "it has no server";
             return Err(Failed {
-                error,
+                failure: Failure::server(ServerFault::Unreached, cause),
                 reached: None,
             });
         };
         let taken = self.gate.connections.take(&peer, is_fresh).await;
         let (taken, reused) = taken.map_err(|error| Failed {
-            error: error.into_up(),
+            failure: Failure::server(ServerFault::Unreached, error),
             reached: None,
         })?;
         let kind = if reused { "reused" } else { "new" };
         let labels = [&*self.forwarding.upstream.name, kind];
         let connections = &self.gate.metrics.upstream_connections;
         connections.with_label_values(&labels).inc();
-        pace::note_forwarded();
         let done = self.exchange_with(taken, &peer, upload).await;
-        done.map_err(|error| Failed {
-            error,
+        done.map_err(|failure| Failed {
+            failure,
             reached: Some((peer, reused)),
         })
     }
@@ -192,26 +189,22 @@ impl Relay<'_, '_> {
         taken: Taken,
         peer: &HttpPeer,
         upload: &mut Upload,
-    ) -> pingora::Result<()> {
+    ) -> Result<(), Failure> {
         let version = match &taken {
             Taken::Http1(_) => Version::HTTP_11,
             Taken::Http2(_) => Version::HTTP_2,
         };
         if !self.forwarding.upstream.takes(version) {
-            return Err(not_http2());
+            let cause = "protocol is http2, and the server did not agree to it by ALPN";
+            return Err(Failure::server(ServerFault::NotHttp2, cause));
         }
-        if pace::is_given_up() {
-            return Err(given_up());
+        if self.client.turn().is_some_and(|turn| turn.is_given_up()) {
+            return Err(Failure::given_up());
         }
         if let Some(gone) = gone_before(self.client).await {
             return Err(gone);
         }
-        let request = self.request()?;
-        let framing = framing(self.client, &request);
-        // What is left before it is written fails as a 500, which is refunded.
-        self.forwarding.note_sent();
-        let mut link =
-            Link::begin(taken, request, framing, peer.is_tls()).map_err(Error::into_up)?;
+        let mut link = self.begin(taken, peer.is_tls())?;
         let answered = self.drive(&mut link, peer, upload).await;
         if answered.is_ok() {
             link.finish(&self.gate.connections, peer).await;
@@ -219,36 +212,41 @@ impl Relay<'_, '_> {
         answered
     }
 
-    /// The request as this attempt's server gets it.
-    fn request(&mut self) -> pingora::Result<RequestHeader> {
+    /// Sends the head of the request, as this attempt's server gets it.
+    fn begin(&mut self, taken: Taken, is_tls: bool) -> Result<Link, Failure> {
         let Relay {
             client,
             exchange,
             forwarding,
             ..
         } = self;
+        // What is left before it is written fails as a 500, which is refunded.
+        forwarding.note_sent();
+        let server = forwarding.server();
         let recorded = exchange.steps.recording.as_mut().map(|recording| {
-            let span = recording.attempt(forwarding.server());
+            let span = recording.attempt(server);
             (recording.context, span)
         });
         let origin = exchange.origin.as_ref();
+        let told_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;
-        let identity = Identity {
-            request_id: &exchange.request_id,
-            client: origin.map(|origin| origin.address.clone()),
-            scheme: origin.map_or("http", |origin| origin.scheme),
-            host: origin.and_then(|origin| origin.host.clone()),
-            key_id: record.id.as_str(),
-            tier: record.tier.as_str(),
-            upstream_host: forwarding.server().map_or("", |server| &server.name),
-            recorded,
+        let outgoing = Outgoing {
+            head: &client.head,
+            host: server.map_or(&NO_HOST, |server| &server.authority),
+            framing: framing(client),
+            identity: Identity {
+                request_id: &exchange.request_id,
+                client: origin.map(|origin| &origin.address),
+                scheme: origin.map_or("http", |origin| origin.scheme),
+                host: told_host.map(HeaderValue::as_bytes).or(client.head.host()),
+                key_id: record.id.as_str(),
+                tier: record.tier.as_str(),
+                recorded,
+            },
+            denied: &exchange.snapshot.denied,
+            secret: forwarding.upstream.header.as_ref(),
         };
-        let mut request = client.header.clone();
-        forward::rebuild_request(&mut request, &identity, &exchange.snapshot.denied)?;
-        if let Some((name, value)) = &forwarding.upstream.header {
-            request.insert_header(name.clone(), value.clone())?;
-        }
-        Ok(request)
+        Link::begin(taken, &outgoing, is_tls)
     }
 
     /// Drives an exchange to the end of its answer.
@@ -257,9 +255,12 @@ impl Relay<'_, '_> {
         link: &mut Link,
         peer: &HttpPeer,
         upload: &mut Upload,
-    ) -> pingora::Result<()> {
+    ) -> Result<(), Failure> {
         let patience = peer.options.read_timeout.unwrap_or_default();
         let mut timer = Timer::default();
+        let turn = self.client.turn().cloned();
+        let mut reads = Reads::new(turn.clone());
+        let mut paused = Duration::ZERO;
         let mut held = Bytes::new();
         let kept = upload.kept();
         upload.count(self.forwarding, &kept, upload.ended())?;
@@ -271,21 +272,20 @@ impl Relay<'_, '_> {
         let mut deadline = Instant::now() + patience;
         loop {
             let listens = upload.ended() || link.takes_more() || !held.is_empty();
-            let turn = tokio::select! {
+            let next = tokio::select! {
                 biased;
-                event = link.next() => Turn::Server(event),
-                part = next(self.client, upload.ended()), if listens => Turn::Client(part),
-                () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => Turn::Late,
+                event = reads.read(link.next()) => Next::Server(event),
+                part = next(self.client, upload.ended()), if listens => Next::Client(part),
+                () = std::future::poll_fn(|context| timer.poll_until(deadline, context)) => Next::Late,
             };
-            match turn {
-                Turn::Server(event) => {
-                    let event = event.map_err(Error::into_up)?;
-                    if self.pass(link, event, upload).await? {
+            match next {
+                Next::Server(event) => {
+                    if self.pass(link, event?, upload).await? {
                         break;
                     }
                     deadline = Instant::now() + patience;
                 }
-                Turn::Client(part) => {
+                Next::Client(part) => {
                     let part = part?;
                     let ends = part.is_none() || self.client.is_body_done();
                     let part = part.unwrap_or_default();
@@ -307,15 +307,22 @@ impl Relay<'_, '_> {
                         link.push(part, ends)?;
                     }
                 }
-                Turn::Late if !listens => {
-                    let context = "the server took nothing of the request's body for too long";
-                    return Error::e_explain(ErrorType::WriteTimedout, context)
-                        .map_err(Error::into_up);
+                Next::Late
+                    if turn
+                        .as_ref()
+                        .is_some_and(|turn| turn.is_paused() || turn.paused() > paused) =>
+                {
+                    // It was not the server that was waited for.
+                    paused = self.client.blocked();
+                    deadline = Instant::now() + patience;
                 }
-                Turn::Late => {
-                    let context = "the server was silent for too long";
-                    return Error::e_explain(ErrorType::ReadTimedout, context)
-                        .map_err(Error::into_up);
+                Next::Late if !listens => {
+                    let cause = "it took nothing of the request's body for timeouts.read";
+                    return Err(Failure::server(ServerFault::Blocked, cause));
+                }
+                Next::Late => {
+                    let cause = "it sent nothing for timeouts.read";
+                    return Err(Failure::server(ServerFault::Silent, cause));
                 }
             }
         }
@@ -325,8 +332,10 @@ impl Relay<'_, '_> {
     /// Whether the body would be whole for its server. It is not before the client has ended it: more may come, which makes the request
     /// malformed.
     fn is_as_long_as_announced(&self) -> bool {
-        let announced = announced(&self.client.header.headers);
-        announced.is_some_and(|bytes| bytes <= self.forwarding.request_body_bytes as u64)
+        match self.client.head.framing() {
+            Framing::Length(bytes) => bytes <= self.forwarding.request_body_bytes as u64,
+            Framing::Empty | Framing::Chunked => false,
+        }
     }
 
     /// Passes an event on, with those that follow at once. Returns whether the answer is whole.
@@ -335,11 +344,11 @@ impl Relay<'_, '_> {
         link: &mut Link,
         event: Event,
         upload: &mut Upload,
-    ) -> pingora::Result<bool> {
+    ) -> Result<bool, Failure> {
         let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);
         let mut next = Some(Ok(event));
         while let Some(event) = next.take() {
-            let made = event.map_err(Error::into_up).and_then(|event| {
+            let made = event.and_then(|event| {
                 let Relay {
                     gate,
                     client,
@@ -367,6 +376,8 @@ impl Relay<'_, '_> {
             }
         }
         if !pieces.is_empty() {
+            let bytes = || pieces.iter().map(Piece::held_bytes).sum();
+            let _held = self.client.turn().map(|turn| turn.hold(bytes()));
             self.client.write(pieces).await?;
             if header_passed(self.client) {
                 upload.forget();
@@ -380,22 +391,15 @@ impl Relay<'_, '_> {
 }
 
 /// How the body of a request is framed for its server.
-fn framing(client: &Client<'_>, request: &RequestHeader) -> Framing {
-    match announced(&request.headers) {
-        Some(bytes) => Framing::Length(bytes),
-        None if client.is_body_empty() => Framing::Empty,
-        None => Framing::Chunked,
+fn framing(client: &Client<'_>) -> Framing {
+    match client.head.framing() {
+        Framing::Chunked if client.is_body_empty() => Framing::Empty,
+        framing => framing,
     }
 }
 
-/// The length of the body that a request announces.
-fn announced(fields: &HeaderMap) -> Option<u64> {
-    let announced = fields.get(CONTENT_LENGTH);
-    announced.map(HeaderValue::as_bytes).and_then(length)
-}
-
 /// The next part of the request's body; behind its end, what ends the client.
-async fn next(client: &mut Client<'_>, is_over: bool) -> pingora::Result<Option<Bytes>> {
+async fn next(client: &mut Client<'_>, is_over: bool) -> Result<Option<Bytes>, Failure> {
     match is_over {
         false => client.read().await,
         true => Err(client.gone().await),

@@ -4,19 +4,21 @@
 
 use bytes::Bytes;
 use http::header::{
-    CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK,
-    STRICT_TRANSPORT_SECURITY, X_CONTENT_TYPE_OPTIONS,
+    CACHE_CONTROL, CONTENT_TYPE, ETAG, IF_NONE_MATCH, LINK, STRICT_TRANSPORT_SECURITY,
+    X_CONTENT_TYPE_OPTIONS,
 };
-use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http::{HeaderValue, Method, StatusCode};
 use jiff::Timestamp;
-use pingora::http::{RequestHeader, ResponseHeader};
 
-use super::client::{Client, Piece};
+use super::client::{Client, Head, Piece};
 use super::exchange::Exchange;
+use super::failure::Failure;
 use super::forward::{NOSNIFF, X_REQUEST_ID};
 use crate::config::Config;
 use crate::policy::caching;
 use crate::policy::endpoint::Endpoint;
+use crate::policy::http1::fields::FieldList;
+use crate::policy::http1::request::RequestHead;
 use crate::policy::openapi::Document;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
@@ -32,8 +34,7 @@ const FIELDS: usize = 16;
 /// A whole answer of ours.
 #[derive(Debug)]
 pub struct Answer {
-    status: StatusCode,
-    fields: HeaderMap,
+    head: Head,
     body: Bytes,
 }
 
@@ -54,38 +55,47 @@ impl Answer {
         );
         let mut fields = refusal_fields(&problem, standing, endpoint, now);
         insert_common(&mut fields, exchange);
-        let body = if method == Method::HEAD {
-            Bytes::new()
-        } else {
-            Bytes::from(problem.body)
-        };
-        Answer {
-            status: problem.status,
-            fields,
-            body,
+        let body = Bytes::from(problem.body);
+        Answer::new(method, problem.status, fields, body)
+    }
+
+    /// An answer whose body one to `HEAD` keeps to itself.
+    fn new(method: &Method, status: StatusCode, fields: FieldList, mut body: Bytes) -> Answer {
+        let length = Some(body.len() as u64);
+        if method == Method::HEAD {
+            body = Bytes::new();
         }
+        let head = Head {
+            status,
+            length,
+            fields,
+        };
+        Answer { head, body }
     }
 
     /// The answer of `/openapi.json`: the document, or 304 to a client that has it (RFC 9110 section 15.4.5).
     pub fn with_document(
-        request: &RequestHeader,
+        request: &RequestHead,
         exchange: &Exchange,
         document: &Document,
     ) -> Answer {
-        let held = request.headers.get_all(IF_NONE_MATCH).iter();
-        let mut answer = if document.is_held(held.map(HeaderValue::as_bytes)) {
-            Answer {
+        let mut answer = if document.is_held(request.fields().all(&IF_NONE_MATCH)) {
+            let head = Head {
                 status: StatusCode::NOT_MODIFIED,
-                fields: HeaderMap::new(),
+                length: None,
+                fields: FieldList::with_capacity(FIELDS),
+            };
+            Answer {
+                head,
                 body: Bytes::new(),
             }
         } else {
-            Answer::json(&request.method, document.body().clone())
+            Answer::json(request.method(), document.body().clone())
         };
-        let etag = document.etag().clone();
-        answer.fields.insert(ETAG, etag);
-        answer.fields.insert(CACHE_CONTROL, DOCUMENT_CACHING);
-        insert_common(&mut answer.fields, exchange);
+        let fields = &mut answer.head.fields;
+        fields.append(ETAG, document.etag().clone());
+        fields.append(CACHE_CONTROL, DOCUMENT_CACHING);
+        insert_common(fields, exchange);
         answer
     }
 
@@ -98,44 +108,28 @@ impl Answer {
         now: Timestamp,
     ) -> Answer {
         let mut answer = Answer::json(method, Bytes::from(report));
-        answer.fields.insert(CACHE_CONTROL, USAGE_CACHING);
-        insert_common(&mut answer.fields, exchange);
-        insert_standing(&mut answer.fields, standing, now);
+        let fields = &mut answer.head.fields;
+        fields.append(CACHE_CONTROL, USAGE_CACHING);
+        insert_common(fields, exchange);
+        insert_standing(fields, standing, now);
         answer
     }
 
-    /// A 200 with a JSON body, which an answer to `HEAD` keeps to itself.
+    /// A 200 with a JSON body.
     fn json(method: &Method, body: Bytes) -> Answer {
-        let mut fields = HeaderMap::with_capacity(FIELDS);
-        fields.insert(CONTENT_TYPE, JSON);
-        fields.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        let body = if method == Method::HEAD {
-            Bytes::new()
-        } else {
-            body
-        };
-        Answer {
-            status: StatusCode::OK,
-            fields,
-            body,
-        }
-    }
-
-    fn into_parts(self) -> (ResponseHeader, Bytes) {
-        let (mut parts, ()) = http::Response::new(()).into_parts();
-        parts.status = self.status;
-        parts.headers = self.fields;
-        (parts.into(), self.body)
+        let mut fields = FieldList::with_capacity(FIELDS);
+        fields.append(CONTENT_TYPE, JSON);
+        Answer::new(method, StatusCode::OK, fields, body)
     }
 
     /// Writes the answer.
     ///
     /// # Errors
     /// If the client is gone.
-    pub async fn write(self, client: &mut Client<'_>) -> pingora::Result<()> {
-        let (header, body) = self.into_parts();
+    pub async fn write(self, client: &mut Client<'_>) -> Result<(), Failure> {
+        let Answer { head, body } = self;
         let ends_here = body.is_empty();
-        let mut pieces = vec![Piece::Head(Box::new(header), ends_here)];
+        let mut pieces = vec![Piece::Head(Box::new(head), ends_here)];
         if !ends_here {
             pieces.push(Piece::Part(body, true));
         }
@@ -143,17 +137,16 @@ impl Answer {
     }
 }
 
-/// The fields of a refusal, but for its request id.
+/// The fields of a refusal, but for its request id and its length.
 pub fn refusal_fields(
     problem: &Problem,
     standing: Option<Standing>,
     endpoint: Option<&Endpoint>,
     now: Timestamp,
-) -> HeaderMap {
-    let mut fields = HeaderMap::with_capacity(FIELDS);
-    fields.insert(CONTENT_TYPE, PROBLEM_JSON);
-    fields.insert(CONTENT_LENGTH, HeaderValue::from(problem.body.len()));
-    fields.insert(CACHE_CONTROL, caching::NO_STORE);
+) -> FieldList {
+    let mut fields = FieldList::with_capacity(FIELDS);
+    fields.append(CONTENT_TYPE, PROBLEM_JSON);
+    fields.append(CACHE_CONTROL, caching::NO_STORE);
     for (name, value) in &problem.headers {
         fields.insert(name.clone(), value.clone());
     }
@@ -167,7 +160,7 @@ pub fn refusal_fields(
 }
 
 /// Says that the endpoint is going away, if it is; links stand beside those that an upstream gave.
-pub fn announce(fields: &mut HeaderMap, retirement: &Retirement) {
+pub fn announce(fields: &mut FieldList, retirement: &Retirement) {
     for (name, value) in retirement.headers() {
         if *name == LINK {
             fields.append(name.clone(), value.clone());
@@ -177,11 +170,11 @@ pub fn announce(fields: &mut HeaderMap, retirement: &Retirement) {
     }
 }
 
-/// Puts into an answer's header what every answer has: the request id, that its type is not to be guessed, and over TLS
+/// Puts into an answer's head, which has none of it yet, what every answer has: the request id, that its type is not to be guessed, and over TLS
 /// what browsers are told of it.
-pub fn insert_common(fields: &mut HeaderMap, exchange: &Exchange) {
-    fields.insert(X_REQUEST_ID, exchange.request_id.clone());
-    fields.insert(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
+pub fn insert_common(fields: &mut FieldList, exchange: &Exchange) {
+    fields.append(X_REQUEST_ID, exchange.request_id.clone());
+    fields.append(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
     if let Some(hsts) = &exchange.hsts {
         fields.insert(STRICT_TRANSPORT_SECURITY, hsts.clone());
     }
@@ -201,9 +194,9 @@ pub fn http_date(now: Timestamp) -> String {
         .unwrap_or_default()
 }
 
-/// Puts the caller's standing into an answer's header.
-pub fn insert_standing(fields: &mut HeaderMap, standing: Standing, now: Timestamp) {
+/// Puts the caller's standing into an answer's head, which has none yet.
+pub fn insert_standing(fields: &mut FieldList, standing: Standing, now: Timestamp) {
     for (name, value) in standing.headers(now) {
-        fields.insert(name, value);
+        fields.append(name, value);
     }
 }

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::CONTENT_LENGTH;
-use http::{HeaderMap, HeaderValue};
-
 use super::admission::{self, Admitted, Permit, Refusal};
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Forwarding, Served, Stage};
-use super::failure;
+use super::failure::{self, Failure};
 use super::forward::{TRACEPARENT, X_REQUEST_ID};
 use super::gate::Gate;
 use super::origin::Origin;
@@ -19,7 +16,7 @@ use super::respond::{self, Answer};
 use super::trace::Recording;
 use super::well_formed::{self, HeadLimits};
 use crate::policy::forwarded;
-use crate::policy::http1::agreed_length;
+use crate::policy::http1::framing::Framing;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
@@ -32,17 +29,34 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves a request: admits it, and answers it or has it forwarded; then records how it ended.
 pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
-    let mut exchange = Exchange::begin(gate);
-    let served = answer(gate, client, &mut exchange).await;
-    if served.is_err() {
-        client.break_off();
-    }
-    record::record(
+    let exchange = Exchange::begin(gate);
+    let mut recorded = Recorded {
         gate,
         client,
-        served.as_ref().err().map(|error| &**error),
-        &exchange,
-    );
+        exchange,
+        served: None,
+    };
+    recorded.served = Some(answer(gate, recorded.client, &mut recorded.exchange).await);
+}
+
+/// A request that is recorded when it is over, be it because its task is.
+struct Recorded<'a, 'c> {
+    gate: &'a Gate,
+    client: &'a mut Client<'c>,
+    exchange: Exchange,
+    /// How it ended; `None` where its task was over first.
+    served: Option<Result<(), Failure>>,
+}
+
+impl Drop for Recorded<'_, '_> {
+    fn drop(&mut self) {
+        let abandoned = || Err(Failure::gateway("the request was abandoned"));
+        let failure = self.served.take().unwrap_or_else(abandoned).err();
+        if failure.is_some() {
+            self.client.break_off();
+        }
+        record::record(self.gate, self.client, failure.as_ref(), &self.exchange);
+    }
 }
 
 /// Answers a request.
@@ -53,32 +67,32 @@ async fn answer(
     gate: &Arc<Gate>,
     client: &mut Client<'_>,
     exchange: &mut Exchange,
-) -> pingora::Result<()> {
+) -> Result<(), Failure> {
     let snapshot = exchange.snapshot.clone();
     let limits = &snapshot.config.limits;
     if gate.is_draining() || client.connection.is_retired() {
         client.close_after();
     }
-    let sent = &client.header.headers;
-    exchange.identify(sent.get(X_REQUEST_ID));
-    exchange.steps.recording = Recording::begin(sent.get(TRACEPARENT), &snapshot.config.tracing);
+    let sent = client.head.fields();
+    exchange.identify(sent.first(&X_REQUEST_ID));
+    exchange.steps.recording = Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
     exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
     if client.connection.is_encrypted {
         exchange.hsts = respond::hsts(&snapshot.config);
     }
     let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
-        Ok(()) => admission::admit(gate, &snapshot, &client.header, &mut exchange.steps).await,
+        Ok(()) => admission::admit(gate, &snapshot, &client.head, &mut exchange.steps).await,
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };
     match admitted {
         Err(refusal) => refuse(gate, client, exchange, refusal).await,
         Ok(Admitted::Document) => {
-            let answer = Answer::with_document(&client.header, exchange, &snapshot.document);
+            let answer = Answer::with_document(&client.head, exchange, &snapshot.document);
             let served = Served::new(OwnPath::Document, None);
             serve_own(client, exchange, answer, served).await
         }
         Ok(Admitted::Usage(usage)) => {
-            let (method, now) = (&client.header.method, gate.store.now());
+            let (method, now) = (client.head.method(), gate.store.now());
             let answer = Answer::with_usage(method, exchange, usage.report, usage.standing, now);
             let served = Served::new(OwnPath::Usage, Some(usage.key));
             serve_own(client, exchange, answer, served).await
@@ -93,13 +107,20 @@ async fn forward(
     client: &mut Client<'_>,
     exchange: &mut Exchange,
     permit: Permit,
-) -> pingora::Result<()> {
+) -> Result<(), Failure> {
     let tier = permit.key().record.tier.as_str();
     let charged = u64::from(permit.endpoint().cost.get());
     let units = &gate.metrics.quota_units;
     units.with_label_values(&[tier, "charged"]).inc_by(charged);
-    let mut forwarding = Box::new(Forwarding::begin(gate, permit, client.blocked()));
-    if well_formed::expects_continue(&client.header) && !client.is_body_done() {
+    let forwarding = Forwarding::begin(gate, permit, client.blocked());
+    let mut under_way = UnderWay {
+        exchange,
+        forwarding: Some(Box::new(forwarding)),
+    };
+    let (Some(forwarding), exchange) = (&mut under_way.forwarding, &mut *under_way.exchange) else {
+        return Ok(());
+    };
+    if client.head.expects_continue() && !client.is_body_done() {
         // Should the client be gone, reading its body will show it.
         let _ = client.ask_for_body().await;
     }
@@ -107,25 +128,39 @@ async fn forward(
         gate,
         client,
         exchange,
-        forwarding: &mut forwarding,
+        forwarding,
     };
-    let answered = Box::pin(relay.run()).await;
-    if let Err(error) = &answered {
-        failure::settle(gate, client, error, &mut forwarding).await;
-        if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
-            let (method, now) = (&client.header.method, gate.store.now());
-            let (standing, endpoint) = (Some(forwarding.standing), Some(&*forwarding.endpoint));
-            let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
-            client.close_after();
-            if answer.write(client).await.is_ok() {
-                exchange.stage = Stage::Forwarding(forwarding);
-                exchange.cause = Some(error.to_string());
-                return Ok(());
-            }
+    let Err(failure) = Box::pin(relay.run()).await else {
+        forwarding.ending = None;
+        return Ok(());
+    };
+    failure::settle(gate, client, &failure, forwarding).await;
+    if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
+        let (method, now) = (client.head.method(), gate.store.now());
+        let (standing, endpoint) = (Some(forwarding.standing), Some(&*forwarding.endpoint));
+        let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+        client.close_after();
+        if answer.write(client).await.is_ok() {
+            exchange.cause = Some(failure.to_string());
+            return Ok(());
         }
     }
-    exchange.stage = Stage::Forwarding(forwarding);
-    answered
+    Err(failure)
+}
+
+/// A forwarding under way, which belongs to what is recorded of its request, be it because its task is over.
+struct UnderWay<'a> {
+    exchange: &'a mut Exchange,
+    forwarding: Option<Box<Forwarding>>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(mut forwarding) = self.forwarding.take() {
+            forwarding.give_up_unsent();
+            self.exchange.stage = Stage::Forwarding(forwarding);
+        }
+    }
 }
 
 /// Answers a refused request and leaves the connection fit for the next one where that is safe.
@@ -134,7 +169,7 @@ async fn refuse(
     client: &mut Client<'_>,
     exchange: &mut Exchange,
     refusal: Refusal,
-) -> pingora::Result<()> {
+) -> Result<(), Failure> {
     let ambiguous = matches!(refusal.rejection, Rejection::BadRequest(_));
     let head = matches!(
         refusal.rejection,
@@ -143,12 +178,14 @@ async fn refuse(
     if head {
         client.connection.note_malformed();
     }
-    if ambiguous || (!client.is_body_done() && well_formed::expects_continue(&client.header)) {
+    if ambiguous || (!client.is_body_done() && client.head.expects_continue()) {
         // Whether the body comes behind this answer cannot be known.
         client.close_after();
     } else if !client.is_body_done()
-        && content_length(&client.header.headers)
-            .is_some_and(|bytes| bytes <= DRAINED_BODY_BYTES_MAX)
+        && matches!(
+            client.head.framing(),
+            Framing::Length(..=DRAINED_BODY_BYTES_MAX)
+        )
     {
         client.drain(DRAIN_TIMEOUT).await;
     }
@@ -159,7 +196,7 @@ async fn refuse(
         let hits = &gate.metrics.limit_hits;
         hits.with_label_values(&[limit]).inc();
     }
-    let (method, now) = (&client.header.method, gate.store.now());
+    let (method, now) = (client.head.method(), gate.store.now());
     let (rejection, standing) = (&refusal.rejection, refusal.standing);
     let endpoint = refusal.endpoint();
     let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
@@ -199,7 +236,7 @@ async fn serve_own(
     exchange: &mut Exchange,
     answer: Answer,
     mut served: Served,
-) -> pingora::Result<()> {
+) -> Result<(), Failure> {
     let written = answer.write(client).await;
     served.ending = written.is_err().then_some(Ending::ClientClosed);
     exchange.stage = Stage::Served(served);
@@ -217,8 +254,8 @@ async fn expect_no_body(
     if !client.is_http2() || client.is_body_done() {
         return Ok(());
     }
-    let head = &client.header;
-    if well_formed::takes_body(&head.method) || well_formed::check(head, limits).is_err() {
+    let head = &client.head;
+    if well_formed::takes_body(head.method()) || well_formed::check(head, limits).is_err() {
         return Ok(());
     }
     let end = async {
@@ -236,8 +273,24 @@ async fn expect_no_body(
     end.await.unwrap_or(Err(Malformed::Late))
 }
 
-/// The length of the body that a message announces, if it does and can be read.
-fn content_length(fields: &HeaderMap) -> Option<u64> {
-    let values = fields.get_all(CONTENT_LENGTH).iter();
-    agreed_length(values.map(HeaderValue::as_bytes))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<A, B, F>(_: impl FnOnce(A, B) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// Each is a box of every request. A future that is larger than it was is copied into its box at more cost.
+    #[test]
+    fn the_futures_of_a_request_stay_small() {
+        let serving =
+            bytes_of::<&'static Arc<Gate>, &'static mut Client<'static>, _>(|gate, client| {
+                serve(gate, client)
+            });
+        assert!(serving <= 2_300, "serve: {serving} bytes");
+        let relaying = bytes_of::<Relay<'static, 'static>, (), _>(|relay, ()| relay.run());
+        assert!(relaying <= 3_500, "Relay::run: {relaying} bytes");
+        assert!(size_of::<Forwarding>() <= 480, "Forwarding");
+    }
 }

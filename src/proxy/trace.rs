@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use http::{HeaderValue, Method};
+use http::Method;
 use jiff::{SignedDuration, Timestamp};
 
 use super::exchange::Exchange;
@@ -56,7 +56,7 @@ pub struct Facts<'a> {
 
 impl Recording {
     /// A recording, if the request is to be recorded: the caller says so, or else the configured share.
-    pub fn begin(client_sent: Option<&HeaderValue>, tracing: &Tracing) -> Option<Box<Recording>> {
+    pub fn begin(client_sent: Option<&[u8]>, tracing: &Tracing) -> Option<Box<Recording>> {
         let otlp = tracing.otlp.as_ref()?;
         let context = client_sent
             .and_then(TraceContext::of_header)

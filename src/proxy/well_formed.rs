@@ -2,19 +2,20 @@
 //!
 //! Over HTTP/1 a head that the reader refuses never gets here, over HTTP/2 one for which the library resets the stream.
 
-use http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING};
-use http::{HeaderName, HeaderValue, Method, Version};
-use pingora::http::RequestHeader;
+use http::header::{CONTENT_LENGTH, HOST};
+use http::{HeaderName, HeaderValue, Method};
 
 use super::forward::X_REQUEST_ID;
 use crate::config::Limits;
-use crate::policy::http1::request::RequestReader;
-use crate::policy::http1::{self, HeadBounds, is_host};
+use crate::policy::http1::fields::FieldList;
+use crate::policy::http1::framing::Framing;
+use crate::policy::http1::request::{RequestHead, RequestReader};
+use crate::policy::http1::{self, HeadBounds, Version, is_host};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::target::Target;
 
-/// Options of `Connection`; the reader takes 16.
+/// Options of `Connection`; the reader takes 16 beside `close` and `keep-alive`.
 const CONNECTION_OPTIONS_MAX: usize = 8;
 
 /// What a request may measure.
@@ -48,115 +49,94 @@ pub fn judge<'a>(
     target: &'a str,
     limits: &HeadLimits,
 ) -> Result<Target<'a>, Rejection> {
-    let host = HeaderValue::from_static("touchline");
     let head = format!("{method} {target} HTTP/1.1\r\nHost: touchline\r\n\r\n");
     let bounds = HeadBounds {
         target_bytes_max: limits.target_bytes_max,
         header_bytes_max: limits.header_bytes_max,
         header_count_max: limits.header_count_max,
     };
-    match RequestReader::default().read(head.as_bytes(), &bounds)? {
-        Some(read) if read.end() == head.len() => {}
-        Some(_) | None => return Err(malformed(Malformed::Head)),
-    }
-    let unreadable = |_| malformed(Malformed::Head);
-    let mut header =
-        RequestHeader::build(method.clone(), target.as_bytes(), None).map_err(unreadable)?;
-    header.set_version(Version::HTTP_11);
-    header.insert_header(HOST, host).map_err(unreadable)?;
-    check(&header, limits)?;
+    check(&RequestReader::whole_head(&head, &bounds)?, limits)?;
     Target::parse(target.as_bytes()).map_err(|error| malformed(Malformed::Target(error)))
 }
 
-/// Checks a request's head.
-pub fn check<'a>(header: &'a RequestHeader, limits: &HeadLimits) -> Result<Target<'a>, Rejection> {
-    if header.method == Method::CONNECT {
+/// Checks a request's head. Over HTTP/1 the reader has made sure that it can be read in one way only.
+pub fn check<'a>(head: &'a RequestHead, limits: &HeadLimits) -> Result<Target<'a>, Rejection> {
+    if *head.method() == Method::CONNECT {
         return Err(http1::connect_refused());
     }
-    let target = header.raw_path();
-    if target.len() > limits.target_bytes_max {
+    if head.raw_target().len() > limits.target_bytes_max {
         return Err(Rejection::UriTooLong);
     }
-    if is_too_large(header, header_bytes(header), limits) {
+    if is_too_large(head.fields(), header_bytes(head.fields()), limits) {
         return Err(Rejection::HeadersTooLarge);
     }
-    let target = Target::parse(target).map_err(|error| malformed(Malformed::Target(error)))?;
-    check_host(header)?;
-    check_connection(header)?;
-    check_body(header, limits)?;
+    let target = head.target();
+    let target = target.map_err(|error| malformed(Malformed::Target(error)))?;
+    if head.version() == Version::Http2 {
+        check_http2(head)?;
+    }
+    check_connection(head.fields())?;
+    check_body(head, limits)?;
     Ok(target)
 }
 
-fn header_bytes(header: &RequestHeader) -> usize {
-    let fields = header.headers.iter();
-    fields
-        .map(|(name, value)| name.as_str().len() + value.len() + 4)
-        .sum()
+fn header_bytes(fields: &FieldList) -> usize {
+    fields.bytes() + 4 * fields.count()
 }
 
-fn is_too_large(header: &RequestHeader, header_bytes: usize, limits: &HeadLimits) -> bool {
-    header.headers.len() > limits.header_count_max || header_bytes > limits.header_bytes_max
+fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &HeadLimits) -> bool {
+    fields.count() > limits.header_count_max || header_bytes > limits.header_bytes_max
 }
 
 /// Exchanges a head over HTTP/2 that will be refused for its size for a small one that will be refused just so: a field is one
 /// byte on the wire, and a hundred in memory for as long as the client takes its time with the refusal. The head's size then.
-pub fn lighten(header: &mut RequestHeader, limits: &HeadLimits) -> usize {
-    let bytes = header_bytes(header);
-    if !is_too_large(header, bytes, limits) {
+pub fn lighten(head: &mut RequestHead, limits: &HeadLimits) -> usize {
+    let fields = head.fields_mut();
+    let bytes = header_bytes(fields);
+    if !is_too_large(fields, bytes, limits) {
         return bytes;
     }
-    let Ok(mut light) = RequestHeader::build_no_case(header.method.clone(), b"/", None) else {
-        return bytes;
-    };
-    light.set_version(header.version);
-    light.set_uri(header.uri.clone());
-    let id = header.headers.get(X_REQUEST_ID);
-    if let Some(id) = id.filter(|id| request_id::is_acceptable(id.as_bytes())) {
-        let _ = light.insert_header(X_REQUEST_ID, id.clone());
+    let mut light = FieldList::default();
+    let id = fields.first(&X_REQUEST_ID);
+    let id = id.filter(|id| request_id::is_acceptable(id));
+    if let Some(id) = id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
+        light.append(X_REQUEST_ID, id);
     }
     for _ in 0..=limits.header_count_max {
-        let _ = light.append_header(HeaderName::from_static("x"), HeaderValue::from_static(""));
+        light.append(HeaderName::from_static("x"), HeaderValue::from_static(""));
     }
-    *header = light;
-    header_bytes(header)
+    *fields = light;
+    header_bytes(fields)
 }
 
 fn malformed(reason: Malformed) -> Rejection {
     Rejection::BadRequest(reason)
 }
 
-/// HTTP/1.1 needs exactly one `Host` (RFC 9112 section 3.2); over HTTP/2 `:authority` may replace it, and both must be equal
-/// (RFC 9113 section 8.3.1).
-fn check_host(header: &RequestHeader) -> Result<(), Rejection> {
-    let mut hosts = header.headers.get_all(HOST).iter();
-    let host = match (hosts.next(), hosts.next()) {
-        (host, None) => host.map(HeaderValue::as_bytes),
-        (_, Some(_)) => return Err(malformed(Malformed::Host)),
+/// Over HTTP/2 `:authority` may replace `Host`, and both must be equal (RFC 9113 section 8.3.1); one `Content-Length` is one too many
+/// where it is another's or no number.
+fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
+    let mut hosts = head.fields().all(&HOST);
+    let (host, second) = (hosts.next(), hosts.next());
+    let agree = match (host, head.authority()) {
+        (Some(host), Some(authority)) => host == authority,
+        (_, _) => true,
     };
-    let authority = header.uri.authority();
-    let authority = authority.map(|authority| authority.as_str().as_bytes());
-    match (host.or(authority), authority) {
-        (Some(host), None) if is_host(host) => Ok(()),
-        (Some(host), Some(authority)) if is_host(host) && host == authority => Ok(()),
-        (None, None) if header.version == Version::HTTP_10 => Ok(()),
-        _ => Err(malformed(Malformed::Host)),
+    if second.is_some() || !agree || !head.host().is_some_and(is_host) {
+        return Err(malformed(Malformed::Host));
     }
+    let mut lengths = head.fields().all(&CONTENT_LENGTH);
+    let (length, second) = (lengths.next(), lengths.next());
+    if second.is_some() || length.is_some_and(|length| http1::length(length).is_none()) {
+        return Err(malformed(Malformed::Framing));
+    }
+    Ok(())
 }
 
 /// `Connection` may not nominate what the gateway reads or sets (RFC 9110 section 7.6.1): an intermediary would take it
 /// away, or a careless one would take ours away.
-fn check_connection(header: &RequestHeader) -> Result<(), Rejection> {
-    let options = header
-        .headers
-        .get_all(CONNECTION)
-        .iter()
-        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let mut count = 0;
-    for option in options
-        .map(<[u8]>::trim_ascii)
-        .filter(|option| !option.is_empty())
-    {
-        count += 1;
+fn check_connection(fields: &FieldList) -> Result<(), Rejection> {
+    for (count, option) in fields.connection_options().enumerate() {
         let name = HeaderName::from_bytes(option).map_err(|_| malformed(Malformed::Connection))?;
         let name = name.as_str();
         let ours = matches!(
@@ -164,56 +144,27 @@ fn check_connection(header: &RequestHeader) -> Result<(), Rejection> {
             "host" | "x-api-key" | "x-request-id" | "traceparent" | "content-length"
         ) || name.starts_with("x-forwarded-")
             || name.starts_with("x-consumer-");
-        if ours || count > CONNECTION_OPTIONS_MAX {
+        if ours || count >= CONNECTION_OPTIONS_MAX {
             return Err(malformed(Malformed::Connection));
         }
     }
     Ok(())
 }
 
-/// The host that the client asked for, as it wrote it.
-pub fn host(header: &RequestHeader) -> Option<HeaderValue> {
-    match header.headers.get(HOST) {
-        Some(host) => Some(host.clone()),
-        None => header
-            .uri
-            .authority()
-            .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok()),
-    }
-}
-
-fn check_body(header: &RequestHeader, limits: &HeadLimits) -> Result<(), Rejection> {
-    let mut codings = header.headers.get_all(TRANSFER_ENCODING).iter();
-    let chunked = match (codings.next(), codings.next()) {
-        (None, _) => false,
-        // Any other coding would be the gateway's to undo (RFC 9112 section 6.1).
-        (Some(coding), None) if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => true,
-        (Some(_), _) => return Err(malformed(Malformed::Framing)),
+fn check_body(head: &RequestHead, limits: &HeadLimits) -> Result<(), Rejection> {
+    let (length, is_announced) = match head.framing() {
+        Framing::Empty => (0, false),
+        Framing::Length(length) => (length, length > 0),
+        // Over HTTP/2 that may come or not.
+        Framing::Chunked => (0, head.version() != Version::Http2),
     };
-    let mut lengths = header.headers.get_all(CONTENT_LENGTH).iter();
-    let length = match (lengths.next(), lengths.next()) {
-        (None, _) => 0,
-        (Some(length), None) => {
-            http1::length(length.as_bytes()).ok_or_else(|| malformed(Malformed::Framing))?
-        }
-        (Some(_), Some(_)) => return Err(malformed(Malformed::Framing)),
-    };
-    if (length > 0 || chunked) && !takes_body(&header.method) {
+    if is_announced && !takes_body(head.method()) {
         return Err(malformed(Malformed::UnexpectedBody));
     }
     if usize::try_from(length).map_or(true, |length| length > limits.body_bytes_max) {
         return Err(Rejection::PayloadTooLarge);
     }
     Ok(())
-}
-
-/// Whether the client waits to be asked for its body (RFC 9110 section 10.1.1).
-pub fn expects_continue(header: &RequestHeader) -> bool {
-    header.version == Version::HTTP_11
-        && header
-            .headers
-            .get(EXPECT)
-            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
 /// Whether a body has a meaning with this method (RFC 9110 section 9.3); for unknown methods it may have one.
@@ -235,23 +186,25 @@ mod tests {
         body_bytes_max: 10,
     };
 
-    fn request(method: &str, target: &str, headers: &[(&'static str, &str)]) -> RequestHeader {
-        let mut header = RequestHeader::build(method, target.as_bytes(), None).unwrap();
-        header.set_version(Version::HTTP_11);
-        for (name, value) in headers {
-            header.append_header(*name, *value).unwrap();
-        }
-        header
-    }
-
+    /// Reads a request over HTTP/1.1 and checks it.
     fn outcome(
         method: &str,
         target: &str,
         headers: &[(&'static str, &str)],
     ) -> Result<(), &'static str> {
-        check(&request(method, target, headers), &LIMITS)
-            .map(|_| ())
-            .map_err(|rejection| rejection.code())
+        let lines = headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"));
+        let lines: String = lines.collect();
+        let text = format!("{method} {target} HTTP/1.1\r\n{lines}\r\n");
+        let bounds = HeadBounds {
+            target_bytes_max: 1024,
+            header_bytes_max: 1024,
+            header_count_max: 64,
+        };
+        let read = RequestReader::whole_head(&text, &bounds);
+        let checked = read.and_then(|head| check(&head, &LIMITS).map(|_| ()));
+        checked.map_err(|rejection| rejection.code())
     }
 
     #[test]

@@ -273,3 +273,23 @@ impl Room {
             .inc();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes_of<A, B, C, F>(_: impl FnOnce(A, B, C) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// An idle connection holds both: its task, and the box in which it is served.
+    #[test]
+    fn the_task_of_a_connection_stays_small() {
+        let task = bytes_of::<Arc<Room>, TcpStream, SocketAddr, _>(Room::receive);
+        assert!(task <= 1_950, "the task: {task} bytes");
+        let serving = bytes_of::<Opened, watch::Receiver<bool>, (), _>(|opened, ending, ()| {
+            opened.serve(ending)
+        });
+        assert!(serving <= 2_600, "Opened::serve: {serving} bytes");
+    }
+}

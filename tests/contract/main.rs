@@ -1,4 +1,4 @@
-//! The public contract (DESIGN section 1), row by row, against the real binary.
+//! The public contract (docs/calling-the-api.md), row by row, against the real binary.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing)] // Clippy's exception for tests does not reach their functions.
 
 mod answers;

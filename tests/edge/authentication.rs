@@ -1,5 +1,7 @@
 //! Keys that are tried out: the same answer for each, no key locked out, nothing asked of the store.
 
+use std::time::Instant;
+
 use harness::client::{HOST, Until};
 use harness::{Call, Protocol, Scene, Store, eventually};
 
@@ -137,7 +139,7 @@ async fn a_flood_of_unknown_keys_asks_redis_for_nothing() {
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
-    let before = commands(&scene).await;
+    let (before, since) = (commands(&scene).await, Instant::now());
     let mut refused = 0;
     for batch in 0..FLOOD / 100 {
         let unknown: String = (0..100)
@@ -153,5 +155,7 @@ async fn a_flood_of_unknown_keys_asks_redis_for_nothing() {
     assert_eq!(refused, FLOOD);
     // Heartbeats and the feed go on meanwhile, a few a second.
     let more = commands(&scene).await - before;
-    assert!(more < FLOOD as u64 / 10, "{more} commands for {FLOOD} keys");
+    let allowed = FLOOD as u64 / 10 + 10 * since.elapsed().as_secs();
+    assert!(allowed < FLOOD as u64, "too slow to be of use");
+    assert!(more < allowed, "{more} commands for {FLOOD} keys");
 }

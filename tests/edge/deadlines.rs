@@ -8,7 +8,7 @@ use harness::{Behaviour, IssuedKey, PATIENCE, Protocol, Scene, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::frames::{DATA, Frame, PING, Wire};
+use super::frames::{DATA, END_STREAM, Frame, PING, RST_STREAM, Wire};
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
 /// More than the buffers between upstream and client hold.
@@ -260,6 +260,42 @@ async fn an_http_2_client_that_says_nothing_is_closed() {
     let mut wire = Wire::open(&scene).await;
     wire.send(&Frame::new(PING, 0, 0, [0; 8])).await;
     wire.end().await;
+}
+
+#[tokio::test]
+async fn an_idle_http2_connection_is_ended_by_a_goaway_that_the_client_can_act_on() {
+    let scene = hasty("request_head: 500ms, keepalive_idle: 1s").await;
+    let key = scene.issue("starter").await;
+    let mut wire = Wire::open(&scene).await;
+    wire.get(1, MARKETS, &key.key).await;
+    wire.body(1).await;
+    wire.acknowledges_pings = false;
+    // It acknowledges nothing, and is closed all the same.
+    assert_eq!(wire.end().await, Some(0));
+    scene.expect_used(&key, 1).await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_on_behind_a_goaway_gets_no_further_stream_after_a_while() {
+    let scene = hasty("requests_per_connection: 1").await;
+    let key = scene.issue("enterprise").await;
+    let mut wire = Wire::open(&scene).await;
+    // The PING behind the GOAWAY is what ends the taking of streams.
+    wire.acknowledges_pings = false;
+    let mut stream = 1;
+    eventually("a stream is refused", async || {
+        wire.get(stream, MARKETS, &key.key).await;
+        let ended = loop {
+            let frame = wire.next().await.expect("the connection stays");
+            if frame.stream == stream && (frame.kind == RST_STREAM || frame.flags & END_STREAM != 0)
+            {
+                break frame;
+            }
+        };
+        stream += 2;
+        (ended.kind == RST_STREAM).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

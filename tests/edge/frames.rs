@@ -85,6 +85,7 @@ pub struct Wire<S = TcpStream> {
     received: Vec<u8>,
     /// Frames that came while another one was waited for.
     kept: VecDeque<Frame>,
+    pub acknowledges_pings: bool,
 }
 
 /// A stream in clear or over TLS.
@@ -100,6 +101,7 @@ impl Wire {
             socket,
             received: Vec::new(),
             kept: VecDeque::new(),
+            acknowledges_pings: true,
         }
     }
 
@@ -126,6 +128,7 @@ impl Wire<Box<dyn Stream>> {
             socket,
             received: Vec::new(),
             kept: VecDeque::new(),
+            acknowledges_pings: true,
         };
         silent.greet(&[]).await
     }
@@ -236,7 +239,7 @@ impl<S: Stream> Wire<S> {
         if frame.kind == SETTINGS && frame.flags & ACK == 0 {
             let _ = self.send(&Frame::new(SETTINGS, ACK, 0, [])).await;
         }
-        if frame.kind == PING && frame.flags & ACK == 0 {
+        if frame.kind == PING && frame.flags & ACK == 0 && self.acknowledges_pings {
             let _ = self
                 .send(&Frame::new(PING, ACK, 0, frame.payload.clone()))
                 .await;

@@ -23,9 +23,9 @@ use tokio_rustls::client::TlsStream;
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
 /// What an idle TLS connection may cost.
-const BOUND_KIB: f64 = 64.0;
+const BOUND_KIB: f64 = 40.0;
 /// The same after the largest head: h2 keeps the buffer that it read the largest frame into.
-const BOUND_AFTER_LARGE_KIB: f64 = 80.0;
+const BOUND_AFTER_LARGE_KIB: f64 = 72.0;
 /// Below `limits.header_bytes`, 16 KiB, with all that stands beside it.
 const LARGE_BYTES: usize = 15 * 1024;
 /// What the first connections make the process keep is not the others' cost.

@@ -19,13 +19,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::{Timestamp, ToSpan};
-use pingora::http::RequestHeader;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use touchline::clock::Clock;
 use touchline::config::Config;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy, parse_presented};
 use touchline::policy::calendar::Day;
+use touchline::policy::http1::HeadBounds;
+use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rate_limit::Standing;
 use touchline::policy::rejection::Rejection;
@@ -204,15 +205,18 @@ impl Bench {
 
     /// A request that the free checks refuse.
     fn refused(&self, key: Option<String>, path: &str) -> Box<dyn FnMut() + '_> {
-        let mut header = RequestHeader::build("GET", path.as_bytes(), None).unwrap();
-        header.set_version(http::Version::HTTP_11);
-        header.append_header("host", "localhost").unwrap();
-        if let Some(key) = key {
-            header.append_header("x-api-key", key).unwrap();
-        }
+        let key = key.map(|key| format!("X-API-Key: {key}\r\n"));
+        let key = key.unwrap_or_default();
+        let sent = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{key}\r\n");
+        let bounds = HeadBounds {
+            target_bytes_max: 1024,
+            header_bytes_max: 1024,
+            header_count_max: 8,
+        };
+        let head = RequestReader::whole_head(&sent, &bounds).unwrap();
         Box::new(move || {
             let mut steps = Steps::default();
-            let admitted = admit(&self.gate, &self.snapshot, &header, &mut steps);
+            let admitted = admit(&self.gate, &self.snapshot, &head, &mut steps);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

@@ -11,11 +11,12 @@ use std::time::Duration;
 use harness::RedisServer;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use pingora::http::RequestHeader;
 use touchline::clock::Clock;
 use touchline::config::Config;
 use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
 use touchline::policy::calendar::Calendar;
+use touchline::policy::http1::HeadBounds;
+use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
 use touchline::proxy::admission::{Admitted, Steps, admit};
@@ -80,15 +81,18 @@ async fn call_without_pause(
     key: String,
     stop: Arc<AtomicBool>,
 ) -> BTreeMap<Date, u64> {
-    let mut header = RequestHeader::build("GET", b"/a", None).unwrap();
-    header.set_version(http::Version::HTTP_11);
-    header.append_header("host", "h").unwrap();
-    header.append_header("x-api-key", key).unwrap();
+    let sent = format!("GET /a HTTP/1.1\r\nHost: h\r\nX-API-Key: {key}\r\n\r\n");
+    let bounds = HeadBounds {
+        target_bytes_max: 1024,
+        header_bytes_max: 1024,
+        header_count_max: 8,
+    };
+    let head = RequestReader::whole_head(&sent, &bounds).unwrap();
     let mut permits = BTreeMap::new();
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &header, &mut Steps::default()).await;
+        let admitted = admit(&gate, &snapshot, &head, &mut Steps::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),

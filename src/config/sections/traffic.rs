@@ -15,6 +15,7 @@ use crate::config::rows::{
     text, texts, within,
 };
 use crate::config::scalar::Price;
+use crate::policy::admission::Terms;
 use crate::policy::calendar::Calendar;
 use crate::policy::endpoint::{Endpoint, EndpointTable, PatternError};
 use crate::policy::enforcement::Enforcement;
@@ -102,6 +103,18 @@ rows! {
         until: Option<When> = text(when);
         /// The sentence that clients are told.
         message: Option<Arc<str>> = text(message);
+    }
+}
+
+impl Tier {
+    /// What requests of the tier are judged by.
+    pub fn terms(&self) -> Terms {
+        Terms {
+            daily: self.daily.get(),
+            burst: self.burst,
+            concurrent: self.concurrent,
+            enforcement: self.enforcement,
+        }
     }
 }
 

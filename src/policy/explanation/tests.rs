@@ -1,8 +1,11 @@
 use std::num::NonZeroU32;
 
 use super::*;
+use crate::policy::endpoint::Endpoint;
+use crate::policy::enforcement::{Enforcement, Waived};
 use crate::policy::key_record::tests::key_of;
 use crate::policy::rejection::Malformed;
+use crate::policy::token_bucket::Rate;
 
 const MARKETS: &str = "/d/markets";
 const RANKINGS: &str = "/d/rankings";
@@ -107,17 +110,16 @@ fn the_settings_that_decide_are_named() {
 
 #[test]
 fn a_request_is_counted_in_what_the_client_would_be_told_and_a_refused_one_is_not() {
-    let Outcome::Forwarded { standing, .. } = explained(MARKETS, 8, Enforcement::Enforced).outcome
-    else {
+    let Outcome::Forwarded(permit) = explained(MARKETS, 8, Enforcement::Enforced).outcome else {
         panic!("8 of 10 and a cost of 2");
     };
-    assert_eq!(standing.remaining(), Some(0));
+    assert_eq!(permit.standing().remaining(), Some(0));
     let refused = explained(MARKETS, 9, Enforcement::Enforced).outcome;
-    let Outcome::Refused { rejection, .. } = refused else {
+    let Outcome::Refused(refusal) = refused else {
         panic!("9 of 10 and a cost of 2");
     };
-    let Rejection::DailyQuotaExceeded { standing } = rejection else {
-        panic!("{rejection:?}");
+    let Rejection::DailyQuotaExceeded { standing } = refusal.rejection else {
+        panic!("{refusal:?}");
     };
     assert_eq!(standing.remaining(), Some(1));
 }
@@ -129,11 +131,14 @@ fn a_shadow_tier_reports_the_first_step_that_would_refuse() {
         (MARKETS, 9, Some("daily")),
         (MARKETS, 8, None),
     ] {
-        let Outcome::Forwarded { waived, .. } = explained(path, used, Enforcement::Shadow).outcome
-        else {
+        let Outcome::Forwarded(permit) = explained(path, used, Enforcement::Shadow).outcome else {
             panic!("{path} is served");
         };
-        assert_eq!(waived.map(Waived::as_str), word, "{path} at {used}");
+        assert_eq!(
+            permit.waived().map(Waived::as_str),
+            word,
+            "{path} at {used}"
+        );
     }
 }
 
@@ -147,10 +152,10 @@ fn a_grant_is_told_and_counts_on_its_day_only() {
         reason.contains("13 of 15 (10 a day and 5 granted)"),
         "{reason}"
     );
-    assert!(matches!(explanation.outcome, Outcome::Forwarded { .. }));
+    assert!(matches!(explanation.outcome, Outcome::Forwarded(_)));
     record.grants.insert("2026-11-22".parse().unwrap(), 50);
     let explanation = explained_of(Some(&record), MARKETS, 14, Enforcement::Enforced);
-    assert!(matches!(explanation.outcome, Outcome::Refused { .. }));
+    assert!(matches!(explanation.outcome, Outcome::Refused(_)));
 }
 
 #[test]
@@ -194,15 +199,11 @@ fn an_unusable_key_is_told_with_its_last_change_and_a_missing_tier_is_our_failur
         (unknown, "INVALID_API_KEY"),
         (explain(&question), "INTERNAL_ERROR"),
     ] {
-        let Outcome::Refused {
-            rejection,
-            standing: None,
-            endpoint: None,
-        } = explanation.outcome
-        else {
+        let Outcome::Refused(refusal) = explanation.outcome else {
             panic!("{explanation:?}");
         };
-        assert_eq!(rejection.code(), code);
+        assert_eq!(refusal.rejection.code(), code);
+        assert!(refusal.standing.is_none() && refusal.endpoint().is_none());
     }
     let malformed = explain(&Question {
         head: Err(Rejection::BadRequest(Malformed::Head)),

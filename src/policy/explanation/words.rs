@@ -1,12 +1,213 @@
-//! Reasons in words, for operators.
+//! Reasons in words, for operators, and the settings that decide.
+
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use crate::policy::endpoint::EndpointTable;
-use crate::policy::key_record::{KeyRecord, Unusable};
+use super::Question;
+use crate::policy::admission::{Check, Limit, Terms, Verdict};
+use crate::policy::endpoint::{Endpoint, EndpointTable};
+use crate::policy::key_record::{KeyRecord, TierName, Unusable};
+use crate::policy::own_path::{self, OwnPath};
+use crate::policy::rejection::Rejection;
+
+/// Why a step decides as it does, and the settings by which.
+type Reason = (String, Vec<String>);
+
+/// All that the reasons of a request are taken from.
+pub(super) struct Reasons<'q, 'a> {
+    question: &'q Question<'a>,
+    limits: &'q [Limit],
+    path: &'a str,
+    own: Option<OwnPath>,
+    /// The endpoint that the path is, with its path in the configuration: the table has the order of the file.
+    endpoint: Option<(&'a Endpoint, String)>,
+}
+
+impl<'q, 'a> Reasons<'q, 'a> {
+    /// The reasons of a request that came to these limits of a gateway.
+    pub fn new(question: &'q Question<'a>, limits: &'q [Limit]) -> Reasons<'q, 'a> {
+        let path = question.head.as_ref().copied().unwrap_or_default();
+        let endpoints = question.endpoints.iter().enumerate();
+        let found = question.endpoints.find(path);
+        let mut placed =
+            endpoints.filter(|(_, one)| found.is_some_and(|found| Arc::ptr_eq(one, found)));
+        Reasons {
+            question,
+            limits,
+            path,
+            own: OwnPath::of(path),
+            endpoint: placed
+                .next()
+                .map(|(index, one)| (&**one, format!("endpoints[{index}]"))),
+        }
+    }
+
+    /// The reason of one step, which is reached.
+    pub fn of(&self, check: Check, verdict: Verdict) -> Reason {
+        match check {
+            Check::WellFormed => self.well_formed(),
+            Check::Presented => {
+                let assumed = "taken for granted: one X-API-Key with the key's current secret";
+                (assumed.to_owned(), Vec::new())
+            }
+            Check::Key => self.key(),
+            Check::Endpoint => self.found(),
+            Check::Method => self.method(),
+            Check::Rates => self.rates(),
+            Check::Tier | Check::Quota | Check::Upstream => self.of_tier(check, verdict),
+        }
+    }
+
+    fn well_formed(&self) -> Reason {
+        match &self.question.head {
+            Ok(_) => ("one reading only".to_owned(), Vec::new()),
+            Err(rejection) => {
+                let too_long = *rejection == Rejection::UriTooLong;
+                let setting = too_long.then(|| "limits.target_bytes".to_owned());
+                (rejection.detail(), setting.into_iter().collect())
+            }
+        }
+    }
+
+    fn key(&self) -> Reason {
+        let now = self.question.now;
+        let Some(record) = self.question.record else {
+            return ("the store has no key with this id".to_owned(), Vec::new());
+        };
+        let tier = &record.tier;
+        match (record.usable(&record.digest, now), self.question.terms) {
+            (Err(why), _) => (unusable(record, why), Vec::new()),
+            (Ok(()), None) => {
+                let reason = format!("the configuration has no tier {tier}");
+                (reason, vec!["tiers".to_owned()])
+            }
+            (Ok(()), Some(_)) => (usable_until(record, now), vec![format!("tiers.{tier}")]),
+        }
+    }
+
+    fn found(&self) -> Reason {
+        match (self.own, &self.endpoint) {
+            (Some(own), _) => {
+                let reason = format!("the gateway answers {} itself", own.as_str());
+                (reason, Vec::new())
+            }
+            (None, Some((endpoint, at))) => {
+                let reason = format!("it is {}", endpoint.pattern);
+                (reason, vec![format!("{at}.path")])
+            }
+            (None, None) => {
+                let reason = not_found(self.question.endpoints, self.path);
+                (reason, vec!["endpoints".to_owned()])
+            }
+        }
+    }
+
+    fn method(&self) -> Reason {
+        match (&self.endpoint, own_path::takes(self.question.method)) {
+            (Some((endpoint, at)), _) => {
+                let reason = format!("it takes {}", endpoint.allow());
+                (reason, vec![format!("{at}.methods")])
+            }
+            (None, Ok(())) => ("it takes GET and HEAD".to_owned(), Vec::new()),
+            (None, Err(rejection)) => (rejection.detail(), Vec::new()),
+        }
+    }
+
+    fn rates(&self) -> Reason {
+        let tier = self.question.record.map(|record| &record.tier);
+        let at = tier.map_or_else(|| "tiers".to_owned(), |tier| format!("tiers.{tier}"));
+        let (mut limits, mut settings) = (Vec::new(), Vec::new());
+        for limit in self.limits {
+            match limit {
+                Limit::UsageRead => {
+                    let reason =
+                        "a small limit of each gateway on reading one's usage, whatever the tier";
+                    return (reason.to_owned(), settings);
+                }
+                Limit::Burst(rate) => {
+                    let (a_second, burst) = (rate.tokens_per_second(), rate.burst);
+                    limits.push(format!("{a_second} a second and {burst} at once"));
+                    settings.push(format!("{at}.burst"));
+                }
+                Limit::Concurrent(concurrent) => {
+                    limits.push(format!("{concurrent} under way"));
+                    settings.push(format!("{at}.concurrent"));
+                }
+            }
+        }
+        if limits.is_empty() {
+            let reason = "neither burst nor concurrency is limited";
+            return (reason.to_owned(), vec![at]);
+        }
+        let of = limits.join(", ");
+        let reason = format!("of a key on each gateway: {of}; what is left only it knows");
+        (reason, settings)
+    }
+
+    /// The steps that only a key of a tier and an endpoint come to.
+    fn of_tier(&self, check: Check, verdict: Verdict) -> Reason {
+        let (Some(record), Some(terms), Some((endpoint, at))) =
+            (self.question.record, self.question.terms, &self.endpoint)
+        else {
+            return Reason::default();
+        };
+        let (tier, upstream) = (&record.tier, &endpoint.upstream);
+        let daily = format!("tiers.{tier}.daily");
+        let enforce = format!("tiers.{tier}.enforce");
+        match (check, verdict) {
+            (Check::Tier, _) => {
+                let names: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
+                let is = if endpoint.included_in(tier) {
+                    "one"
+                } else {
+                    "none"
+                };
+                let shadow = (verdict == Verdict::WouldRefuse).then_some(enforce);
+                let settings = [format!("{at}.tiers")].into_iter().chain(shadow);
+                let reason = format!("{tier} is {is} of {}", names.join(", "));
+                (reason, settings.collect())
+            }
+            (Check::Upstream, Verdict::Refuses) => (
+                "under maintenance: answered before it would be charged".to_owned(),
+                vec![format!("{at}.maintenance")],
+            ),
+            (Check::Upstream, _) => (
+                format!("forwarded to {upstream}; its answer is not known"),
+                vec![format!("{at}.upstream"), format!("upstreams.{upstream}")],
+            ),
+            (_, Verdict::WouldRefuse) => (self.room(record, terms, endpoint), vec![daily, enforce]),
+            (_, _) => {
+                let zone = (verdict == Verdict::Refuses).then(|| "quota.timezone".to_owned());
+                let settings = [daily, format!("{at}.cost")].into_iter().chain(zone);
+                (self.room(record, terms, endpoint), settings.collect())
+            }
+        }
+    }
+
+    /// Where the key stands in its day.
+    fn room(&self, record: &KeyRecord, terms: Terms, endpoint: &Endpoint) -> String {
+        let (used, day) = (self.question.used, self.question.day);
+        let limit = record.limit_on(day.date, terms.daily);
+        let granted = match limit - terms.daily {
+            0 => String::new(),
+            extra => format!(" ({} a day and {extra} granted)", terms.daily),
+        };
+        let costs = match endpoint.cost.get() {
+            1 => String::new(),
+            cost => format!(", and this costs {cost}"),
+        };
+        let reset = Timestamp::from_second(day.end).unwrap_or(self.question.now);
+        let date = day.date;
+        let tier = &record.tier;
+        format!(
+            "{used} of {limit}{granted} used on {date} by this key of {tier}{costs}; the next day begins at {reset}"
+        )
+    }
+}
 
 /// Why a record is of no use now, and since when.
-pub(super) fn unusable(record: &KeyRecord, why: Unusable) -> String {
+fn unusable(record: &KeyRecord, why: Unusable) -> String {
     let change = &record.last_change;
     let said = match &change.reason {
         Some(reason) => format!(" ({reason})"),
@@ -30,7 +231,7 @@ pub(super) fn unusable(record: &KeyRecord, why: Unusable) -> String {
 }
 
 /// Who may use it, and until when.
-pub(super) fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
+fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
     let mut text = format!(
         "{}, tier {}, of {}",
         record.state.as_str(),
@@ -56,7 +257,7 @@ pub(super) fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
 }
 
 /// Why a path is no endpoint, with the likeliest slip.
-pub(super) fn not_found(table: &EndpointTable, path: &str) -> String {
+fn not_found(table: &EndpointTable, path: &str) -> String {
     let trimmed = path.trim_end_matches('/');
     let like = [
         trimmed.to_owned(),

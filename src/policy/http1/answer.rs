@@ -4,12 +4,14 @@
 //! folded line, white space before a colon and a length beside chunks are among them (sections 5.1, 5.2 and 6.3 allow or advise
 //! that).
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
+use http::header::CONTENT_LENGTH;
 use http::{Method, StatusCode};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldBounds, FieldFault, FieldPlace, FieldReader, Fields, Lines, Next, Options, Places,
+    FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, Next, Options, keep,
+    options,
 };
 use super::framing::{AnswerFraming, Known, is_chunked};
 use super::request_line::version_of;
@@ -55,7 +57,7 @@ pub struct AnswerReader {
     lines: Lines,
     line: Option<StatusLine>,
     fields: FieldReader,
-    places: Places,
+    places: Vec<FieldPlace>,
     noted: Noted,
 }
 
@@ -87,7 +89,7 @@ impl AnswerReader {
             lines: Lines::default(),
             line: None,
             fields: FieldReader::default(),
-            places: Places::default(),
+            places: Vec::new(),
             noted: Noted::default(),
         }
     }
@@ -122,8 +124,8 @@ impl AnswerReader {
                 Err(FieldFault::TooLarge) => return Err(AnswerFault::TooLarge),
                 Ok(Next::Partial) => return Ok(None),
                 Ok(Next::Field(field)) => {
-                    self.noted.note(&mut self.places, field, bytes)?;
-                    self.places.push(field);
+                    self.noted.note(field, bytes)?;
+                    keep(field, &mut self.places);
                 }
                 Ok(Next::End(end)) => return Ok(Some(end)),
             }
@@ -159,7 +161,9 @@ impl AnswerReader {
 
     fn whole(self, end: usize, buffer: &mut BytesMut) -> Result<AnswerHead, AnswerFault> {
         let StatusLine { version, status } = self.line.ok_or(AnswerFault::StatusLine)?;
-        let lengths = self.places.view(buffer).all(&http::header::CONTENT_LENGTH);
+        let bytes = buffer.split_to(end.min(buffer.len())).freeze();
+        let fields = FieldList::new(bytes, self.places);
+        let lengths = fields.all(&CONTENT_LENGTH);
         let length = self.noted.has_length.then(|| agreed_length(lengths));
         let framing = self.noted.framing(self.asked, version, status, length)?;
         let open = self.noted.options.keeps_open(version) && framing != AnswerFraming::ByClose;
@@ -168,8 +172,7 @@ impl AnswerReader {
             status,
             framing,
             keeps_open: open,
-            fields: self.places,
-            bytes: buffer.split_to(end.min(buffer.len())).freeze(),
+            fields,
         })
     }
 }
@@ -178,7 +181,7 @@ impl AnswerReader {
 fn status_line(line: &[u8]) -> Option<StatusLine> {
     let text = line.strip_suffix(b"\r\n")?;
     let (version, rest) = text.split_at_checked(8)?;
-    let (version, _) = version_of(version)?;
+    let version = version_of(version)?;
     let (status, reason) = rest.strip_prefix(b" ")?.split_at_checked(3)?;
     let reason = match reason {
         [] => reason,
@@ -205,15 +208,11 @@ struct Noted {
     codings: usize,
     chunked: bool,
     options: Options,
+    nominated: usize,
 }
 
 impl Noted {
-    fn note(
-        &mut self,
-        places: &mut Places,
-        field: FieldPlace,
-        bytes: &[u8],
-    ) -> Result<(), AnswerFault> {
+    fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), AnswerFault> {
         match Known::of(field.name.of(bytes)) {
             Some(Known::ContentLength) => self.has_length = true,
             Some(Known::TransferEncoding) => {
@@ -221,7 +220,7 @@ impl Noted {
                 self.chunked = is_chunked(field.value.of(bytes));
             }
             Some(Known::Connection) => {
-                let options = places.nominate(field.value, bytes);
+                let options = options(field.value.of(bytes), &mut self.nominated);
                 self.options.add(options.map_err(|_| AnswerFault::Field)?);
             }
             Some(Known::Host | Known::Expect) | None => {}
@@ -259,12 +258,11 @@ impl Noted {
 /// The head of an answer, with the buffer that it came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerHead {
-    bytes: Bytes,
     version: Version,
     status: StatusCode,
-    fields: Places,
     framing: AnswerFraming,
     keeps_open: bool,
+    fields: FieldList,
 }
 
 impl AnswerHead {
@@ -284,8 +282,13 @@ impl AnswerHead {
     }
 
     /// All fields.
-    pub fn fields(&self) -> Fields<'_> {
-        self.fields.view(&self.bytes)
+    pub fn fields(&self) -> &FieldList {
+        &self.fields
+    }
+
+    /// The same, to be changed.
+    pub fn into_fields(self) -> FieldList {
+        self.fields
     }
 
     /// The framing of the body.
@@ -302,6 +305,18 @@ impl AnswerHead {
     pub fn keeps_open(&self) -> bool {
         self.keeps_open
     }
+
+    /// What a proof of [`Reusable`] needs of the head; `None` for an interim answer.
+    pub fn last(&self) -> Option<LastHead> {
+        let keeps_open = self.keeps_open;
+        (!self.is_interim()).then_some(LastHead { keeps_open })
+    }
+}
+
+/// The head of a final answer, as far as it is about the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LastHead {
+    keeps_open: bool,
 }
 
 /// Proof that an upstream's connection is between two requests: the request was written to its last byte, the final answer read to
@@ -315,15 +330,12 @@ impl Reusable {
     /// The proof, if there is one. `unread` is what was received of the upstream and belongs to nothing.
     pub fn prove(
         request: &BodyWriter,
-        answer: &AnswerHead,
+        answer: LastHead,
         body: &BodyReader,
         unread: &[u8],
     ) -> Option<Reusable> {
-        let is_between = request.is_done()
-            && !answer.is_interim()
-            && answer.keeps_open()
-            && body.is_done()
-            && unread.is_empty();
+        let is_between =
+            request.is_done() && answer.keeps_open && body.is_done() && unread.is_empty();
         is_between.then_some(Reusable(()))
     }
 }

@@ -4,7 +4,9 @@
 
 use std::ops::Range;
 
-use super::fields::{FieldBounds, FieldFault, FieldReader, Fields, Next, Places};
+use bytes::Bytes;
+
+use super::fields::{FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Next, keep};
 use super::framing::{AnswerFraming, Framing};
 
 /// Hexadecimal digits of a chunk's size: up to 2^48.
@@ -49,7 +51,7 @@ pub enum BodyFault {
 pub struct BodyReader {
     state: State,
     limits: ChunkLimits,
-    trailers: Places,
+    trailers: Vec<FieldPlace>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,7 +139,7 @@ impl BodyReader {
         BodyReader {
             state,
             limits: *limits,
-            trailers: Places::default(),
+            trailers: Vec::new(),
         }
     }
 
@@ -183,10 +185,10 @@ impl BodyReader {
     }
 
     /// The trailer fields; `section` is at [`Taken::trailers`]. None if that is empty.
-    pub fn trailers<'a>(&'a self, section: &'a [u8]) -> Fields<'a> {
+    pub fn trailers(&self, section: &[u8]) -> FieldList {
         match section {
-            [] => Places::NONE.view(section),
-            _ => self.trailers.view(section),
+            [] => FieldList::default(),
+            _ => FieldList::new(Bytes::copy_from_slice(section), self.trailers.clone()),
         }
     }
 
@@ -236,7 +238,7 @@ impl BodyReader {
                 Err(FieldFault::Malformed) => return Err(BodyFault::Malformed),
                 Err(FieldFault::TooLarge) => return Err(BodyFault::TooLarge),
                 Ok(Next::Partial) => return Ok(Taken::data(start..start)),
-                Ok(Next::Field(field)) => self.trailers.push(field),
+                Ok(Next::Field(field)) => keep(field, &mut self.trailers),
                 Ok(Next::End(end)) => {
                     self.state = State::Done;
                     let end = start + end;

@@ -3,12 +3,18 @@
 //! Lines are read one by one as they arrive, and a verdict on a line depends on nothing behind it: the result is the same however
 //! the bytes were split. A field is kept as its place in the buffer; nothing is copied, and there is no map.
 
-use http::{HeaderName, HeaderValue};
+use std::ops::Range;
+
+use bytes::Bytes;
+use http::header::CONNECTION;
+use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{SLACK_BYTES, TOKEN, is_field_value};
 
 /// Names that `Connection` may nominate, in a head; no known client or server nominates more than three.
 const NOMINATED_MAX: usize = 16;
+const CLOSE: &[u8] = b"close";
+const KEEP_ALIVE: &[u8] = b"keep-alive";
 /// Room for the fields of an ordinary head.
 const ORDINARY_FIELDS: usize = 16;
 
@@ -47,11 +53,13 @@ impl Place {
         }
     }
 
+    pub(super) fn range(self) -> Range<usize> {
+        self.start as usize..self.end as usize
+    }
+
     /// The bytes there; none where `bytes` is not the buffer of this place.
     pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
-        bytes
-            .get(self.start as usize..self.end as usize)
-            .unwrap_or_default()
+        bytes.get(self.range()).unwrap_or_default()
     }
 }
 
@@ -62,56 +70,36 @@ pub(super) struct FieldPlace {
     pub(super) value: Place,
 }
 
-/// The places of all fields of a section.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Places {
-    fields: Vec<FieldPlace>,
-    /// The options of `Connection`, but for `close` and `keep-alive`.
-    nominated: Vec<Place>,
+/// Keeps the place of a field.
+pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
+    if places.is_empty() {
+        places.reserve(ORDINARY_FIELDS);
+    }
+    places.push(field);
 }
 
-impl Places {
-    pub(super) const NONE: &Places = &Places {
-        fields: Vec::new(),
-        nominated: Vec::new(),
-    };
-
-    pub(super) fn push(&mut self, field: FieldPlace) {
-        if self.fields.is_empty() {
-            self.fields.reserve(ORDINARY_FIELDS);
-        }
-        self.fields.push(field);
-    }
-
-    /// Notes the options of a `Connection` field.
-    pub(super) fn nominate(&mut self, place: Place, bytes: &[u8]) -> Result<Options, FieldFault> {
-        let mut options = Options::default();
-        let mut at = place.start as usize;
-        for option in place.of(bytes).split(|byte| *byte == b',') {
-            let start = at + option.len() - option.trim_ascii_start().len();
-            at += option.len() + 1;
-            let option = option.trim_ascii();
-            if option.eq_ignore_ascii_case(b"close") {
-                options.close = true;
-            } else if option.eq_ignore_ascii_case(b"keep-alive") {
-                options.keep_alive = true;
-            } else if !option.is_empty() {
-                if self.nominated.len() == NOMINATED_MAX {
-                    return Err(FieldFault::Malformed);
-                }
-                self.nominated.push(Place::new(start, start + option.len()));
-            }
-        }
-        Ok(options)
-    }
-
-    /// The fields, in the buffer that they were read from.
-    pub(super) fn view<'a>(&'a self, bytes: &'a [u8]) -> Fields<'a> {
-        Fields {
-            bytes,
-            places: self,
+/// Notes what the options of a `Connection` field ask of the connection itself. `nominated` counts the others in the whole head.
+pub(super) fn options(value: &[u8], nominated: &mut usize) -> Result<Options, FieldFault> {
+    let mut options = Options::default();
+    for option in list(value) {
+        if option.eq_ignore_ascii_case(CLOSE) {
+            options.close = true;
+        } else if option.eq_ignore_ascii_case(KEEP_ALIVE) {
+            options.keep_alive = true;
+        } else {
+            *nominated += 1;
         }
     }
+    match *nominated > NOMINATED_MAX {
+        true => Err(FieldFault::Malformed),
+        false => Ok(options),
+    }
+}
+
+/// The members of a list, without white space around them (RFC 9110 section 5.6.1).
+fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let members = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    members.filter(|member| !member.is_empty())
 }
 
 /// The options of `Connection` that concern the connection itself.
@@ -130,7 +118,7 @@ impl Options {
     /// Whether the connection stays open behind the message (RFC 9112 section 9.3).
     pub(super) fn keeps_open(self, version: super::Version) -> bool {
         match version {
-            super::Version::Http11 => !self.close,
+            super::Version::Http11 | super::Version::Http2 => !self.close,
             super::Version::Http10 => self.keep_alive && !self.close,
         }
     }
@@ -144,6 +132,13 @@ pub struct Field<'a> {
 }
 
 impl<'a> Field<'a> {
+    fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Field<'a> {
+        Field {
+            name: name.as_str().as_bytes(),
+            value: value.as_bytes(),
+        }
+    }
+
     /// The name, as it was sent.
     pub fn name(&self) -> &'a [u8] {
         self.name
@@ -155,18 +150,37 @@ impl<'a> Field<'a> {
     }
 }
 
+/// A name and a text that make no field to be passed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a field that belongs to one connection, or a control character in its value")]
+pub struct NoField;
+
 /// A field that may be passed on: it neither frames the message nor belongs to one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndToEnd<'a>(Field<'a>);
 
 impl<'a> EndToEnd<'a> {
-    /// A field that came over HTTP/2; `None` for one that may not be passed on.
+    /// A field of these; `None` for one that may not be passed on.
     pub fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Option<EndToEnd<'a>> {
-        let field = Field {
-            name: name.as_str().as_bytes(),
-            value: value.as_bytes(),
-        };
+        let field = Field::of(name, value);
         (!is_hop_by_hop(field.name)).then_some(EndToEnd(field))
+    }
+
+    /// A field of ours with this text.
+    ///
+    /// # Errors
+    /// If it is none that may be passed on, or the text is no value.
+    pub fn of_text(name: &'a HeaderName, value: &'a [u8]) -> Result<EndToEnd<'a>, NoField> {
+        let name = name.as_str().as_bytes();
+        match is_field_value(value) && !is_hop_by_hop(name) {
+            true => Ok(EndToEnd(Field { name, value })),
+            false => Err(NoField),
+        }
+    }
+
+    /// Whether it has this name.
+    pub fn is(&self, name: &HeaderName) -> bool {
+        self.0.name.eq_ignore_ascii_case(name.as_str().as_bytes())
     }
 
     /// The name, as it was sent.
@@ -180,29 +194,56 @@ impl<'a> EndToEnd<'a> {
     }
 }
 
-/// The fields of a head or trailer section, in their order.
-#[derive(Debug, Clone, Copy)]
-pub struct Fields<'a> {
-    bytes: &'a [u8],
-    places: &'a Places,
+/// The fields of a head, in their order: those that were read, as places in the buffer that they came in, then those that were added.
+/// The names of HTTP/1 are kept as they were sent. A look for a name passes over all fields: heads have few.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct FieldList {
+    bytes: Bytes,
+    read: Vec<FieldPlace>,
+    added: Vec<(HeaderName, HeaderValue)>,
 }
 
-impl<'a> Fields<'a> {
+impl FieldList {
+    /// No fields yet, with room for so many to be added.
+    pub fn with_capacity(added: usize) -> FieldList {
+        FieldList {
+            added: Vec::with_capacity(added),
+            ..FieldList::default()
+        }
+    }
+
+    /// Fields that were read from this buffer.
+    pub(super) fn new(bytes: Bytes, read: Vec<FieldPlace>) -> FieldList {
+        FieldList {
+            bytes,
+            read,
+            added: Vec::new(),
+        }
+    }
+
     /// All fields.
-    pub fn iter(self) -> impl Iterator<Item = Field<'a>> {
-        self.places.fields.iter().map(move |place| Field {
-            name: place.name.of(self.bytes),
-            value: place.value.of(self.bytes),
-        })
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = Field<'_>> {
+        let read = self.read.iter().map(|place| Field {
+            name: place.name.of(&self.bytes),
+            value: place.value.of(&self.bytes),
+        });
+        let added = self.added.iter();
+        read.chain(added.map(|(name, value)| Field::of(name, value)))
     }
 
     /// How many there are.
-    pub fn count(self) -> usize {
-        self.places.fields.len()
+    pub fn count(&self) -> usize {
+        self.read.len() + self.added.len()
+    }
+
+    /// The bytes of all names and values.
+    pub fn bytes(&self) -> usize {
+        let each = |field: Field<'_>| field.name.len() + field.value.len();
+        self.iter().map(each).sum()
     }
 
     /// The values of all fields of that name.
-    pub fn all(self, name: &HeaderName) -> impl Iterator<Item = &'a [u8]> {
+    pub fn all(&self, name: &HeaderName) -> impl DoubleEndedIterator<Item = &[u8]> {
         let name = name.as_str().as_bytes();
         self.iter()
             .filter(move |field| field.name.eq_ignore_ascii_case(name))
@@ -210,28 +251,108 @@ impl<'a> Fields<'a> {
     }
 
     /// The value of the first field of that name.
-    pub fn first(self, name: &HeaderName) -> Option<&'a [u8]> {
+    pub fn first(&self, name: &HeaderName) -> Option<&[u8]> {
         self.all(name).next()
     }
 
-    /// The names that `Connection` nominates as hop-by-hop (RFC 9110 section 7.6.1), 16 at most; they may be no names.
-    pub fn nominated(self) -> impl Iterator<Item = &'a [u8]> {
-        self.places
-            .nominated
-            .iter()
-            .map(move |place| place.of(self.bytes))
+    /// Whether there is a field of that name.
+    pub fn contains(&self, name: &HeaderName) -> bool {
+        self.first(name).is_some()
+    }
+
+    /// All options of `Connection`, which may be no names.
+    pub fn connection_options(&self) -> impl Iterator<Item = &[u8]> {
+        self.all(&CONNECTION).flat_map(list)
+    }
+
+    /// The names among them: those that are nominated as hop-by-hop (RFC 9110 section 7.6.1). 16 at most where the head was read.
+    pub fn nominated(&self) -> impl Iterator<Item = &[u8]> {
+        self.connection_options().filter(|option| {
+            let is = |one: &[u8]| option.eq_ignore_ascii_case(one);
+            !is(CLOSE) && !is(KEEP_ALIVE)
+        })
     }
 
     /// The fields that may be passed on. What is not: framing, which the writer decides; what belongs to one connection; and what
     /// `Connection` nominates.
-    pub fn end_to_end(self) -> impl Iterator<Item = EndToEnd<'a>> {
-        let is_nominated = move |name: &[u8]| {
-            self.nominated()
-                .any(|nominated| nominated.eq_ignore_ascii_case(name))
+    pub fn end_to_end(&self) -> impl Iterator<Item = EndToEnd<'_>> {
+        let nominated: Vec<&[u8]> = self.nominated().collect();
+        let passes = move |field: &Field<'_>| {
+            let mut nominated = nominated.iter();
+            !is_hop_by_hop(field.name) && !nominated.any(|one| one.eq_ignore_ascii_case(field.name))
         };
-        self.iter()
-            .filter(move |field| !is_hop_by_hop(field.name) && !is_nominated(field.name))
-            .map(EndToEnd)
+        self.iter().filter(passes).map(EndToEnd)
+    }
+
+    /// Keeps the fields whose names are to be kept.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&[u8]) -> bool) {
+        let bytes = &self.bytes;
+        self.read.retain(|place| is_kept(place.name.of(bytes)));
+        self.added
+            .retain(|(name, _)| is_kept(name.as_str().as_bytes()));
+    }
+
+    /// The same of those that may be passed on.
+    pub fn retain_end_to_end(&mut self, is_kept: impl Fn(&[u8]) -> bool) {
+        let nominated: Vec<Vec<u8>> = self.nominated().map(<[u8]>::to_vec).collect();
+        self.retain(|name| {
+            let mut nominated = nominated.iter();
+            !is_hop_by_hop(name)
+                && !nominated.any(|one| one.eq_ignore_ascii_case(name))
+                && is_kept(name)
+        });
+    }
+
+    /// Removes all fields of that name.
+    pub fn remove(&mut self, name: &HeaderName) {
+        let name = name.as_str().as_bytes();
+        self.retain(|other| !other.eq_ignore_ascii_case(name));
+    }
+
+    /// Puts a field behind the others in place of those of its name.
+    pub fn insert(&mut self, name: HeaderName, value: HeaderValue) {
+        self.remove(&name);
+        self.append(name, value);
+    }
+
+    /// Puts a field behind the others.
+    pub fn append(&mut self, name: HeaderName, value: HeaderValue) {
+        self.added.push((name, value));
+    }
+
+    /// The same fields as a map, for libraries. Cost: an allocation for each name that is not registered.
+    pub fn into_map(self) -> HeaderMap {
+        let mut map = HeaderMap::with_capacity(self.count());
+        for place in &self.read {
+            let value = self.bytes.slice(place.value.range());
+            // What was read is a token, and a value without control characters.
+            if let (Ok(name), Ok(value)) = (
+                HeaderName::from_bytes(place.name.of(&self.bytes)),
+                HeaderValue::from_maybe_shared(value),
+            ) {
+                map.append(name, value);
+            }
+        }
+        for (name, value) in self.added {
+            map.append(name, value);
+        }
+        map
+    }
+}
+
+impl From<HeaderMap> for FieldList {
+    /// The fields of a message over HTTP/2. Cost: they are moved, one allocation for all.
+    fn from(map: HeaderMap) -> FieldList {
+        let mut fields = FieldList::with_capacity(map.len());
+        let mut last = None;
+        // A field of several values has its name with the first.
+        for (name, value) in map {
+            last = name.or(last);
+            if let Some(name) = &last {
+                fields.append(name.clone(), value);
+            }
+        }
+        fields
     }
 }
 
@@ -250,7 +371,6 @@ fn is_hop_by_hop(name: &[u8]) -> bool {
         16 => among(&["proxy-connection"]),
         17 => among(&["transfer-encoding"]),
         18 => among(&["proxy-authenticate"]),
-        19 => among(&["proxy-authorization"]),
         _ => false,
     }
 }

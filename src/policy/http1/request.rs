@@ -4,17 +4,19 @@
 //! chunks, a `Host` too many. What comes out has one reading.
 
 use bytes::{Bytes, BytesMut};
-use http::Method;
+use http::header::{CONTENT_LENGTH, HOST};
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldFault, FieldPlace, FieldReader, Fields, Lines, Next, Options, Place, Places,
+    FieldFault, FieldList, FieldPlace, FieldReader, Lines, Next, Options, Place, keep, options,
 };
 use super::framing::{Framing, Known, is_chunked};
-use super::request_line::{self, RequestLine};
+use super::request_line::{self, Origin, RequestLine};
 use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::policy::target::Target;
+use crate::policy::target::{Target, TargetError};
 
 /// Empty lines that may come before a request line (RFC 9112 section 2.2 asks for one at least).
 const EMPTY_LINES_MAX: usize = 2;
@@ -25,7 +27,7 @@ pub struct RequestReader {
     lines: Lines,
     line: Option<RequestLine>,
     fields: FieldReader,
-    places: Places,
+    places: Vec<FieldPlace>,
     noted: Noted,
 }
 
@@ -45,6 +47,16 @@ impl RequestReader {
         Ok(read.map(|places| places.take(buffer)))
     }
 
+    /// Reads a head of which all is there, and nothing behind it.
+    ///
+    /// # Errors
+    /// The same as [`RequestReader::take`], and where it is not just one head.
+    pub fn whole_head(text: &str, bounds: &HeadBounds) -> Result<RequestHead, Rejection> {
+        let mut unread = BytesMut::from(text);
+        let head = RequestReader::default().take(&mut unread, bounds)?;
+        head.filter(|_| unread.is_empty()).ok_or_else(unreadable)
+    }
+
     /// Reads a head at the start of `bytes` and leaves it there.
     ///
     /// # Errors
@@ -62,8 +74,8 @@ impl RequestReader {
             match self.fields.next(bytes, &field_bounds).map_err(refused)? {
                 Next::Partial => return Ok(None),
                 Next::Field(field) => {
-                    self.noted.note(&mut self.places, field, bytes)?;
-                    self.places.push(field);
+                    self.noted.note(field, bytes)?;
+                    keep(field, &mut self.places);
                 }
                 Next::End(end) => return std::mem::take(self).whole(end).map(Some),
             }
@@ -149,17 +161,13 @@ struct Noted {
     length: Option<u64>,
     chunked: bool,
     options: Options,
+    nominated: usize,
     /// Whether the first `Expect` is `100-continue`; `None` without one.
     expects_continue: Option<bool>,
 }
 
 impl Noted {
-    fn note(
-        &mut self,
-        places: &mut Places,
-        field: FieldPlace,
-        bytes: &[u8],
-    ) -> Result<(), Rejection> {
+    fn note(&mut self, field: FieldPlace, bytes: &[u8]) -> Result<(), Rejection> {
         let value = field.value.of(bytes);
         match Known::of(field.name.of(bytes)) {
             None => {}
@@ -182,8 +190,7 @@ impl Noted {
                 self.chunked = true;
             }
             Some(Known::Connection) => {
-                let options = places
-                    .nominate(field.value, bytes)
+                let options = options(value, &mut self.nominated)
                     .map_err(|_| Rejection::BadRequest(Malformed::Connection))?;
                 self.options.add(options);
             }
@@ -215,7 +222,7 @@ pub struct RequestPlaces {
     start: usize,
     end: usize,
     line: RequestLine,
-    fields: Places,
+    fields: Vec<FieldPlace>,
     host: Option<Place>,
     framing: Framing,
     keeps_open: bool,
@@ -241,91 +248,134 @@ impl RequestPlaces {
     /// Takes the head off the front of the buffer that it was read from.
     pub fn take(self, buffer: &mut BytesMut) -> RequestHead {
         let bytes = buffer.split_to(self.end.min(buffer.len())).freeze();
-        RequestHead {
-            bytes,
-            places: self,
-        }
-    }
-
-    /// The head as HTTP/1.0 or 1.1 with a target in origin-form, for the library that reads it again; `None` where it was sent so.
-    pub fn rewritten(&self, bytes: &[u8]) -> Option<Vec<u8>> {
-        if self.line.authority.is_none() && self.line.is_known {
-            return None;
-        }
-        let version: &[u8] = match self.line.version {
-            Version::Http10 => b" HTTP/1.0\r\n",
-            Version::Http11 => b" HTTP/1.1\r\n",
+        let target = match self.line.target {
+            Origin::Sent(place) => bytes.slice(place.range()),
+            Origin::Made(target) => Bytes::from(target),
         };
-        let method = self.line.method.as_str().as_bytes();
-        let mut anew = [method, b" ", self.line.target.of(bytes), version].concat();
-        if let Some(authority) = self.line.authority {
-            anew.extend_from_slice(&[b"host: ", authority.of(bytes), b"\r\n"].concat());
+        RequestHead {
+            method: self.line.method,
+            version: self.line.version,
+            target,
+            authority: None,
+            host: self.host.map(|host| bytes.slice(host.range())),
+            framing: self.framing,
+            keeps_open: self.keeps_open,
+            expects_continue: self.expects_continue,
+            fields: FieldList::new(bytes, self.fields),
         }
-        for field in self.fields.view(bytes).iter() {
-            if self.line.authority.is_none() || Known::of(field.name()) != Some(Known::Host) {
-                anew.extend_from_slice(&[field.name(), b": ", field.value(), b"\r\n"].concat());
-            }
-        }
-        anew.extend_from_slice(b"\r\n");
-        Some(anew)
     }
 }
 
-/// The head of a request, with the buffer that it came in.
+/// The head of a request. Over HTTP/1 it shares the buffer that it came in.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
-    bytes: Bytes,
-    places: RequestPlaces,
+    method: Method,
+    version: Version,
+    target: Bytes,
+    /// The `:authority` of HTTP/2.
+    authority: Option<Bytes>,
+    host: Option<Bytes>,
+    framing: Framing,
+    keeps_open: bool,
+    expects_continue: bool,
+    fields: FieldList,
 }
 
 impl RequestHead {
-    /// The method, which is never `CONNECT`.
+    /// A head that the HTTP/2 library has read: its target, its host and the length that it announces are not checked.
+    pub fn of_http2(parts: request::Parts) -> RequestHead {
+        let uri = &parts.uri;
+        let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
+        let authority = uri.authority().map(|authority| authority.as_str());
+        let authority = authority.map(|text| Bytes::copy_from_slice(text.as_bytes()));
+        let host = parts.headers.get(HOST).map(HeaderValue::as_bytes);
+        let length = parts.headers.get(CONTENT_LENGTH).map(HeaderValue::as_bytes);
+        RequestHead {
+            target: Bytes::copy_from_slice(target.as_bytes()),
+            host: host.map(Bytes::copy_from_slice).or(authority.clone()),
+            authority,
+            framing: match length.and_then(super::length) {
+                Some(bytes) => Framing::Length(bytes),
+                // A body needs no announcement (RFC 9113 section 8.1).
+                None => Framing::Chunked,
+            },
+            keeps_open: true,
+            expects_continue: false,
+            method: parts.method,
+            version: Version::Http2,
+            fields: parts.headers.into(),
+        }
+    }
+
+    /// The method; never `CONNECT` over HTTP/1.
     pub fn method(&self) -> &Method {
-        &self.places.line.method
+        &self.method
     }
 
-    /// The target in origin-form, byte for byte as it was sent.
-    pub fn target(&self) -> Target<'_> {
-        Target::accepted(self.places.line.target.of(&self.bytes))
+    /// The target as it was sent; over HTTP/1 in origin-form.
+    pub fn raw_target(&self) -> &[u8] {
+        &self.target
     }
 
-    /// The host that the client asked for: the authority of a target in absolute-form, or `Host`. Only HTTP/1.0 has none.
+    /// The target. Cost: over HTTP/1, where it was checked when it was read, a look for the `?`.
+    ///
+    /// # Errors
+    /// If it can be read in more than one way, which only HTTP/2 lets come so far.
+    pub fn target(&self) -> Result<Target<'_>, TargetError> {
+        match self.version {
+            Version::Http10 | Version::Http11 => Ok(Target::accepted(&self.target)),
+            Version::Http2 => Target::parse(&self.target),
+        }
+    }
+
+    /// The path, checked or not.
+    pub fn path(&self) -> &str {
+        Target::accepted(&self.target).path
+    }
+
+    /// The host that the client asked for: the authority of a target in absolute-form, `Host`, or `:authority`. Only HTTP/1.0 has
+    /// none.
     pub fn host(&self) -> Option<&[u8]> {
-        self.places.host.map(|place| place.of(&self.bytes))
+        self.host.as_deref()
+    }
+
+    /// The `:authority` of HTTP/2.
+    pub fn authority(&self) -> Option<&[u8]> {
+        self.authority.as_deref()
     }
 
     /// The version that the request is read as.
     pub fn version(&self) -> Version {
-        self.places.line.version
+        self.version
     }
 
-    /// All fields, as they were sent: beside a target in absolute-form, `Host` among them means nothing.
-    pub fn fields(&self) -> Fields<'_> {
-        self.places.fields.view(&self.bytes)
+    /// All fields, as they were sent: beside an authority, `Host` among them means nothing.
+    pub fn fields(&self) -> &FieldList {
+        &self.fields
     }
 
-    /// The framing of the body.
+    /// The same, to be changed.
+    pub fn fields_mut(&mut self) -> &mut FieldList {
+        &mut self.fields
+    }
+
+    /// The framing of the body. Over HTTP/2, where its frames end it: a length if there is one, and else chunks, be there any or not.
     pub fn framing(&self) -> Framing {
-        self.places.framing
+        self.framing
     }
 
     /// A reader of the body that follows.
     pub fn body(&self, limits: &ChunkLimits) -> BodyReader {
-        BodyReader::of_request(self.places.framing, limits)
+        BodyReader::of_request(self.framing, limits)
     }
 
     /// Whether the client takes another answer on its connection (RFC 9112 section 9.3).
     pub fn keeps_open(&self) -> bool {
-        self.places.keeps_open
+        self.keeps_open
     }
 
-    /// Whether the client waits to be asked for its body (RFC 9110 section 10.1.1).
+    /// Whether the client waits to be asked for its body (RFC 9110 section 10.1.1). Over HTTP/2 nothing waits for it.
     pub fn expects_continue(&self) -> bool {
-        self.places.expects_continue
-    }
-
-    /// The head as it was sent, without the empty lines before it.
-    pub fn as_sent(&self) -> &[u8] {
-        self.bytes.get(self.places.start..).unwrap_or_default()
+        self.expects_continue
     }
 }

@@ -26,8 +26,6 @@ pub(super) struct RequestLine {
     /// The authority of a target in absolute-form.
     pub(super) authority: Option<Place>,
     pub(super) version: Version,
-    /// Whether the version is 1.0 or 1.1 as it was sent.
-    pub(super) is_known: bool,
 }
 
 /// A target in origin-form.
@@ -37,15 +35,6 @@ pub(super) enum Origin {
     Sent(Place),
     /// With the `/` that an absolute-form may leave out.
     Made(Box<[u8]>),
-}
-
-impl Origin {
-    pub(super) fn of<'a>(&'a self, bytes: &'a [u8]) -> &'a [u8] {
-        match self {
-            Origin::Sent(place) => place.of(bytes),
-            Origin::Made(target) => target,
-        }
-    }
 }
 
 /// The most bytes that a line can have, with its end.
@@ -79,7 +68,7 @@ impl RequestLine {
         else {
             return Err(unreadable());
         };
-        let (version, is_known) = version_of(version).ok_or_else(unreadable)?;
+        let version = version_of(version).ok_or_else(unreadable)?;
         if !(1..=METHOD_BYTES_MAX).contains(&method.len()) || !TOKEN.contains_all(method) {
             return Err(unreadable());
         }
@@ -103,17 +92,15 @@ impl RequestLine {
             target,
             authority,
             version,
-            is_known,
         })
     }
 }
 
-/// The version that a request or answer is read as, and whether it is that one.
-pub(super) fn version_of(version: &[u8]) -> Option<(Version, bool)> {
+/// The version that a request or answer is read as.
+pub(super) fn version_of(version: &[u8]) -> Option<Version> {
     match version {
-        b"HTTP/1.1" => Some((Version::Http11, true)),
-        b"HTTP/1.0" => Some((Version::Http10, true)),
-        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'2'..=b'9'] => Some((Version::Http11, false)),
+        b"HTTP/1.0" => Some(Version::Http10),
+        [b'H', b'T', b'T', b'P', b'/', b'1', b'.', b'1'..=b'9'] => Some(Version::Http11),
         _ => None,
     }
 }

@@ -11,7 +11,6 @@ use http::{HeaderName, HeaderValue, Method, StatusCode};
 use super::answer::{is_bodiless, is_lengthless};
 use super::fields::EndToEnd;
 use super::framing::{AnswerFraming, Framing, Known};
-use super::is_field_value;
 use crate::policy::target::Target;
 
 /// The direction of a request.
@@ -31,11 +30,6 @@ pub enum Connection {
     /// `close`: the connection ends with the message.
     Close,
 }
-
-/// A text that is no value of a header field.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a control character in the value of a header field")]
-pub struct NoValue;
 
 /// A head that is being written; [`HeadWriter::end`] or [`HeadWriter::end_answer`] completes it.
 #[derive(Debug)]
@@ -150,33 +144,12 @@ impl<Direction> HeadWriter<'_, Direction> {
 
     /// Adds a field; none that is written by itself: `Host`, framing and `Connection`.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
-        self.push(name, value.as_bytes());
-    }
-
-    /// Adds a field with a number.
-    pub fn add_number(&mut self, name: &HeaderName, value: u64) {
-        self.push(name, itoa::Buffer::new().format(value).as_bytes());
-    }
-
-    /// Adds a field with a text.
-    ///
-    /// # Errors
-    /// If the text is no value; nothing is written.
-    pub fn add_text(&mut self, name: &HeaderName, value: &str) -> Result<(), NoValue> {
-        if !is_field_value(value.as_bytes()) {
-            return Err(NoValue);
-        }
-        self.push(name, value.as_bytes());
-        Ok(())
-    }
-
-    fn push(&mut self, name: &HeaderName, value: &[u8]) {
         let name = name.as_str().as_bytes();
         match Known::of(name) {
             Some(
                 Known::Host | Known::Connection | Known::ContentLength | Known::TransferEncoding,
             ) => {}
-            Some(Known::Expect) | None => push_field(self.out, name, value),
+            Some(Known::Expect) | None => push_field(self.out, name, value.as_bytes()),
         }
     }
 }

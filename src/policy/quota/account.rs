@@ -1,7 +1,7 @@
 //! One producer's account of one key on one day: who waits, what to ask the store, how a reply is shared out.
 //!
 //! It owns no connection, clock or lock: the caller carries calls to the store and brings replies back. Three rules make
-//! it exact (notes/quota.md, 2.4):
+//! it exact (docs/decisions/charge-protocol.md):
 //! 1. at most one call is awaited at a time: two calls with the same `ack` would both be shown the same credit;
 //! 2. the reply of an abandoned call is never used; what it granted shows as credit in the next reply;
 //! 3. credit that nobody takes goes back in the same step, as acknowledged and given back.

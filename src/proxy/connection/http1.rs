@@ -12,11 +12,9 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, DATE, HOST};
-use http::{HeaderName, HeaderValue, Method, StatusCode};
-use pingora::http::{RequestHeader, ResponseHeader};
+use http::header::DATE;
+use http::{Method, StatusCode};
 use pingora::protocols::http::date::get_cached_date;
-use pingora::{Error, ErrorType, OrErr};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -25,15 +23,16 @@ use super::limits::{bounds_of, patience_of};
 use super::timer::Timer;
 use super::transport::Transport;
 use super::writes::Writes;
-use super::{BodyFault, Connection, refusal};
+use super::{Connection, refusal};
 use crate::config::Limits;
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::request::{RequestHead, RequestReader};
-use crate::policy::http1::writer::{self, BodyWriter, HeadWriter};
-use crate::policy::http1::{HeadBounds, Version, agreed_length};
+use crate::policy::http1::writer::{self, BodyWriter, HeadWriter, WrongLength};
+use crate::policy::http1::{HeadBounds, Version};
 use crate::policy::rejection::{Malformed, Rejection};
-use crate::proxy::client::{Client, Side};
+use crate::proxy::client::{Client, Head, Side};
+use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve;
 
@@ -195,15 +194,10 @@ impl Http1 {
     /// Serves a request.
     async fn serve(&mut self, head: RequestHead) -> After {
         let (gate, connection) = (self.gate.clone(), self.connection.clone());
-        let Some(header) = header_of(&head) else {
-            // What the reader lets through has a form in the types of the library.
-            return After::Nothing;
-        };
         let side = Http1Side {
             body: head.body(&ChunkLimits::STANDARD),
             is_body_empty: head.framing().is_empty(),
             deadline: Instant::now() + self.deadlines.body,
-            fault: None,
             answer: None,
             answers_head: *head.method() == Method::HEAD,
             version: head.version(),
@@ -213,7 +207,7 @@ impl Http1 {
             is_broken_off: false,
             wire: self,
         };
-        let mut client = Client::new(connection, header, Side::Http1(side));
+        let mut client = Client::new(connection, head, Side::Http1(side));
         Box::pin(serve(&gate, &mut client)).await;
         match client.into_side() {
             Side::Http1(side) => side.finish().await,
@@ -313,33 +307,9 @@ impl Drop for Http1 {
     }
 }
 
-/// A head in the types of the library that the steps read.
-fn header_of(head: &RequestHead) -> Option<RequestHeader> {
-    let target = head.target();
-    let target = match target.query {
-        Some(query) => format!("{}?{query}", target.path),
-        None => target.path.to_owned(),
-    };
-    let fields = head.fields();
-    let mut parts =
-        RequestHeader::build_no_case(head.method().clone(), target.as_bytes(), None).ok()?;
-    parts.set_version(match head.version() {
-        Version::Http10 => http::Version::HTTP_10,
-        Version::Http11 => http::Version::HTTP_11,
-    });
-    if let Some(host) = head.host() {
-        parts
-            .insert_header(HOST, HeaderValue::from_bytes(host).ok()?)
-            .ok()?;
-    }
-    for field in fields.iter() {
-        let name = HeaderName::from_bytes(field.name()).ok()?;
-        if name != HOST {
-            let value = HeaderValue::from_bytes(field.value()).ok()?;
-            parts.append_header(name, value).ok()?;
-        }
-    }
-    Some(parts)
+/// The client's connection is over.
+fn broke(error: io::Error) -> Failure {
+    Failure::client(ClientFault::Gone, error)
 }
 
 /// One request on its connection.
@@ -348,7 +318,6 @@ pub struct Http1Side<'c> {
     body: BodyReader,
     is_body_empty: bool,
     deadline: Instant,
-    fault: Option<BodyFault>,
     answer: Option<BodyWriter>,
     answers_head: bool,
     version: Version,
@@ -367,10 +336,6 @@ impl Http1Side<'_> {
         self.is_body_empty
     }
 
-    pub(in crate::proxy) fn fault(&self) -> Option<BodyFault> {
-        self.fault
-    }
-
     pub(in crate::proxy) fn close_after(&mut self) {
         self.keeps_open = false;
     }
@@ -387,19 +352,13 @@ impl Http1Side<'_> {
         self.wire.writes.blocked()
     }
 
-    pub(in crate::proxy) async fn read(&mut self) -> pingora::Result<Option<Bytes>> {
-        let context = "while reading a request's body";
+    pub(in crate::proxy) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         loop {
             if self.body.is_done() {
                 return Ok(None);
             }
-            let taken = match self.body.read(&self.wire.unread) {
-                Ok(taken) => taken,
-                Err(error) => {
-                    self.fault = Some(BodyFault::Framing);
-                    return Err(Error::because(ErrorType::ReadError, context, error));
-                }
-            };
+            let taken = self.body.read(&self.wire.unread);
+            let taken = taken.map_err(|error| Failure::client(ClientFault::Malformed, error))?;
             let mut read = self.wire.unread.split_to(taken.bytes);
             if !taken.data.is_empty() {
                 read.truncate(taken.data.end);
@@ -411,21 +370,20 @@ impl Http1Side<'_> {
             match self.wire.read_more(self.deadline).await {
                 Ok(Some(1..)) => {}
                 Ok(Some(0)) => {
-                    let context = "the client closed the connection before the end of its request";
-                    return Error::e_explain(ErrorType::ConnectionClosed, context);
+                    let cause = "it closed the connection before the end of its request";
+                    return Err(Failure::client(ClientFault::Gone, cause));
                 }
                 Ok(None) => {
-                    self.wire.note_limit("request_read");
-                    self.fault = Some(BodyFault::Late);
-                    return Error::e_explain(ErrorType::ReadTimedout, context);
+                    let cause = "the request's body did not come within limits.request_read";
+                    return Err(Failure::client(ClientFault::Late, cause));
                 }
-                Err(error) => return Err(Error::because(ErrorType::ReadError, context, error)),
+                Err(error) => return Err(broke(error)),
             }
         }
     }
 
     /// Waits until the client has closed its side. What it sends meanwhile is the next request's.
-    pub(in crate::proxy) async fn gone(&mut self) -> Box<Error> {
+    pub(in crate::proxy) async fn gone(&mut self) -> Failure {
         loop {
             if self.wire.unread.len() >= AHEAD_BYTES_MAX {
                 std::future::pending::<()>().await;
@@ -433,27 +391,24 @@ impl Http1Side<'_> {
             match poll_fn(|context| self.wire.poll_more(context)).await {
                 Ok(1..) => {}
                 Ok(0) => {
-                    let context = "the client closed the connection before the end of its answer";
-                    return Error::explain(ErrorType::ConnectionClosed, context);
+                    let cause = "it closed the connection before the end of its answer";
+                    return Failure::client(ClientFault::Gone, cause);
                 }
-                Err(error) => {
-                    let context = "the client's connection broke";
-                    return Error::because(ErrorType::ReadError, context, error);
-                }
+                Err(error) => return broke(error),
             }
         }
     }
 
-    pub(in crate::proxy) async fn ask_for_body(&mut self) -> pingora::Result<()> {
+    pub(in crate::proxy) async fn ask_for_body(&mut self) -> Result<(), Failure> {
         self.write(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         self.flush().await
     }
 
     pub(in crate::proxy) async fn write_head(
         &mut self,
-        head: &ResponseHeader,
+        head: &Head,
         ends: bool,
-    ) -> pingora::Result<()> {
+    ) -> Result<(), Failure> {
         if self.answer.is_some() {
             return Ok(());
         }
@@ -464,9 +419,8 @@ impl Http1Side<'_> {
         }
         let mut bytes = Vec::with_capacity(1024);
         let mut out = HeadWriter::answer(&mut bytes, head.status);
-        // An answer has the gateway's date, as over HTTP/2.
-        for (name, value) in head.headers.iter().filter(|(name, _)| **name != DATE) {
-            out.add(name, value);
+        for field in head.fields.end_to_end() {
+            out.pass(field);
         }
         if is_interim {
             // Nothing frames it: the writer of its body has nothing to write.
@@ -488,11 +442,9 @@ impl Http1Side<'_> {
     }
 
     /// How the answer's body is framed for this client.
-    fn framing(&self, head: &ResponseHeader, ends: bool) -> AnswerFraming {
-        let lengths = head.headers.get_all(CONTENT_LENGTH).iter();
-        let length = agreed_length(lengths.map(HeaderValue::as_bytes));
+    fn framing(&self, head: &Head, ends: bool) -> AnswerFraming {
         let has_none = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED].contains(&head.status);
-        match length {
+        match head.length {
             length if has_none || self.answers_head => AnswerFraming::Bodiless(length),
             Some(length) => AnswerFraming::Length(length),
             None if ends => AnswerFraming::Length(0),
@@ -504,25 +456,18 @@ impl Http1Side<'_> {
         &mut self,
         part: &[u8],
         ends: bool,
-    ) -> pingora::Result<()> {
+    ) -> Result<(), Failure> {
         let Some(mut answer) = self.answer.take() else {
-            let context = "a body before its head";
-            return Error::e_explain(ErrorType::InternalError, context);
+            return Err(Failure::gateway("a body before its head"));
         };
-        let wrong = "the answer's body is not as long as its head said";
-        let wrapping = answer
-            .part(part.len())
-            .or_err(ErrorType::WriteError, wrong)
-            .map_err(Error::into_up)?;
+        let wrong = |error: WrongLength| Failure::server(ServerFault::Malformed, error);
+        let wrapping = answer.part(part.len()).map_err(wrong)?;
         self.write(wrapping.before()).await?;
         self.write(part).await?;
         self.write(wrapping.after).await?;
         if ends {
             let mut end = Vec::new();
-            answer
-                .end([], &mut end)
-                .or_err(ErrorType::WriteError, wrong)
-                .map_err(Error::into_up)?;
+            answer.end([], &mut end).map_err(wrong)?;
             self.write(&end).await?;
             self.is_whole = true;
         }
@@ -530,14 +475,12 @@ impl Http1Side<'_> {
         Ok(())
     }
 
-    async fn write(&mut self, bytes: &[u8]) -> pingora::Result<()> {
-        let written = self.wire.write_all(bytes).await;
-        written.or_err(ErrorType::WriteError, "while writing an answer")
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.wire.write_all(bytes).await.map_err(broke)
     }
 
-    pub(in crate::proxy) async fn flush(&mut self) -> pingora::Result<()> {
-        let flushed = self.wire.flush().await;
-        flushed.or_err(ErrorType::WriteError, "while writing an answer")
+    pub(in crate::proxy) async fn flush(&mut self) -> Result<(), Failure> {
+        self.wire.flush().await.map_err(broke)
     }
 
     /// Ends the request, and says what the connection is good for.

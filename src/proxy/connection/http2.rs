@@ -1,30 +1,26 @@
 //! One request over HTTP/2, on a stream of the `h2` library.
 
 use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 use http::Response;
-use http::header::{CONNECTION, CONTENT_LENGTH, DATE, HeaderName, TE, TRANSFER_ENCODING, UPGRADE};
-use pingora::http::{RequestHeader, ResponseHeader};
+use http::header::{CONTENT_LENGTH, DATE};
 use pingora::protocols::http::date::get_cached_date;
-use pingora::{Error, ErrorType, OrErr};
 use tokio::time::Instant;
 
-use super::BodyFault;
-use crate::policy::http1;
+use super::allowance::Turn;
+use crate::policy::http1::framing::Framing;
+use crate::policy::http1::request::RequestHead;
+use crate::proxy::client::Head;
+use crate::proxy::failure::{ClientFault, Failure, look_at};
 
-/// What HTTP/1 has between two neighbours and HTTP/2 must not have (RFC 9113 section 8.2.2).
-const BETWEEN_NEIGHBOURS: [HeaderName; 6] = [
-    TE,
-    TRANSFER_ENCODING,
-    CONNECTION,
-    UPGRADE,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-];
+/// Parts of a body that are read to find the error behind them. A stream's window holds 16 KiB.
+const PARTS_MAX: usize = 1_024;
 
 /// A request's body and its answer.
 pub struct Http2Side {
@@ -33,38 +29,43 @@ pub struct Http2Side {
     has_read: bool,
     is_ended: bool,
     deadline: Instant,
-    is_late: bool,
     respond: SendResponse<Bytes>,
     /// The writer of the answer's body, once its head is sent.
     answer: Option<SendStream<Bytes>>,
     /// Whether the answer's last frame is out.
     is_whole: bool,
     write_timeout: Duration,
+    turn: Arc<Turn>,
 }
 
 impl Http2Side {
-    /// Of a request with this head, whose body must have come within `read_timeout`. A client that takes nothing of an answer for
+    /// Of a request with this head that `arrived` then, whose body must have come within `read_timeout`. A client that takes nothing of an answer for
     /// `write_timeout` is given up.
     pub fn new(
-        header: &RequestHeader,
+        head: &RequestHead,
         body: RecvStream,
         respond: SendResponse<Bytes>,
+        turn: Arc<Turn>,
+        arrived: Instant,
         [read_timeout, write_timeout]: [Duration; 2],
     ) -> Http2Side {
-        let length = header.headers.get(CONTENT_LENGTH);
         Http2Side {
             body,
-            announces_none: length
-                .is_some_and(|length| http1::length(length.as_bytes()) == Some(0)),
+            announces_none: head.framing() == Framing::Length(0),
             has_read: false,
             is_ended: false,
-            deadline: Instant::now() + read_timeout,
-            is_late: false,
+            deadline: arrived + read_timeout,
             respond,
             answer: None,
             is_whole: false,
             write_timeout,
+            turn,
         }
+    }
+
+    /// The request's turn among those of its connection.
+    pub(in crate::proxy) fn turn(&self) -> &Arc<Turn> {
+        &self.turn
     }
 
     pub(in crate::proxy) fn is_body_done(&self) -> bool {
@@ -76,17 +77,12 @@ impl Http2Side {
         !self.has_read && ends()
     }
 
-    pub(in crate::proxy) fn fault(&self) -> Option<BodyFault> {
-        self.is_late.then_some(BodyFault::Late)
-    }
-
-    pub(in crate::proxy) async fn read(&mut self) -> pingora::Result<Option<Bytes>> {
-        let context = "while reading a request's body";
+    pub(in crate::proxy) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
-            self.is_late = true;
-            return Error::e_explain(ErrorType::ReadTimedout, context);
+            let cause = "the request's body did not come within limits.request_read";
+            return Err(Failure::client(ClientFault::Late, cause));
         };
-        let part = part.transpose().or_err(ErrorType::ReadError, context)?;
+        let part = part.transpose().map_err(ended)?;
         // Trailers may follow, which are not passed on.
         self.is_ended |= part.is_none();
         if let Some(part) = &part {
@@ -98,40 +94,43 @@ impl Http2Side {
     }
 
     /// Waits until the stream is reset, by the client or for what it sent.
-    pub(in crate::proxy) async fn gone(&mut self) -> Box<Error> {
+    pub(in crate::proxy) async fn gone(&mut self) -> Failure {
         let (answer, respond) = (&mut self.answer, &mut self.respond);
         let reset = poll_fn(|context| match answer {
             Some(answer) => answer.poll_reset(context),
             None => respond.poll_reset(context),
         });
-        match reset.await {
-            Ok(reason) => {
-                let context = format!("the stream was reset: {reason}");
-                Error::explain(ErrorType::H2Error, context)
-            }
-            Err(error) => {
-                let context = "while waiting for an answer";
-                Error::because(ErrorType::H2Error, context, error)
+        let reason = match reset.await {
+            Ok(reason) => reason,
+            Err(error) => return ended(error),
+        };
+        // That does not name the side that ended the stream. The error of the body does, behind its last part.
+        for _ in 0..PARTS_MAX {
+            match look_at(self.body.data()).await {
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(error))) => return ended(error),
+                Poll::Ready(None) | Poll::Pending => break,
             }
         }
+        let cause = format!("the stream was reset: {reason}");
+        Failure::client(ClientFault::Gone, cause)
     }
 
-    pub(in crate::proxy) fn write_head(
-        &mut self,
-        mut head: Box<ResponseHeader>,
-        ends: bool,
-    ) -> pingora::Result<()> {
+    pub(in crate::proxy) fn write_head(&mut self, head: Head, ends: bool) -> Result<(), Failure> {
         // The library sends one head only.
         if self.answer.is_some() || head.status.is_informational() {
             return Ok(());
         }
-        head.insert_header(DATE, get_cached_date())?;
-        for name in &BETWEEN_NEIGHBOURS {
-            head.remove_header(name);
+        let mut answer = Response::new(());
+        *answer.status_mut() = head.status;
+        let fields = answer.headers_mut();
+        *fields = head.fields.into_map();
+        fields.insert(DATE, get_cached_date());
+        if let Some(bytes) = head.length {
+            fields.insert(CONTENT_LENGTH, bytes.into());
         }
-        let answer = Response::from_parts(head.as_owned_parts(), ());
         let answer = self.respond.send_response(answer, ends);
-        self.answer = Some(answer.or_err(ErrorType::WriteError, "while writing an answer")?);
+        self.answer = Some(answer.map_err(ended)?);
         self.is_whole = ends;
         Ok(())
     }
@@ -140,10 +139,9 @@ impl Http2Side {
         &mut self,
         mut part: Bytes,
         ends: bool,
-    ) -> pingora::Result<()> {
-        let context = "while writing an answer";
+    ) -> Result<(), Failure> {
         let Some(answer) = &mut self.answer else {
-            return Error::e_explain(ErrorType::InternalError, "a body before its head");
+            return Err(Failure::gateway("a body before its head"));
         };
         let timeout = self.write_timeout;
         let sent = tokio::time::timeout(timeout, async {
@@ -168,10 +166,24 @@ impl Http2Side {
             }
         });
         match sent.await {
-            Ok(sent) => sent.or_err(ErrorType::WriteError, context)?,
-            Err(_) => return Error::e_explain(ErrorType::WriteTimedout, context),
+            Ok(sent) => sent.map_err(ended)?,
+            Err(_) => {
+                let cause = "it took nothing of the answer for limits.response_write";
+                return Err(Failure::client(ClientFault::Slow, cause));
+            }
         }
         self.is_whole = ends;
         Ok(())
     }
+}
+
+/// What it means that the stream has ended. The library resets it with PROTOCOL_ERROR where the request breaks the protocol: its body
+/// does not have the length of its `content-length`, or its trailers do not end the stream.
+fn ended(error: h2::Error) -> Failure {
+    let is_librarys = error.is_reset() && error.is_library();
+    let fault = match error.reason() {
+        Some(Reason::PROTOCOL_ERROR) if is_librarys => ClientFault::Malformed,
+        _ => ClientFault::Gone,
+    };
+    Failure::client(fault, error)
 }

@@ -39,10 +39,7 @@ pub async fn serve(
     let read = timeout_at(deadline, head(&mut socket, &mut received, limits)).await;
     let verdict = match read {
         Ok(None) => return,
-        Ok(Some(Ok(head))) => {
-            received = BytesMut::from(head.as_sent());
-            redirect::redirect(&head, rule)
-        }
+        Ok(Some(Ok(head))) => redirect::redirect(&head, rule),
         Ok(Some(Err(rejection))) => Err(rejection),
         Err(_) => {
             let hits = &gate.metrics.limit_hits;
@@ -75,7 +72,7 @@ pub async fn serve(
     }
 }
 
-/// Reads a head, or finds its refusal; `None` where the client left first.
+/// Reads a head and leaves it there, or finds its refusal; `None` where the client left first.
 async fn head(
     socket: &mut TcpStream,
     received: &mut BytesMut,
@@ -84,8 +81,11 @@ async fn head(
     let bounds = bounds_of(limits);
     let mut reader = RequestReader::default();
     loop {
-        if let Some(read) = reader.take(received, &bounds).transpose() {
-            return Some(read);
+        if let Some(read) = reader.read(received, &bounds).transpose() {
+            return Some(read.map(|places| {
+                received.truncate(places.end());
+                places.take(&mut received.clone())
+            }));
         }
         received.reserve(READ_BYTES);
         match socket.read_buf(received).await {

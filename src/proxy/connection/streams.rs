@@ -4,32 +4,33 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
+use h2::{Reason, RecvStream};
 use http::Request;
-use pingora::http::RequestHeader;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::Connection;
+use super::allowance::Allowance;
 use super::guard::Guard;
 use super::http2::Http2Side;
-use super::pace::Pace;
 use crate::config::Limits;
-use crate::policy::http2_memory::{STREAM_WINDOW_BYTES, request_bytes};
+use crate::policy::http1::framing::Framing;
+use crate::policy::http1::request::RequestHead;
+use crate::policy::http2_memory::{STREAM_WINDOW_BYTES, Shares, request_bytes};
 use crate::proxy::client::{Client, Side};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
 use crate::proxy::well_formed::{self, HeadLimits};
 
-/// What an HTTP/2 stream may have waiting to be written. The library's own 400 KiB for each of 100 streams is more than a
-/// client that does not read should cost.
-const SEND_BUFFER_BYTES: usize = 32 * 1024;
 /// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard counts
 /// them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
 const ERROR_RESETS_MAX: usize = 48;
 /// Streams that a client may open at once before it has read the settings: RFC 9113 section 6.5.2 recommends to allow 100. The
 /// library counts the streams above the allowed number, which it refuses, together with those resets.
 const STREAMS_ASSUMED: usize = 100;
+/// How long a client may take to acknowledge that its connection takes no further stream (RFC 9113 section 6.8).
+const CLOSING: Duration = Duration::from_secs(5);
 /// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
 /// only a little over gets the gateway's answer instead of the library's bare 431.
 const HEADER_LIST_FACTOR: usize = 2;
@@ -43,7 +44,7 @@ pub struct Terms {
     /// For a request's body, and for a client to take anything of its answer.
     timeouts: [Duration; 2],
     head_limits: HeadLimits,
-    pace: Arc<Pace>,
+    allowance: Arc<Allowance>,
 }
 
 impl Terms {
@@ -55,7 +56,7 @@ impl Terms {
             idle: limits.keepalive_idle,
             timeouts: [limits.request_read, limits.response_write],
             head_limits: HeadLimits::of(limits),
-            pace: Pace::new(limits, gate.metrics.limit_hits.clone()),
+            allowance: Allowance::new(limits, gate.metrics.limit_hits.clone()),
         }
     }
 }
@@ -70,7 +71,7 @@ fn library(limits: &Limits) -> Builder {
         .max_concurrent_streams(limits.h2_streams)
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(STREAM_WINDOW_BYTES.saturating_mul(limits.h2_streams))
-        .max_send_buffer_size(SEND_BUFFER_BYTES);
+        .max_send_buffer_size(Shares::of(limits.h2_memory).send_buffer_bytes(limits.h2_streams));
     library
 }
 
@@ -82,22 +83,40 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
     };
     let (under_way, mut quiet) = watch::channel(0_usize);
     let under_way = Arc::new(under_way);
-    let mut stopping = false;
+    let mut stopped: Option<Instant> = None;
     loop {
+        let patience = if stopped.is_some() {
+            CLOSING
+        } else {
+            terms.idle
+        };
         let accepted = tokio::select! {
             biased;
-            _ = ending.wait_for(|ending| *ending), if !stopping => {
+            _ = ending.wait_for(|ending| *ending), if stopped.is_none() => {
                 connection.graceful_shutdown();
-                stopping = true;
+                stopped = Some(Instant::now());
                 continue;
             }
             accepted = connection.accept() => accepted,
-            () = idle(&mut quiet, terms.idle), if !stopping => return,
+            () = idle(&mut quiet, patience) => {
+                if stopped.is_some() {
+                    return;
+                }
+                // A request that is on its way now is left out, and the client reads that.
+                connection.graceful_shutdown();
+                stopped = Some(Instant::now());
+                continue;
+            }
         };
         // However the connection ended, the library ends its requests.
-        let Some(Ok((request, respond))) = accepted else {
+        let Some(Ok((request, mut respond))) = accepted else {
             return;
         };
+        if stopped.is_some_and(|stopped| stopped.elapsed() > CLOSING) {
+            // The client has had time enough to answer the PING behind which no further stream is taken.
+            respond.send_reset(Reason::REFUSED_STREAM);
+            continue;
+        }
         let under_way = UnderWay::begin(&under_way);
         let terms = terms.clone();
         tokio::spawn(async move {
@@ -108,16 +127,18 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
 }
 
 async fn serve_stream(terms: &Terms, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
-    let (header, body) = request.into_parts();
-    let mut header = RequestHeader::from(header);
-    let head_bytes = well_formed::lighten(&mut header, &terms.head_limits);
+    let (parts, body) = request.into_parts();
+    let mut head = RequestHead::of_http2(parts);
+    let head_bytes = well_formed::lighten(&mut head, &terms.head_limits);
     let window_bytes = terms.gate.snapshot().window_bytes;
-    let side = Http2Side::new(&header, body, respond, terms.timeouts);
-    let bytes = request_bytes(head_bytes as u64, !side.is_body_done(), window_bytes);
+    let arrived = Instant::now();
+    let has_body = !body.is_end_stream() && head.framing() != Framing::Length(0);
+    let bytes = request_bytes(head_bytes as u64, has_body, window_bytes);
+    let turn = terms.allowance.turn(bytes).await;
+    let side = Http2Side::new(&head, body, respond, turn, arrived, terms.timeouts);
     let side = Side::Http2(Box::new(side));
-    let mut client = Client::new(terms.connection.clone(), header, side);
-    let work = move || Box::pin(async move { serve_request(&terms.gate, &mut client).await });
-    terms.pace.run(bytes, work).await;
+    let mut client = Client::new(terms.connection.clone(), head, side);
+    Box::pin(serve_request(&terms.gate, &mut client)).await;
 }
 
 /// Returns when no request has been under way for as long as a connection may be idle.

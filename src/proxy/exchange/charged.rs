@@ -54,6 +54,17 @@ impl Charged {
         Some(used)
     }
 
+    /// Refunds the units, without waiting for that, unless something of the request was sent.
+    pub(super) fn give_up_unsent(&mut self) {
+        if self.sent {
+            return;
+        }
+        if let Some(receipt) = self.receipt.take() {
+            self.count(&receipt, RefundReason::Unsent);
+            self.gate.store.give_back(receipt);
+        }
+    }
+
     fn count(&self, receipt: &Receipt, reason: RefundReason) {
         let metrics = &self.gate.metrics;
         metrics.refunds.with_label_values(&[reason.as_str()]).inc();
@@ -66,13 +77,7 @@ impl Charged {
 
 impl Drop for Charged {
     fn drop(&mut self) {
-        if self.sent {
-            return;
-        }
-        if let Some(receipt) = self.receipt.take() {
-            self.count(&receipt, RefundReason::Unsent);
-            self.gate.store.give_back(receipt);
-        }
+        self.give_up_unsent();
     }
 }
 

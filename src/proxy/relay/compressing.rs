@@ -1,30 +1,24 @@
 //! Answers that are compressed on their way.
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, StatusCode};
-use pingora::http::RequestHeader;
-use pingora::{ErrorType, OrErr};
+use http::Method;
 
 use crate::policy::compression::Verdict;
+use crate::proxy::client::{Client, Head};
 use crate::proxy::encoder::Encoder;
 use crate::proxy::exchange::Forwarding;
+use crate::proxy::failure::Failure;
 
 /// Begins to compress the answer to `request`, if its upstream's are, it is one of those, and the client takes it. One that `ends` with
 /// its head has nothing to compress.
-pub(super) fn begin(
-    forwarding: &mut Forwarding,
-    request: &RequestHeader,
-    status: StatusCode,
-    ends: bool,
-    fields: &mut HeaderMap,
-) {
+pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut Head, ends: bool) {
     let Some(compression) = &forwarding.upstream.compression else {
         return;
     };
-    let asked = &request.headers;
-    let mut verdict = compression.verdict(asked, status, fields);
+    let (asked, status) = (client.head.fields(), head.status);
+    let mut verdict = compression.verdict(asked, status, head.length, &head.fields);
     if let Verdict::Coded(coding) = verdict
-        && request.method != Method::HEAD
+        && *client.head.method() != Method::HEAD
     {
         if ends {
             verdict = Verdict::Plain;
@@ -33,10 +27,15 @@ pub(super) fn begin(
             let Ok(encoder) = Encoder::new(coding) else {
                 return;
             };
+            forwarding.encoder_held = client.turn().map(|turn| turn.hold(encoder.held_bytes()));
             forwarding.encoder = Some(Box::new(encoder));
         }
     }
-    verdict.mark(asked, status, fields);
+    verdict.mark(asked, status, &mut head.fields);
+    if let Verdict::Coded(_) = verdict {
+        // It is not known before the body is made.
+        head.length = None;
+    }
 }
 
 /// Compresses a part of the answer, if that is compressed.
@@ -47,7 +46,7 @@ pub(super) fn pass(
     forwarding: &mut Forwarding,
     body: &mut Option<Bytes>,
     end_of_stream: bool,
-) -> pingora::Result<()> {
+) -> Result<(), Failure> {
     let Some(encoder) = &mut forwarding.encoder else {
         return Ok(());
     };
@@ -56,9 +55,10 @@ pub(super) fn pass(
         (!part.is_empty()).then(|| encoder.part(&part)).transpose()
     } else {
         let encoder = forwarding.encoder.take();
+        forwarding.encoder_held = None;
         let end = encoder.map(|encoder| encoder.end(&part));
         end.transpose()
     };
-    *body = made.or_err(ErrorType::InternalError, "compressing an answer")?;
+    *body = made.map_err(Failure::gateway)?;
     Ok(())
 }

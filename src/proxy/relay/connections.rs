@@ -55,7 +55,8 @@ impl Connections {
             if !is_fresh && let Some(stream) = transport.reused_stream(peer).await {
                 return Ok((Taken::Http1(stream), true));
             }
-            let stream = transport.new_stream(peer).await?;
+            // Seldom needed, and larger than all the rest of a request.
+            let stream = Box::pin(transport.new_stream(peer)).await?;
             return Ok((Taken::Http1(stream), false));
         }
         // The library counts a stream before it has it: that must not be cut short where the request ends meanwhile.

@@ -2,27 +2,25 @@
 //!
 //! Invariant: a connection is kept for another exchange only with a proof of [`Reusable`]; anything else closes it.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
-use http::header::HOST;
-use http::{HeaderName, HeaderValue, Version as HttpVersion};
-use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::protocols::Stream;
-use pingora::{Error, ErrorType, OrErr, RetryType};
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
 use super::link::Event;
-use crate::policy::http1::Version;
-use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, Reusable};
+use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
-use crate::policy::http1::framing::Framing;
+use crate::policy::http1::framing::AnswerFraming;
 use crate::policy::http1::writer::{BodyWriter, Connection, HeadWriter, WrongLength};
-use crate::policy::target::Target;
+use crate::proxy::client::Head;
+use crate::proxy::failure::{Failure, ServerFault};
+use crate::proxy::forward::Outgoing;
 
 /// What is read of an answer at a time, and held of it at most beyond its head.
 const READ_BYTES: usize = 16 * 1024;
@@ -44,7 +42,7 @@ pub struct Http1 {
     upload: BodyWriter,
     /// Whether the end of writing was reported, or needs no report.
     is_reported: bool,
-    write_error: Option<Box<Error>>,
+    write_error: Option<Failure>,
     incoming: BytesMut,
     reading: Reading,
     /// Whether anything of an answer has come.
@@ -53,7 +51,7 @@ pub struct Http1 {
 
 enum Reading {
     Head(AnswerReader),
-    Body(Box<AnswerHead>, BodyReader),
+    Body(LastHead, BodyReader),
 }
 
 impl Http1 {
@@ -61,24 +59,15 @@ impl Http1 {
     ///
     /// # Errors
     /// If it has no form of HTTP/1.
-    pub(super) fn begin(
-        stream: Stream,
-        request: &RequestHeader,
-        framing: Framing,
-    ) -> pingora::Result<Http1> {
-        let invalid = ErrorType::InvalidHTTPHeader;
-        let target = Target::parse(request.raw_path());
-        let target =
-            target.map_err(|_| Error::explain(invalid.clone(), "no target of a request"))?;
-        let host = request.headers.get(HOST);
-        let host = host.ok_or_else(|| Error::explain(invalid, "a request has no host"))?;
+    pub(super) fn begin(stream: Stream, request: &Outgoing<'_>) -> Result<Http1, Failure> {
+        let target = request.head.target();
+        let target = target.map_err(|error| Failure::gateway(error.detail()))?;
+        let method = request.head.method();
         let mut outgoing = Vec::with_capacity(1024);
-        let mut head = HeadWriter::request(&mut outgoing, &request.method, target, host);
-        // `Host`, framing and `Connection` are the writer's.
-        for (name, value) in &request.headers {
-            head.add(name, value);
-        }
-        let upload = head.end(framing, Connection::Implied);
+        let mut head = HeadWriter::request(&mut outgoing, method, target, request.host);
+        let written = request.fields(|field| head.pass(field));
+        written.map_err(Failure::gateway)?;
+        let upload = head.end(request.framing, Connection::Implied);
         Ok(Http1 {
             stream,
             outgoing,
@@ -88,7 +77,7 @@ impl Http1 {
             upload,
             write_error: None,
             incoming: BytesMut::new(),
-            reading: Reading::Head(AnswerReader::new(&request.method)),
+            reading: Reading::Head(AnswerReader::new(method)),
             has_answered: false,
         })
     }
@@ -114,19 +103,16 @@ impl Http1 {
         Ok(())
     }
 
-    pub(super) async fn next(&mut self) -> pingora::Result<Event> {
+    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Event>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it went.
                 (self.is_flushed, self.is_reported) = (true, true);
-                let kind = ErrorType::WriteError;
-                let mut error = Error::because(kind, "while writing a request", error);
-                error.retry = RetryType::ReusedOnly;
-                self.write_error = Some(error);
+                self.write_error = Some(Failure::broken(true, error));
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
                 self.is_reported = true;
@@ -158,7 +144,7 @@ impl Http1 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Event>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
         loop {
             if let Some(event) = self.read()? {
                 return Poll::Ready(Ok(event));
@@ -171,39 +157,32 @@ impl Http1 {
             match ready!(read) {
                 Ok(0) => return Poll::Ready(self.closed()),
                 Ok(_) => self.has_answered = true,
-                Err(error) => {
-                    let kind = ErrorType::ReadError;
-                    let error = Error::because(kind, "while reading an answer", error);
-                    return Poll::Ready(Err(self.unanswered(error)));
-                }
+                Err(error) => return Poll::Ready(Err(Failure::broken(!self.has_answered, error))),
             }
         }
     }
 
     /// What can be made of the bytes that have come.
-    fn read(&mut self) -> pingora::Result<Option<Event>> {
-        let malformed = ErrorType::InvalidHTTPHeader;
+    fn read(&mut self) -> Result<Option<Event>, Failure> {
         match &mut self.reading {
             Reading::Head(reader) => {
                 let read = reader.take(&mut self.incoming, &BOUNDS);
-                let Some(head) = read.or_err(malformed, "in the head of an answer")? else {
+                let Some(head) = read.map_err(malformed)? else {
                     return Ok(None);
                 };
-                let fields = response(&head)?;
-                if head.is_interim() {
-                    return Ok(Some(Event::Interim(fields)));
-                }
+                let Some(last) = head.last() else {
+                    return Ok(Some(Event::Interim(Box::new(passed_on(head)))));
+                };
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
-                self.reading = Reading::Body(Box::new(head), body);
-                Ok(Some(Event::Head(fields, ends)))
+                self.reading = Reading::Body(last, body);
+                Ok(Some(Event::Head(Box::new(passed_on(head)), ends)))
             }
             Reading::Body(_, body) => {
                 if body.is_done() || self.incoming.is_empty() {
                     return Ok(None);
                 }
-                let taken = body.read(&self.incoming);
-                let taken = taken.or_err(malformed, "in the body of an answer")?;
+                let taken = body.read(&self.incoming).map_err(malformed)?;
                 let mut read = self.incoming.split_to(taken.bytes);
                 let ends = body.is_done();
                 let mut part = Bytes::new();
@@ -217,23 +196,14 @@ impl Http1 {
     }
 
     /// What it means that the server has closed.
-    fn closed(&mut self) -> pingora::Result<Event> {
+    fn closed(&mut self) -> Result<Event, Failure> {
         if let Reading::Body(_, body) = &mut self.reading
             && body.close().is_ok()
         {
             return Ok(Event::Part(Bytes::new(), true));
         }
-        let context = "the server closed the connection before the end of its answer";
-        let error = Error::explain(ErrorType::ConnectionClosed, context);
-        Err(self.unanswered(error))
-    }
-
-    /// Marks an error before anything of an answer came: if the connection had been used before, it says nothing of the server.
-    fn unanswered(&self, mut error: Box<Error>) -> Box<Error> {
-        if !self.has_answered {
-            error.retry = RetryType::ReusedOnly;
-        }
-        error
+        let cause = "it closed the connection before the end of its answer";
+        Err(Failure::broken(!self.has_answered, cause))
     }
 
     fn is_read(&self) -> bool {
@@ -246,25 +216,24 @@ impl Http1 {
             return None;
         };
         let is_sent = self.is_flushed && self.write_error.is_none();
-        let proof = Reusable::prove(&self.upload, head, body, &self.incoming);
+        let proof = Reusable::prove(&self.upload, *head, body, &self.incoming);
         (is_sent && proof.is_some()).then_some(self.stream)
     }
 }
 
-/// The head of an answer as pingora's types have it.
-fn response(head: &AnswerHead) -> pingora::Result<Box<ResponseHeader>> {
-    let invalid = || ErrorType::InvalidHTTPHeader;
-    let (mut parts, ()) = http::Response::new(()).into_parts();
-    parts.status = head.status();
-    parts.version = match head.version() {
-        Version::Http10 => HttpVersion::HTTP_10,
-        Version::Http11 => HttpVersion::HTTP_11,
-    };
-    parts.headers.reserve(head.fields().count());
-    for field in head.fields().iter() {
-        let name = HeaderName::from_bytes(field.name()).or_err(invalid(), "in an answer")?;
-        let value = HeaderValue::from_bytes(field.value()).or_err(invalid(), "in an answer")?;
-        parts.headers.append(name, value);
+fn malformed(cause: impl fmt::Display) -> Failure {
+    Failure::server(ServerFault::Malformed, cause)
+}
+
+/// The head of an answer without what is of its connection.
+fn passed_on(head: AnswerHead) -> Head {
+    Head {
+        status: head.status(),
+        length: match head.framing() {
+            AnswerFraming::Bodiless(announced) => announced,
+            AnswerFraming::Length(bytes) => Some(bytes),
+            AnswerFraming::Chunked | AnswerFraming::ByClose => None,
+        },
+        fields: head.into_fields(),
     }
-    Ok(Box::new(parts.into()))
 }

@@ -6,18 +6,20 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use h2::SendStream;
-use http::header::{CONTENT_LENGTH, HOST};
+use h2::{Reason, SendStream};
+use http::header::CONTENT_LENGTH;
 use http::uri::{Scheme, Uri};
-use http::{HeaderValue, Method, Version};
+use http::{HeaderName, HeaderValue, Method, Request, StatusCode, Version};
+use pingora::Error;
 use pingora::http::RequestHeader;
-use pingora::{Error, ErrorType, OrErr, RetryType};
 
 use super::connections::Lease;
 use super::link::Event;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
-use crate::proxy::failure::{is_left_out, look_at};
+use crate::proxy::client::Head;
+use crate::proxy::failure::{Failure, Fault, ServerFault, look_at};
+use crate::proxy::forward::Outgoing;
 
 /// How long the end of a stream may take to come behind a whole answer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -31,7 +33,7 @@ pub struct Http2 {
     ends: bool,
     /// Whether writing was reported, or needs no report.
     is_reported: bool,
-    write_error: Option<Box<Error>>,
+    write_error: Option<Failure>,
     reading: Reading,
     /// What is left of the answer's body, if its head has said it.
     left: Option<u64>,
@@ -53,15 +55,14 @@ impl Http2 {
     /// If the target has no form of HTTP/2, or the connection is over.
     pub fn begin(
         mut lease: Box<Lease>,
-        mut request: RequestHeader,
-        framing: Framing,
+        request: &Outgoing<'_>,
         is_tls: bool,
-    ) -> pingora::Result<Http2> {
-        address(&mut request, is_tls)?;
-        let ends = framing.is_empty();
-        let answers_head = request.method == Method::HEAD;
+    ) -> Result<Http2, Failure> {
+        let ends = request.framing.is_empty();
+        let answers_head = *request.head.method() == Method::HEAD;
         let session = lease.session().ok_or_else(over)?;
-        session.write_request_header(Box::new(request), ends)?;
+        let sent = session.write_request_header(Box::new(head(request, is_tls)?), ends);
+        sent.map_err(|error| failed(true, error))?;
         let upload = session.take_request_body_writer().filter(|_| !ends);
         Ok(Http2 {
             lease,
@@ -91,14 +92,17 @@ impl Http2 {
         self.ends = ends;
     }
 
-    pub(super) async fn next(&mut self) -> pingora::Result<Event> {
+    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
         let event = poll_fn(|context| self.poll_next(context)).await?;
         if let Some(event) = event {
             return Ok(event);
         }
         // No trailer is passed on, but they end the stream.
         let session = self.lease.session().ok_or_else(over)?;
-        session.read_trailers().await?;
+        session
+            .read_trailers()
+            .await
+            .map_err(|error| failed(false, error))?;
         self.reading = Reading::Over;
         Ok(Event::Part(Bytes::new(), true))
     }
@@ -124,7 +128,7 @@ impl Http2 {
     }
 
     /// The next event; `None` where it is the trailers.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Option<Event>>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             // The server may have answered before it went.
             self.outgoing.clear();
@@ -136,13 +140,13 @@ impl Http2 {
             return Poll::Ready(Ok(Some(Event::Written)));
         }
         let read = ready!(self.poll_read(context));
-        Poll::Ready(read.map_err(|error| match is_left_out(&error) {
-            true => error,
-            false => self.write_error.take().unwrap_or(error),
+        Poll::Ready(read.map_err(|failure| match failure.fault {
+            Fault::Server(ServerFault::Unprocessed) => failure,
+            _ => self.write_error.take().unwrap_or(failure),
         }))
     }
 
-    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<()>> {
+    fn poll_write(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Failure>> {
         let Some(upload) = &mut self.upload else {
             return Poll::Ready(Ok(()));
         };
@@ -153,17 +157,10 @@ impl Http2 {
                 while upload.capacity() == 0 {
                     match ready!(upload.poll_capacity(context)) {
                         Some(Ok(_)) => {}
-                        Some(Err(error)) => {
-                            let context = "while writing a request's body";
-                            return Poll::Ready(Err(Error::because(
-                                ErrorType::WriteError,
-                                context,
-                                error,
-                            )));
-                        }
+                        Some(Err(error)) => return Poll::Ready(Err(ended(false, &error))),
                         None => {
-                            let context = "the stream takes no more of the request's body";
-                            return Poll::Ready(Error::e_explain(ErrorType::WriteError, context));
+                            let cause = "the stream takes no more of the request's body";
+                            return Poll::Ready(Err(Failure::broken(false, cause)));
                         }
                     }
                 }
@@ -176,32 +173,43 @@ impl Http2 {
             }
             let ends = self.ends && self.outgoing.is_empty();
             let sent = upload.send_data(sent, ends);
-            sent.or_err(ErrorType::WriteError, "while writing a request's body")?;
+            sent.map_err(|error| ended(false, &error))?;
         }
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<pingora::Result<Option<Event>>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
         let reading = self.reading;
         let session = self.lease.session().ok_or_else(over)?;
         let (event, reading) = match reading {
             Reading::Head => {
                 let head = ready!(session.poll_read_response_header(context));
-                head.map_err(head_failed)?;
-                let ends = session.check_response_end_or_error()?;
-                let header = session.response_header().cloned().ok_or_else(over)?;
+                head.map_err(|error| ended(true, &error))?;
+                let ends = session
+                    .check_response_end_or_error()
+                    .map_err(|error| failed(false, error))?;
+                let header = session.response_header().ok_or_else(over)?;
                 let lengths = header.headers.get_all(CONTENT_LENGTH).iter();
-                let lengths = lengths.map(HeaderValue::as_bytes);
-                self.left = http1::agreed_length(lengths).filter(|_| !self.answers_head);
+                let length = http1::agreed_length(lengths.map(HeaderValue::as_bytes));
+                let head = Head {
+                    status: header.status,
+                    length: length.filter(|_| header.status != StatusCode::NO_CONTENT),
+                    fields: header.headers.clone().into(),
+                };
+                self.left = length.filter(|_| !self.answers_head);
                 let reading = if ends { Reading::Over } else { Reading::Body };
                 // The end of the stream may come later than that of the body.
                 let ends = ends || self.left == Some(0);
-                (Some(Event::Head(Box::new(header), ends)), reading)
+                (Some(Event::Head(Box::new(head), ends)), reading)
             }
             Reading::Body => match ready!(session.poll_read_response_body(context)) {
                 Some(part) => {
-                    let part = part.or_err(ErrorType::ReadError, "while reading an answer")?;
-                    if session.response_finished() && session.check_response_end_or_error()? {
+                    let part = part.map_err(|error| ended(false, &error))?;
+                    let checked = match session.response_finished() {
+                        true => session.check_response_end_or_error(),
+                        false => Ok(false),
+                    };
+                    if checked.map_err(|error| failed(false, error))? {
                         (Some(Event::Part(part, true)), Reading::Over)
                     } else {
                         // The end of the stream may come later than that of the body.
@@ -222,54 +230,67 @@ impl Http2 {
     }
 }
 
-fn over() -> Box<Error> {
-    Error::explain(ErrorType::H2Error, "the stream is over")
+fn over() -> Failure {
+    Failure::broken(false, "the stream is over")
 }
 
-/// Puts the host into the place that it has in HTTP/2 (RFC 9113 section 8.3.1).
-fn address(request: &mut RequestHeader, is_tls: bool) -> pingora::Result<()> {
-    let kind = ErrorType::InvalidHTTPHeader;
-    let host = request.remove_header(&HOST);
-    let host = host.as_ref().map_or(&[][..], HeaderValue::as_bytes);
-    let target = request.uri.path_and_query().cloned();
-    let target = target.ok_or_else(|| Error::explain(kind.clone(), "a request has no target"))?;
-    let scheme = if is_tls { Scheme::HTTPS } else { Scheme::HTTP };
+/// The head of a request with its host in the place that it has in HTTP/2 (RFC 9113 section 8.3.1).
+fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure> {
+    let (mut parts, ()) = Request::new(()).into_parts();
+    parts.method = outgoing.head.method().clone();
+    parts.version = Version::HTTP_2;
     let uri = Uri::builder()
-        .scheme(scheme)
-        .authority(host)
-        .path_and_query(target)
+        .scheme(if is_tls { Scheme::HTTPS } else { Scheme::HTTP })
+        .authority(outgoing.host.as_bytes())
+        .path_and_query(outgoing.head.raw_target())
         .build();
-    request.set_uri(uri.or_err(kind, "a server's name is no authority")?);
-    request.set_version(Version::HTTP_2);
-    Ok(())
+    parts.uri = uri.map_err(Failure::gateway)?;
+    let fields = outgoing.fields(|field| {
+        // What was read is a token, and a value without control characters.
+        if let (Ok(name), Ok(value)) = (
+            HeaderName::from_bytes(field.name()),
+            HeaderValue::from_bytes(field.value()),
+        ) {
+            parts.headers.append(name, value);
+        }
+    });
+    fields.map_err(Failure::gateway)?;
+    if let Framing::Length(bytes) = outgoing.framing {
+        parts.headers.insert(CONTENT_LENGTH, bytes.into());
+    }
+    Ok(parts.into())
 }
 
-/// What it means that the head of an answer did not come.
-fn head_failed(error: h2::Error) -> Box<Error> {
-    let context = "while reading the head of an answer";
-    let (reason, is_remote) = (error.reason(), error.is_remote());
-    let is_io = error.get_io().is_some_and(is_of_the_connection);
-    let kind = if is_remote && reason == Some(h2::Reason::HTTP_1_1_REQUIRED) {
-        ErrorType::H2Downgrade
-    } else if error.is_go_away() && error.is_library() && reason == Some(h2::Reason::PROTOCOL_ERROR)
-    {
-        ErrorType::InvalidH2
-    } else if error.is_io() {
-        ErrorType::ReadError
-    } else {
-        ErrorType::H2Error
-    };
-    let unprocessed = is_remote
-        && ((error.is_go_away() && reason == Some(h2::Reason::NO_ERROR))
-            || (error.is_reset() && reason == Some(h2::Reason::REFUSED_STREAM)));
-    let again = unprocessed || matches!(kind, ErrorType::H2Downgrade | ErrorType::InvalidH2);
-    let mut error = Error::because(kind, context, error);
-    if again {
-        error.set_retry(true);
-    } else if is_io {
-        error.retry = RetryType::ReusedOnly;
+/// What an error of the library's wrapper means.
+fn failed(unanswered: bool, error: Box<Error>) -> Failure {
+    match error.root_cause().downcast_ref() {
+        Some(cause) => ended(unanswered, cause),
+        None => Failure::broken(unanswered, error),
     }
-    error
+}
+
+/// What it means that the stream has ended, with nothing of an answer before it where it is `unanswered`.
+fn ended(unanswered: bool, error: &h2::Error) -> Failure {
+    let reason = error.reason();
+    let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
+    // The library ends with a server's GOAWAY only those streams that it leaves out.
+    let fault = if error.is_remote() && (error.is_go_away() || refused) {
+        ServerFault::Unprocessed
+    } else if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
+        ServerFault::WantsHttp1
+    } else if unanswered
+        && error.is_go_away()
+        && error.is_library()
+        && reason == Some(Reason::PROTOCOL_ERROR)
+    {
+        ServerFault::InvalidHttp2
+    } else {
+        ServerFault::Broken {
+            unanswered: unanswered && error.get_io().is_some_and(is_of_the_connection),
+            by_reset: error.is_remote(),
+        }
+    };
+    Failure::server(fault, error)
 }
 
 /// Whether an error is that of a connection that had ended, and not one of TLS.

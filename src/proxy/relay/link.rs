@@ -1,14 +1,14 @@
 //! One exchange with a server, in either version of HTTP.
 
 use bytes::Bytes;
-use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::upstreams::peer::HttpPeer;
-use pingora::{ErrorType, OrErr};
 
 use super::connections::{Connections, Taken};
 use super::http1::Http1;
 use super::http2::Http2;
-use crate::policy::http1::framing::Framing;
+use crate::proxy::client::Head;
+use crate::proxy::failure::Failure;
+use crate::proxy::forward::Outgoing;
 
 /// An exchange that has begun with the head of its request.
 pub enum Link {
@@ -24,9 +24,9 @@ pub enum Event {
     /// Everything that was pushed is written, and more is to come.
     Written,
     /// The head of an interim answer.
-    Interim(Box<ResponseHeader>),
+    Interim(Box<Head>),
     /// The head of the answer, and whether that is all of it.
-    Head(Box<ResponseHeader>, bool),
+    Head(Box<Head>, bool),
     /// A part of the answer's body, and whether it is the last one.
     Part(Bytes, bool),
 }
@@ -36,17 +36,10 @@ impl Link {
     ///
     /// # Errors
     /// If the request cannot be sent over HTTP/2, or its connection is over.
-    pub fn begin(
-        taken: Taken,
-        request: RequestHeader,
-        framing: Framing,
-        is_tls: bool,
-    ) -> pingora::Result<Link> {
+    pub fn begin(taken: Taken, request: &Outgoing<'_>, is_tls: bool) -> Result<Link, Failure> {
         Ok(match taken {
-            Taken::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, &request, framing)?)),
-            Taken::Http2(lease) => {
-                Link::Http2(Box::new(Http2::begin(lease, request, framing, is_tls)?))
-            }
+            Taken::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, request)?)),
+            Taken::Http2(lease) => Link::Http2(Box::new(Http2::begin(lease, request, is_tls)?)),
         })
     }
 
@@ -54,7 +47,7 @@ impl Link {
     ///
     /// # Errors
     /// If the exchange cannot go on.
-    pub async fn next(&mut self) -> pingora::Result<Event> {
+    pub async fn next(&mut self) -> Result<Event, Failure> {
         match self {
             Link::Http1(http1) => http1.next().await,
             Link::Http2(http2) => http2.next().await,
@@ -73,12 +66,9 @@ impl Link {
     ///
     /// # Errors
     /// If the body is not as long as was announced.
-    pub fn push(&mut self, part: Bytes, ends: bool) -> pingora::Result<()> {
+    pub fn push(&mut self, part: Bytes, ends: bool) -> Result<(), Failure> {
         match self {
-            Link::Http1(http1) => {
-                let pushed = http1.push(&part, ends);
-                pushed.or_err(ErrorType::InvalidHTTPHeader, "in a request's body")
-            }
+            Link::Http1(http1) => http1.push(&part, ends).map_err(Failure::gateway),
             Link::Http2(http2) => {
                 http2.push(part, ends);
                 Ok(())

@@ -1,10 +1,9 @@
 //! The body of a request on its way to a server, and what is kept of it in case the request is sent again.
 
 use bytes::{Bytes, BytesMut};
-use pingora::Error;
 
 use crate::proxy::exchange::Forwarding;
-use crate::proxy::failure::BODY_TOO_LARGE;
+use crate::proxy::failure::{ClientFault, Failure};
 
 /// What is kept of a body at most.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
@@ -73,11 +72,12 @@ impl Upload {
         forwarding: &mut Forwarding,
         part: &Bytes,
         ends: bool,
-    ) -> pingora::Result<()> {
+    ) -> Result<(), Failure> {
         forwarding.request_whole |= ends;
         forwarding.request_body_bytes += part.len();
         if forwarding.request_body_bytes > self.bytes_max {
-            return Error::e_explain(BODY_TOO_LARGE, "request body over limits.body_bytes");
+            let cause = "the request's body is larger than limits.body_bytes";
+            return Err(Failure::client(ClientFault::TooLarge, cause));
         }
         Ok(())
     }

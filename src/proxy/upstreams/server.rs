@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
+use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::policy::choice::identity;
@@ -20,6 +21,8 @@ const FAILED: u8 = 2;
 pub struct Server {
     /// `host:port` as it is configured: what requests to it name in `Host`.
     pub name: String,
+    /// The same as a field has it.
+    pub authority: HeaderValue,
     /// Where it is.
     pub address: SocketAddr,
     /// What the choice by key knows it by.
@@ -39,6 +42,8 @@ impl Server {
     pub(super) fn new(name: &str, address: SocketAddr) -> Server {
         Server {
             identity: identity(format!("{name} {address}")),
+            // Checked configurations hold no other.
+            authority: HeaderValue::try_from(name).unwrap_or(HeaderValue::from_static("")),
             name: name.to_owned(),
             address,
             in_flight: AtomicU64::new(0),

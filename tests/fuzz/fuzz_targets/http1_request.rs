@@ -31,7 +31,7 @@ const LIMITS: ChunkLimits = ChunkLimits {
 fn forward(head: &RequestHead, data: &[u8]) {
     let host = HeaderValue::from_static("upstream:80");
     let mut out = Vec::new();
-    let mut writer = HeadWriter::request(&mut out, head.method(), head.target(), &host);
+    let mut writer = HeadWriter::request(&mut out, head.method(), head.target().unwrap(), &host);
     for field in head.fields().end_to_end() {
         writer.pass(field);
     }

@@ -83,6 +83,15 @@ impl Connections {
         (all, start.elapsed())
     }
 
+    /// Sends so many requests one after the other, each when the one before has its answer.
+    pub async fn in_turn(&mut self, requests: usize) {
+        for number in 0..requests {
+            let turn = number % self.open.len();
+            let (connection, calls) = &mut self.open[turn];
+            connection.call(calls).await;
+        }
+    }
+
     /// A slice: warm-up, then what `measured` and Redis use.
     pub async fn measure(&mut self, measured: &[u32], redis: u32, time: Duration) -> Slice {
         let used = || measured.iter().map(|pid| Cpu::of(*pid)).collect::<Vec<_>>();

@@ -64,7 +64,7 @@ fn theirs(fields: &[httparse::Header<'_>]) -> Pairs {
         .collect()
 }
 
-fn ours(fields: super::super::fields::Fields<'_>) -> Pairs {
+fn ours(fields: &super::super::fields::FieldList) -> Pairs {
     let fields = fields.iter();
     fields
         .map(|field| (field.name().to_vec(), field.value().to_vec()))
@@ -82,12 +82,12 @@ fn compare_request(bytes: &[u8]) {
             assert_eq!(buffer.len(), bytes.len() - end, "{}", bytes.escape_ascii());
             assert_same_request(head, &request);
         }
-        (Ok(Some(head)), _) => assert_listed(
+        (Ok(Some(_)), _) => assert_listed(
             bytes,
             &[(
                 "a later minor version is read as 1.1 (RFC 9110 section 2.5)",
                 &|| {
-                    head.as_sent().windows(9).any(|part| {
+                    bytes[..bytes.len() - buffer.len()].windows(9).any(|part| {
                         part.starts_with(b" HTTP/1.") && (b'2'..=b'9').contains(&part[8])
                     })
                 },
@@ -104,6 +104,7 @@ fn assert_same_request(head: &RequestHead, request: &httparse::Request<'_, '_>) 
     let version = match head.version() {
         Version::Http10 => 0,
         Version::Http11 => 1,
+        Version::Http2 => unreachable!(),
     };
     assert_eq!(Some(version), request.version);
     assert_eq!(ours(head.fields()), theirs(request.headers));
@@ -118,8 +119,12 @@ fn assert_same_request(head: &RequestHead, request: &httparse::Request<'_, '_>) 
             path.as_bytes().to_vec()
         }
     };
-    let query = head.target().query.map(|query| format!("?{query}"));
-    let joined = format!("{}{}", head.target().path, query.unwrap_or_default());
+    let query = head
+        .target()
+        .unwrap()
+        .query
+        .map(|query| format!("?{query}"));
+    let joined = format!("{}{}", head.path(), query.unwrap_or_default());
     assert_eq!(joined.as_bytes(), target);
     let lengths = values(request.headers, "content-length");
     let framing = match (
@@ -259,6 +264,7 @@ fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>) {
     let version = match head.version() {
         Version::Http10 => 0,
         Version::Http11 => 1,
+        Version::Http2 => unreachable!(),
     };
     assert_eq!(Some(version), answer.version);
     assert_eq!(ours(head.fields()), theirs(answer.headers));

@@ -1,0 +1,495 @@
+//! The steps of the contract, 1 to 8, in their order, as a machine that asks for what it cannot know.
+//!
+//! [`begin`] takes the result of step 1. From then on each [`Next`] is a question (which key is presented, its record, a token, a
+//! place among the key's requests under way, the charge) or an end. Every question is consumed by its answer, which is the next
+//! `Next`. The gateway drives the machine with its store, `touchline explain` with answers that cost nothing. Where answers come
+//! from, what they cost and who counts them is the driver's.
+//!
+//! Invariants: free checks come first, the charge last. Only a granted charge makes a [`Permit`], and each makes one. A request is
+//! judged anew from step 3 where its key or day changed under the checks, at most [`JUDGEMENTS_MAX`] times, and draws one token
+//! however often it is judged.
+
+use std::borrow::Borrow;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use jiff::Timestamp;
+
+use super::endpoint::{Endpoint, EndpointTable};
+use super::enforcement::{Enforcement, Waived};
+use super::key_record::KeyRecord;
+use super::own_path::{self, OwnPath};
+use super::rate_limit::Standing;
+use super::rejection::Rejection;
+use super::token_bucket::Rate;
+
+mod caller;
+mod end;
+mod trail;
+
+pub use caller::{Caller, NoKey, presented};
+pub use end::{Permit, Place, Refusal};
+pub use trail::{Check, Trail, Verdict};
+
+/// How often a request is judged because its key or the day changed under the checks; beyond it something is wrong.
+pub const JUDGEMENTS_MAX: u32 = 4;
+
+/// What a tier allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Units a day, without grants.
+    pub daily: u64,
+    /// How fast a key may send requests, on each gateway.
+    pub burst: Option<Rate>,
+    /// Requests that a key may have under way, on each gateway.
+    pub concurrent: Option<NonZeroU32>,
+    /// Whether its limits refuse.
+    pub enforcement: Enforcement,
+}
+
+/// What a request needs next, or how it ends. `K` is the driver's hold on a key record, `G` its proof of a charge.
+#[derive(Debug)]
+pub enum Next<'a, K, G> {
+    /// 2 and 3: the key that the request presents.
+    Key(Lookup<'a>),
+    /// 7: room within a limit of each gateway.
+    Room(Ask<'a, K, Room>),
+    /// 8: the charge.
+    Charge(Ask<'a, K, Arc<Endpoint>>),
+    /// The units used today, for a refusal that costs nothing.
+    Count(Ask<'a, K, Refused>),
+    /// The usage of the key, which is the answer.
+    Usage(Ask<'a, K, OwnPath>),
+    /// The end of a request for the description of the API.
+    Document,
+    /// The end of a request that may be forwarded.
+    Permitted(Permit<K, G>),
+    /// The end of any other request.
+    Refused(Refusal<K>),
+}
+
+/// Takes a request, with its path as step 1 read it, as far as it needs nothing else. Verdicts are noted in `trail`, if there
+/// is one.
+pub fn begin<'a, K, G>(
+    method: &'a Method,
+    head: Result<&'a str, Rejection>,
+    endpoints: &'a EndpointTable,
+    trail: Option<&'a mut Trail>,
+) -> Next<'a, K, G> {
+    let path = head.as_ref().copied().unwrap_or_default();
+    let mut lookup = Lookup {
+        method,
+        path,
+        endpoints,
+        now: None,
+        token_taken: false,
+        judgements: 0,
+        trail,
+    };
+    if let Err(rejection) = head {
+        return lookup.refuse(Check::WellFormed, Refusal::of(rejection));
+    }
+    lookup.note(Check::WellFormed, Verdict::Passes);
+    if OwnPath::of(path) != Some(OwnPath::Document) {
+        return Next::Key(lookup);
+    }
+    lookup.note(Check::Endpoint, Verdict::Passes);
+    match own_path::takes(method) {
+        Ok(()) => {
+            lookup.note(Check::Method, Verdict::Passes);
+            Next::Document // public
+        }
+        Err(rejection) => {
+            let place = Some(Place::Own(OwnPath::Document));
+            let refusal = Refusal::of(rejection);
+            lookup.refuse(Check::Method, Refusal { place, ..refusal })
+        }
+    }
+}
+
+/// Steps 2 and 3: a request that must present a key, which must be known and usable.
+#[derive(Debug)]
+pub struct Lookup<'a> {
+    method: &'a Method,
+    path: &'a str,
+    endpoints: &'a EndpointTable,
+    now: Option<Timestamp>,
+    token_taken: bool,
+    judgements: u32,
+    trail: Option<&'a mut Trail>,
+}
+
+impl<'a> Lookup<'a> {
+    /// The instant at which the request is judged anew; `None`: now.
+    pub fn at(&self) -> Option<Timestamp> {
+        self.now
+    }
+
+    /// The key that the request is served with, or why there is none.
+    pub fn answer<K, G>(mut self, found: Result<Caller<K>, NoKey>) -> Next<'a, K, G>
+    where
+        K: Borrow<KeyRecord>,
+    {
+        self.note(Check::Presented, Verdict::Passes);
+        let (check, rejection, cause) = match found {
+            Ok(caller) => {
+                self.note(Check::Key, Verdict::Passes);
+                let mut ask = Ask {
+                    lookup: self,
+                    caller,
+                    needs: (),
+                };
+                let found = ask.find();
+                return ask.draw(found);
+            }
+            Err(NoKey::Missing) => (Check::Presented, Rejection::MissingApiKey, None),
+            Err(NoKey::Invalid) => (Check::Key, Rejection::InvalidApiKey, None),
+            Err(NoKey::Unknown(cause)) => (Check::Key, Rejection::Internal, Some(cause)),
+        };
+        let refusal = Refusal::of(rejection);
+        self.refuse(check, Refusal { cause, ..refusal })
+    }
+
+    fn note(&mut self, check: Check, verdict: Verdict) {
+        if let Some(trail) = &mut self.trail {
+            trail.note(check, verdict);
+        }
+    }
+
+    fn refuse<K, G>(mut self, check: Check, refusal: Refusal<K>) -> Next<'a, K, G> {
+        self.note(check, Verdict::Refuses);
+        Next::Refused(refusal)
+    }
+}
+
+/// A request of an authenticated caller, which needs `N`.
+#[derive(Debug)]
+pub struct Ask<'a, K, N> {
+    lookup: Lookup<'a>,
+    caller: Caller<K>,
+    needs: N,
+}
+
+/// Room within a limit of each gateway.
+#[derive(Debug)]
+pub struct Room {
+    limit: Limit,
+    found: Result<Place, Refused>,
+}
+
+/// A limit of each gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// A token of the key's burst. Requests that steps 4 to 6 refuse draw one too.
+    Burst(Rate),
+    /// A token of the small limit on reading one's usage.
+    UsageRead,
+    /// A place among the key's requests under way.
+    Concurrent(NonZeroU32),
+}
+
+/// A rejection, and what the path is where that is known.
+#[derive(Debug)]
+pub struct Refused {
+    rejection: Rejection,
+    place: Option<Place>,
+}
+
+impl Refused {
+    fn at(place: Place, rejection: Rejection) -> Refused {
+        Refused {
+            rejection,
+            place: Some(place),
+        }
+    }
+}
+
+impl<'a, K, N> Ask<'a, K, N> {
+    /// Whose request it is.
+    pub fn caller(&self) -> &Caller<K> {
+        &self.caller
+    }
+
+    /// The key or the day is no longer what was judged: the request is judged anew, as of `now` where the store named it.
+    pub fn changed<G>(self, now: Option<Timestamp>) -> Next<'a, K, G> {
+        let (mut ask, _) = self.split();
+        ask.lookup.judgements += 1;
+        if ask.lookup.judgements >= JUDGEMENTS_MAX {
+            let cause = "the key or the day changed again and again under the checks";
+            return ask.fail(None, cause.to_owned());
+        }
+        if let Some(trail) = &mut ask.lookup.trail {
+            trail.forget_from(Check::Presented);
+        }
+        ask.lookup.now = now;
+        Next::Key(ask.lookup)
+    }
+
+    fn needs<M>(self, needs: M) -> Ask<'a, K, M> {
+        Ask {
+            lookup: self.lookup,
+            caller: self.caller,
+            needs,
+        }
+    }
+
+    fn split(self) -> (Ask<'a, K, ()>, N) {
+        let ask = Ask {
+            lookup: self.lookup,
+            caller: self.caller,
+            needs: (),
+        };
+        (ask, self.needs)
+    }
+
+    /// The verdict of a step that is the same in every tier.
+    fn judge<T>(&mut self, check: Check, judged: Result<T, Rejection>) -> Result<T, Rejection> {
+        let verdict = match &judged {
+            Ok(_) => Verdict::Passes,
+            Err(_) => Verdict::Refuses,
+        };
+        self.lookup.note(check, verdict);
+        judged
+    }
+
+    /// The verdict of a limit of the tier, which refuses where that is enforced.
+    fn judge_limit(
+        &mut self,
+        check: Check,
+        limit: Waived,
+        judged: Result<(), Rejection>,
+    ) -> Result<(), Rejection> {
+        let Err(rejection) = judged else {
+            return self.judge(check, judged);
+        };
+        let (enforcement, waived) = (self.caller.terms.enforcement, &mut self.caller.waived);
+        match enforcement.refuse_or_waive(rejection, limit, waived) {
+            Ok(()) => {
+                self.lookup.note(check, Verdict::WouldRefuse);
+                Ok(())
+            }
+            Err(rejection) => self.judge(check, Err(rejection)),
+        }
+    }
+
+    fn standing(&self, used: Option<u64>) -> Standing {
+        Standing {
+            used,
+            ..self.caller.standing
+        }
+    }
+
+    /// The end of a request that is refused, and states where the caller stands.
+    fn refuse<G>(self, refused: Refused, used: Option<u64>) -> Next<'a, K, G> {
+        let standing = self.standing(used);
+        Next::Refused(Refusal {
+            rejection: refused.rejection.at(standing),
+            key: Some(self.caller.key),
+            place: refused.place,
+            standing: Some(standing),
+            cause: None,
+        })
+    }
+
+    /// The end of a request that the gateway or its store fails.
+    fn fail<G>(self, place: Option<Place>, cause: String) -> Next<'a, K, G> {
+        Next::Refused(Refusal {
+            rejection: Rejection::Internal,
+            key: Some(self.caller.key),
+            place,
+            standing: Some(self.caller.standing),
+            cause: Some(cause),
+        })
+    }
+}
+
+impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
+    /// Steps 4 to 6.
+    fn find(&mut self) -> Result<Place, Refused> {
+        let (path, method, endpoints) =
+            (self.lookup.path, self.lookup.method, self.lookup.endpoints);
+        if let Some(own) = OwnPath::of(path) {
+            self.lookup.note(Check::Endpoint, Verdict::Passes);
+            let taken = self.judge(Check::Method, own_path::takes(method));
+            return match taken {
+                Ok(()) => Ok(Place::Own(own)),
+                Err(rejection) => Err(Refused::at(Place::Own(own), rejection)),
+            };
+        }
+        let located = self.judge(Check::Endpoint, endpoints.located(path)); // 4
+        let endpoint = located.map_err(|rejection| Refused {
+            rejection,
+            place: None,
+        })?;
+        let refused = |rejection| Refused::at(Place::Endpoint(endpoint.clone()), rejection);
+        let taken = self.judge(Check::Method, endpoint.admit_method(method)); // 5
+        taken.map_err(refused)?;
+        let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
+        let included = self.judge_limit(Check::Tier, Waived::Tier, included);
+        included.map_err(refused)?;
+        Ok(Place::Endpoint(endpoint.clone()))
+    }
+}
+
+impl<'a, K> Ask<'a, K, ()> {
+    /// Step 7, first half: one token, whatever steps 4 to 6 decide.
+    fn draw<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+        let limit = match &found {
+            Ok(Place::Own(_)) => Some(Limit::UsageRead),
+            Err(Refused {
+                place: Some(Place::Own(_)),
+                ..
+            }) => None,
+            Ok(Place::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
+        };
+        match limit {
+            Some(limit) if !self.lookup.token_taken => {
+                Next::Room(self.needs(Room { limit, found }))
+            }
+            Some(_) | None => self.enter(found),
+        }
+    }
+
+    /// Step 7, second half: a place, unless steps 4 to 6 refuse.
+    fn enter<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+        match (found, self.caller.terms.concurrent) {
+            (Err(refused), _) => Next::Count(self.needs(refused)),
+            (Ok(Place::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
+            (Ok(Place::Endpoint(endpoint)), None) => self.charge(endpoint),
+            (found @ Ok(Place::Endpoint(_)), Some(allowed)) => {
+                let limit = Limit::Concurrent(allowed);
+                Next::Room(self.needs(Room { limit, found }))
+            }
+        }
+    }
+
+    /// Step 8, unless the endpoint is being worked on.
+    fn charge<G>(mut self, endpoint: Arc<Endpoint>) -> Next<'a, K, G> {
+        self.lookup.note(Check::Rates, Verdict::Passes);
+        match endpoint.admit_at(self.caller.now) {
+            Ok(()) => Next::Charge(self.needs(endpoint)),
+            Err(rejection) => {
+                self.lookup.note(Check::Upstream, Verdict::Refuses);
+                Next::Count(self.needs(Refused::at(Place::Endpoint(endpoint), rejection)))
+            }
+        }
+    }
+}
+
+impl<'a, K> Ask<'a, K, Room> {
+    /// The limit.
+    pub fn limit(&self) -> Limit {
+        self.needs.limit
+    }
+
+    /// There is room, which is taken, or none until this time is over.
+    pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
+        let (mut ask, Room { limit, found }) = self.split();
+        let (standing, rates) = (ask.caller.standing, Check::Rates);
+        let is_token = !matches!(limit, Limit::Concurrent(_));
+        ask.lookup.token_taken |= is_token && room.is_ok();
+        let judged = match (limit, room) {
+            (_, Ok(())) => ask.judge(rates, Ok(())),
+            (Limit::Burst(rate), Err(wait)) => {
+                let rejection = Rejection::BurstExceeded {
+                    standing,
+                    rate,
+                    wait,
+                };
+                ask.judge_limit(rates, Waived::Burst, Err(rejection))
+            }
+            (Limit::UsageRead, Err(wait)) => {
+                ask.judge(rates, Err(Rejection::UsageReadTooOften { standing, wait }))
+            }
+            (Limit::Concurrent(allowed), Err(_)) => {
+                let rejection = Rejection::TooManyConcurrent { standing, allowed };
+                ask.judge_limit(rates, Waived::Concurrent, Err(rejection))
+            }
+        };
+        match (judged, found) {
+            (Ok(()), Ok(Place::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
+            (Ok(()), found) => ask.enter(found),
+            // In the place of what steps 4 to 6 would have answered.
+            (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refused::at(place, rejection))),
+            (Err(rejection), Err(refused)) => Next::Count(ask.needs(Refused {
+                rejection,
+                ..refused
+            })),
+        }
+    }
+}
+
+impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
+    /// The endpoint that is charged for, with its cost.
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.needs
+    }
+
+    /// The units that the charge may take the key to; `None` is without bound.
+    pub fn bound(&self) -> Option<u64> {
+        let caller = &self.caller;
+        caller.terms.enforcement.bound(caller.standing.limit)
+    }
+
+    /// The units were charged, and `used` counts them.
+    pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
+        let standing = self.standing(Some(used));
+        let enforcement = self.caller.terms.enforcement;
+        let by_quota = enforcement.waived_by_quota(used, standing.limit);
+        let verdict = by_quota.map_or(Verdict::Passes, |_| Verdict::WouldRefuse);
+        self.lookup.note(Check::Quota, verdict);
+        self.lookup.note(Check::Upstream, Verdict::Open);
+        Next::Permitted(Permit {
+            key: self.caller.key,
+            endpoint: self.needs,
+            standing,
+            waived: self.caller.waived.or(by_quota),
+            grant,
+        })
+    }
+
+    /// The day has no room for the cost.
+    pub fn exhausted<G>(self, used: u64) -> Next<'a, K, G> {
+        let (mut ask, endpoint) = self.split();
+        ask.lookup.note(Check::Quota, Verdict::Refuses);
+        let standing = ask.caller.standing;
+        let rejection = Rejection::DailyQuotaExceeded { standing };
+        ask.refuse(
+            Refused::at(Place::Endpoint(endpoint), rejection),
+            Some(used),
+        )
+    }
+
+    /// The gateway or its store failed.
+    pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
+        let (ask, endpoint) = self.split();
+        ask.fail(Some(Place::Endpoint(endpoint)), cause)
+    }
+}
+
+impl<'a, K> Ask<'a, K, Refused> {
+    /// The units used today, where the store can be reached.
+    pub fn answer<G>(self, used: Option<u64>) -> Next<'a, K, G> {
+        let (ask, refused) = self.split();
+        ask.refuse(refused, used)
+    }
+}
+
+impl<'a, K> Ask<'a, K, OwnPath> {
+    /// The key and where it stands, in an answer with the units used today.
+    pub fn answered(self, used: u64) -> (K, Standing) {
+        let standing = self.standing(Some(used));
+        (self.caller.key, standing)
+    }
+
+    /// The gateway or its store failed.
+    pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
+        let (ask, own) = self.split();
+        ask.fail(Some(Place::Own(own)), cause)
+    }
+}
+
+#[cfg(test)]
+mod tests;

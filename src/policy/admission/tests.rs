@@ -1,0 +1,433 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::policy::api_key::{KeyDigest, KeyPrefix};
+use crate::policy::calendar::Calendar;
+use crate::policy::key_record::tests::key_of;
+use crate::policy::maintenance::Maintenance;
+use crate::policy::rejection::Malformed;
+
+const MARKETS: &str = "/d/markets";
+
+/// What can be wrong with a request, in the order in which it answers: an empty burst comes in the place of steps 4 to 6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Malformed,
+    NoKey,
+    UnusableKey,
+    Burst,
+    Path,
+    Method,
+    Tier,
+    Concurrent,
+    Maintenance,
+    Quota,
+}
+
+impl Fault {
+    const ALL: [Fault; 10] = [
+        Fault::Malformed,
+        Fault::NoKey,
+        Fault::UnusableKey,
+        Fault::Burst,
+        Fault::Path,
+        Fault::Method,
+        Fault::Tier,
+        Fault::Concurrent,
+        Fault::Maintenance,
+        Fault::Quota,
+    ];
+
+    /// The answer, and the step that gives it.
+    fn answer(self) -> (&'static str, Check) {
+        match self {
+            Fault::Malformed => ("BAD_REQUEST", Check::WellFormed),
+            Fault::NoKey => ("MISSING_API_KEY", Check::Presented),
+            Fault::UnusableKey => ("INVALID_API_KEY", Check::Key),
+            Fault::Burst => ("RATE_LIMIT_EXCEEDED burst", Check::Rates),
+            Fault::Path => ("NOT_FOUND", Check::Endpoint),
+            Fault::Method => ("METHOD_NOT_ALLOWED", Check::Method),
+            Fault::Tier => ("TIER_INSUFFICIENT", Check::Tier),
+            Fault::Concurrent => ("RATE_LIMIT_EXCEEDED concurrent", Check::Rates),
+            Fault::Maintenance => ("INTERNAL_ERROR", Check::Upstream),
+            Fault::Quota => ("RATE_LIMIT_EXCEEDED daily", Check::Quota),
+        }
+    }
+
+    /// As which limit of a tier it is waived in shadow.
+    fn waived(self) -> Option<Waived> {
+        match self {
+            Fault::Tier => Some(Waived::Tier),
+            Fault::Burst => Some(Waived::Burst),
+            Fault::Concurrent => Some(Waived::Concurrent),
+            Fault::Quota => Some(Waived::Daily),
+            Fault::Malformed
+            | Fault::NoKey
+            | Fault::UnusableKey
+            | Fault::Path
+            | Fault::Method
+            | Fault::Maintenance => None,
+        }
+    }
+}
+
+/// A request with these faults, for an edge that answers the first questions behind step 6 with a change.
+#[derive(Debug, Clone)]
+struct Case {
+    faults: Vec<Fault>,
+    path: &'static str,
+    enforcement: Enforcement,
+    changes: u32,
+}
+
+/// What became of a case.
+#[derive(Debug, Default)]
+struct Ran {
+    answer: String,
+    waived: Option<Waived>,
+    /// The standing that the end states.
+    standing: Option<Standing>,
+    cause: Option<String>,
+    charges_asked: u32,
+    charges_granted: u32,
+    tokens_drawn: u32,
+    trail: Trail,
+}
+
+impl Ran {
+    fn verdict(&self, check: Check) -> Verdict {
+        let mut verdicts = self.trail.verdicts();
+        verdicts.find(|(one, _)| *one == check).unwrap().1
+    }
+}
+
+impl Case {
+    fn of(faults: &[Fault]) -> Case {
+        Case {
+            faults: faults.to_vec(),
+            path: MARKETS,
+            enforcement: Enforcement::Enforced,
+            changes: 0,
+        }
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+
+    fn table(&self) -> EndpointTable {
+        let tier = if self.has(Fault::Tier) {
+            "pro"
+        } else {
+            "starter"
+        };
+        let maintenance = self.has(Fault::Maintenance);
+        let endpoint = Endpoint {
+            pattern: MARKETS.into(),
+            methods: vec![Method::GET],
+            tiers: vec![tier.parse().unwrap()],
+            cost: NonZeroU32::MIN,
+            upstream: "data".into(),
+            retirement: Default::default(),
+            maintenance: maintenance.then(Maintenance::default),
+        };
+        EndpointTable::new(vec![endpoint]).unwrap()
+    }
+
+    fn terms(&self) -> Terms {
+        Terms {
+            daily: 10,
+            burst: Some(Rate::per_second(NonZeroU32::MIN, NonZeroU32::MIN)),
+            concurrent: Some(NonZeroU32::MIN),
+            enforcement: self.enforcement,
+        }
+    }
+
+    fn run(&self) -> Ran {
+        let (key, record) = key_of("starter");
+        let (table, mut ran) = (self.table(), Ran::default());
+        let mut trail = Trail::default();
+        let now: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
+        let day = Calendar::of_zone("UTC").unwrap().day_at(now).unwrap();
+        let method = if self.has(Fault::Method) {
+            Method::PUT
+        } else {
+            Method::GET
+        };
+        let path = match (self.has(Fault::Malformed), self.has(Fault::Path)) {
+            (true, _) => Err(Rejection::BadRequest(Malformed::Head)),
+            (false, true) => Ok("/none"),
+            (false, false) => Ok(self.path),
+        };
+        let used = if self.has(Fault::Quota) { 10 } else { 0 };
+        let mut changes = self.changes;
+        let mut next: Next<'_, &KeyRecord, u64> = begin(&method, path, &table, Some(&mut trail));
+        loop {
+            next = match next {
+                Next::Key(ask) => {
+                    let values = (!self.has(Fault::NoKey)).then(|| key.reveal().as_bytes());
+                    let found = presented(values.into_iter(), &KeyPrefix::default());
+                    ask.answer(found.and_then(|_| match self.has(Fault::UnusableKey) {
+                        true => Err(NoKey::Invalid),
+                        false => Caller::new(&record, now, day, Some(self.terms())),
+                    }))
+                }
+                Next::Room(ask) => {
+                    let fault = match ask.limit() {
+                        Limit::Burst(_) | Limit::UsageRead => Fault::Burst,
+                        Limit::Concurrent(_) => Fault::Concurrent,
+                    };
+                    let is_full = self.has(fault);
+                    ran.tokens_drawn += u32::from(fault == Fault::Burst && !is_full);
+                    ask.answer(if is_full { Err(Duration::ZERO) } else { Ok(()) })
+                }
+                Next::Charge(ask) => {
+                    ran.charges_asked += 1;
+                    if changes > 0 {
+                        changes -= 1;
+                        ask.changed(Some(now))
+                    } else if ask.bound().is_some_and(|bound| used >= bound) {
+                        ask.exhausted(used)
+                    } else {
+                        ran.charges_granted += 1;
+                        ask.granted(used + 1, used + 1)
+                    }
+                }
+                Next::Count(ask) if changes > 0 => {
+                    changes -= 1;
+                    ask.changed(Some(now))
+                }
+                Next::Count(ask) => ask.answer(Some(used)),
+                Next::Usage(ask) => {
+                    (ran.answer, ran.standing) = ("usage".into(), Some(ask.answered(used).1));
+                    break;
+                }
+                Next::Document => {
+                    ran.answer = "document".into();
+                    break;
+                }
+                Next::Permitted(permit) => {
+                    (ran.answer, ran.waived) = ("permit".into(), permit.waived());
+                    ran.standing = Some(permit.standing());
+                    assert_eq!(permit.standing().used, Some(permit.into_grant()));
+                    break;
+                }
+                Next::Refused(refusal) => {
+                    let policy = refusal.rejection.policy();
+                    let words = [Some(refusal.rejection.code()), policy];
+                    ran.answer = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
+                    (ran.standing, ran.cause) = (refusal.standing, refusal.cause);
+                    break;
+                }
+            }
+        }
+        ran.trail = trail;
+        ran
+    }
+
+    /// What the contract makes of it, without the machine: the first fault that is not waived answers. What comes behind step 3
+    /// is not answered at all while the key changes under it.
+    fn expected(&self) -> &'static str {
+        let shadow = self.enforcement == Enforcement::Shadow;
+        let mut faults = Fault::ALL.into_iter().filter(|fault| self.has(*fault));
+        let first = faults.find(|fault| !(shadow && fault.waived().is_some()));
+        match first.map(Fault::answer) {
+            Some((answer, check)) if check <= Check::Key => answer,
+            Some(_) | None if self.changes >= JUDGEMENTS_MAX => "INTERNAL_ERROR",
+            Some((answer, _)) => answer,
+            None => "permit",
+        }
+    }
+}
+
+#[test]
+fn the_first_step_that_fails_answers_whatever_else_is_wrong() {
+    for (at, fault) in Fault::ALL.into_iter().enumerate() {
+        for faults in [&[fault][..], &Fault::ALL[at..]] {
+            let ran = Case::of(faults).run();
+            let (answer, check) = fault.answer();
+            assert_eq!(ran.answer, answer, "{faults:?}");
+            assert_eq!(ran.verdict(check), Verdict::Refuses, "{faults:?}");
+            assert_eq!(ran.charges_granted, 0, "{faults:?}");
+        }
+    }
+    let ran = Case::of(&[]).run();
+    assert_eq!((ran.answer.as_str(), ran.charges_granted), ("permit", 1));
+    assert_eq!(ran.standing.unwrap().used, Some(1));
+}
+
+#[test]
+fn a_refused_request_draws_a_token_and_one_whose_head_or_key_is_refused_does_not() {
+    for fault in Fault::ALL {
+        let free = [Fault::Malformed, Fault::NoKey, Fault::UnusableKey];
+        let drawn = u32::from(!free.contains(&fault) && fault != Fault::Burst);
+        assert_eq!(Case::of(&[fault]).run().tokens_drawn, drawn, "{fault:?}");
+    }
+}
+
+#[test]
+fn a_shadow_tier_waives_the_limits_of_its_tier_and_nothing_else() {
+    for fault in Fault::ALL {
+        let case = Case {
+            enforcement: Enforcement::Shadow,
+            ..Case::of(&[fault])
+        };
+        let ran = case.run();
+        match fault.waived() {
+            Some(waived) => {
+                assert_eq!((ran.answer.as_str(), ran.waived), ("permit", Some(waived)));
+                assert_eq!(ran.verdict(fault.answer().1), Verdict::WouldRefuse);
+            }
+            None => assert_eq!(ran.answer, fault.answer().0),
+        }
+    }
+}
+
+#[test]
+fn the_gateways_own_paths_leave_on_the_way_and_are_never_charged() {
+    for (path, faults, answer) in [
+        (
+            "/openapi.json",
+            &[Fault::NoKey, Fault::Quota][..],
+            "document",
+        ),
+        (
+            "/openapi.json",
+            &[Fault::NoKey, Fault::Method],
+            "METHOD_NOT_ALLOWED",
+        ),
+        (
+            "/api/v1/usage",
+            &[Fault::Tier, Fault::Concurrent, Fault::Quota],
+            "usage",
+        ),
+        (
+            "/api/v1/usage",
+            &[Fault::Method, Fault::Burst],
+            "METHOD_NOT_ALLOWED",
+        ),
+        (
+            "/api/v1/usage",
+            &[Fault::Burst],
+            "RATE_LIMIT_EXCEEDED usage",
+        ),
+        (
+            "/api/v1/usage",
+            &[Fault::NoKey, Fault::Method],
+            "MISSING_API_KEY",
+        ),
+    ] {
+        for enforcement in [Enforcement::Enforced, Enforcement::Shadow] {
+            let ran = Case {
+                path,
+                enforcement,
+                ..Case::of(faults)
+            }
+            .run();
+            assert_eq!(ran.answer, answer, "{path} {faults:?}");
+            assert_eq!(ran.charges_asked, 0, "{path} {faults:?}");
+        }
+    }
+}
+
+#[test]
+fn one_key_of_a_possible_shape_is_looked_up_and_nothing_else() {
+    let (key, _) = key_of("starter");
+    let key = key.reveal().as_bytes();
+    for (values, answer) in [
+        (&[][..], Err(NoKey::Missing)),
+        (&[&b""[..]], Err(NoKey::Missing)),
+        (&[b"", key], Err(NoKey::Invalid)),
+        (&[key, key], Err(NoKey::Invalid)),
+        (&[b"short"], Err(NoKey::Invalid)),
+        (&[key], Ok(KeyDigest::of(key))),
+    ] {
+        let values = values.iter().copied();
+        assert_eq!(presented(values, &KeyPrefix::default()), answer);
+    }
+}
+
+#[test]
+fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
+    let now = Timestamp::UNIX_EPOCH;
+    let day = Calendar::of_zone("UTC").unwrap().day_at(now).unwrap();
+    let case = Case::of(&[]);
+    let (_, record) = key_of("starter");
+    let terms = Terms {
+        burst: None,
+        concurrent: None,
+        ..case.terms()
+    };
+    for (found, cause, place) in [
+        (Err(NoKey::Unknown("no keys".into())), "no keys", None),
+        (
+            Caller::new(&record, now, day, None),
+            "the configuration has no tier starter",
+            None,
+        ),
+        (
+            Caller::new(&record, now, day, Some(terms)),
+            "no store",
+            Some(MARKETS),
+        ),
+    ] {
+        let table = case.table();
+        let Next::Key::<&KeyRecord, ()>(ask) = begin(&Method::GET, Ok(MARKETS), &table, None)
+        else {
+            panic!("step 2");
+        };
+        let next: Next<'_, &KeyRecord, ()> = match ask.answer(found) {
+            Next::Charge(ask) => ask.failed("no store".into()),
+            next => next,
+        };
+        let Next::Refused(refusal) = next else {
+            panic!("{next:?}");
+        };
+        assert_eq!(refusal.rejection, Rejection::Internal);
+        assert_eq!(refusal.cause.as_deref(), Some(cause));
+        assert_eq!(refusal.place.as_ref().map(Place::name), place);
+        assert_eq!(refusal.standing.is_some(), place.is_some());
+        assert_eq!(refusal.standing.and_then(|standing| standing.used), None);
+    }
+}
+
+#[test]
+fn what_changes_again_and_again_is_given_up() {
+    for (changes, answer) in [
+        (JUDGEMENTS_MAX - 1, "permit"),
+        (JUDGEMENTS_MAX, "INTERNAL_ERROR"),
+    ] {
+        let ran = Case {
+            changes,
+            ..Case::of(&[])
+        }
+        .run();
+        assert_eq!((ran.answer.as_str(), ran.tokens_drawn), (answer, 1));
+        assert_eq!(ran.cause.is_some(), answer == "INTERNAL_ERROR");
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_permit_comes_of_one_granted_charge_and_a_rejection_of_the_first_step_that_fails(
+        faults in prop::sample::subsequence(Fault::ALL.to_vec(), 0..=Fault::ALL.len()),
+        shadow in any::<bool>(),
+        changes in 0..=JUDGEMENTS_MAX + 1,
+    ) {
+        let enforcement = if shadow { Enforcement::Shadow } else { Enforcement::Enforced };
+        let case = Case { faults, path: MARKETS, enforcement, changes };
+        let ran = case.run();
+        prop_assert_eq!(ran.answer.as_str(), case.expected());
+        prop_assert_eq!(ran.charges_granted, u32::from(ran.answer == "permit"));
+        prop_assert!(ran.charges_asked <= (1 + changes).min(JUDGEMENTS_MAX));
+        prop_assert!(ran.tokens_drawn <= 1);
+        // No step behind the first that refuses passes, but for the token that a refused request draws.
+        let verdicts: Vec<(Check, Verdict)> = ran.trail.verdicts().collect();
+        let refuses = verdicts.iter().position(|(_, verdict)| *verdict == Verdict::Refuses);
+        for (check, verdict) in verdicts.iter().skip(refuses.map_or(9, |at| at + 1)) {
+            prop_assert!(*check == Check::Rates || *verdict == Verdict::NotReached, "{:?}", verdicts);
+        }
+    }
+}
