@@ -3,18 +3,22 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 AXE := axe-core@4.14.1
-.PHONY: help run test bench growth profile pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint lint-deploy check-tools test-tools advisories clean
+.PHONY: help run test bench growth profile instructions pgo soak hostile siege memory suites fuzz fuzz-api dashboard paths lint lint-deploy check-tools test-tools advisories clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: build-tools ## build, start the sample upstream and the gateway, issue demo keys, print commands to try
-	@deploy/demo/run
+run: build-tools ## build, start the sample upstream and the gateway, issue demo keys, print commands to try; STORE (embedded, or redis)
+	@[ "$(STORE)" != redis ] || deploy/install redis-server
+	@STORE="$(STORE)" deploy/demo/run
 
+# Tests wait more than they compute, above all for disks: one more than there are cores run at a time, on files in memory where there is room.
+test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
+test: export TMPDIR ?= $(shell [ "$$(df --output=avail -m /dev/shm 2>/dev/null | tail -1)" -ge 1024 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 test: test-tools ## install what the tests need and run them all
 	cargo test --workspace --locked
 
-bench: test-tools ## Touchline beside its peers in one run; SLICE (500 ms), ROUNDS (22), KEEP=yes puts it into the README (tests/load/peers)
+bench: test-tools ## Touchline beside its peers in one run; SLICE (500 ms), ROUNDS (22), KEEP=yes writes it into docs/benchmarks.md (tests/load/peers)
 	@deploy/install nginx-core libnginx-mod-http-lua lua-nginx-redis haproxy nghttp2-client
 	$(call measured,)
 
@@ -25,6 +29,10 @@ growth: test-tools ## how CPU and latency grow with keys, endpoints and gateways
 profile: test-tools ## instructions and cache misses a request, counted by callgrind, for bare pingora and Touchline on both stores
 	@deploy/install nginx-core valgrind
 	$(call measured,counts)
+
+instructions: test-tools ## instructions of five requests against tests/load/instructions.txt; fails beyond 5 % more; KEEP=yes writes what was counted
+	@deploy/install nginx-core valgrind
+	$(call measured,budget)
 
 pgo: test-tools ## a release build optimised by profile, target/pgo/touchline; make bench measures it too (deploy/pgo)
 	@deploy/pgo

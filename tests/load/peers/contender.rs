@@ -266,7 +266,7 @@ async fn issued(gateway: &Gateway, tier: &str) -> Vec<String> {
 }
 
 /// Keys with a valid checksum that nobody issued.
-fn made_up_keys() -> Vec<String> {
+pub fn made_up_keys() -> Vec<String> {
     let prefix = KeyPrefix::default();
     let key = |_| {
         let key = ApiKey::generate(&prefix, &mut os_entropy);

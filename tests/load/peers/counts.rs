@@ -1,25 +1,21 @@
-//! Instructions a request, counted by callgrind: `make profile`. They repeat to a few in a hundred where times do not, so that a
-//! regression shows on any machine. User instructions of the whole process, background included, while a counted number
-//! of requests goes over 16 connections. And what misses the caches of a core as callgrind imagines it, since that is where
-//! builds of the same code differ.
+//! Instructions a request, counted by callgrind: `make profile`. User instructions of the whole process, background included, while a
+//! counted number of requests goes over 16 connections. And what misses the caches of a core as callgrind imagines it, since that
+//! is where builds of the same code differ.
 //!
-//! The gateway is slow under it: groups of charges are smaller than at full speed.
+//! The gateway is slow under it: groups of charges are smaller than at full speed, and how large they are depends on the machine's other
+//! load. Counts on the embedded store differ by up to a fifth for that; [`super::budget`] counts what repeats.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use harness::eventually;
-use harness::process::Process;
-
+use super::callgrind::Counted;
 use super::calls::Calls;
 use super::closed::Connections;
 use super::kind::{Kind, PATH};
-use super::machine::{FIRST_CORE, TOUCHLINE, example, free_port, loopback, on_cores, optimised};
-use super::stage::{Stage, spawn};
-use super::start::{Settled, answers};
+use super::machine::{FIRST_CORE, TOUCHLINE, example, free_port, loopback, optimised};
+use super::stage::Stage;
+use super::start::Settled;
 
 const KEYS: usize = 20;
 const CONNECTIONS: usize = 16;
@@ -33,24 +29,6 @@ const CACHES: [&str; 4] = [
     "--D1=49152,12,64",
     "--LL=1048576,8,64",
 ];
-
-/// What callgrind counted, for each request.
-struct Counts(BTreeMap<String, f64>);
-
-impl Counts {
-    /// Of a dump with its lines `events: Ir Dr …` and `totals: 1 2 …`; none where it is not whole.
-    fn of(dump: &str, requests: usize) -> Option<Counts> {
-        let line = |name| dump.lines().find_map(|line| line.strip_prefix(name));
-        let totals = line("totals: ")?.split_whitespace();
-        let each = totals.map(|total| total.parse::<u64>().unwrap() as f64 / requests as f64);
-        let names = line("events: ")?.split_whitespace().map(str::to_owned);
-        Some(Counts(names.zip(each).collect()))
-    }
-
-    fn sum(&self, events: &[&str]) -> f64 {
-        events.iter().map(|event| self.0[*event]).sum()
-    }
-}
 
 /// Bare pingora, then Touchline on either store, of the plain build and of the one by profile.
 pub async fn measure() {
@@ -76,7 +54,7 @@ pub async fn measure() {
         };
         // A journal belongs to one store.
         let directory = stage.directory(&format!("counts-{name}"));
-        let settled = Settled::new(&stage, store, &directory, &name, KEYS).await;
+        let settled = Settled::new(&stage.spec(store), &directory, &name, KEYS).await;
         let address = loopback(settled.port);
         let config = settled.config.display().to_string();
         let binary = binary.display().to_string();
@@ -86,54 +64,23 @@ pub async fn measure() {
     }
     for (kind, command, calls, directory) in found {
         eprintln!("counting: {}", kind.name());
-        let counts = count(&command, Arc::new(calls), &directory).await;
-        let instructions = counts.sum(&["Ir"]);
+        let mut counted = Counted::start(FIRST_CORE, &CACHES, &command, &calls, &directory).await;
+        let mut connections = Connections::open(&[Arc::new(calls)], CONNECTIONS).await;
+        connections.saturate(WARMING).await;
+        counted.count("on");
+        let (answered, _) = connections.saturate(COUNTED).await;
+        counted.count("off");
+        let counts = counted.dump().await;
+        let each = |events: &[&str]| counts.sum(events) / answered.len() as f64;
+        let instructions = each(&["Ir"]);
         let beyond = instructions - *floor.get_or_insert(instructions);
-        let code = counts.sum(&["I1mr"]);
-        let data = counts.sum(&["D1mr", "D1mw"]);
-        let second = counts.sum(&["ILmr", "DLmr", "DLmw"]);
+        let code = each(&["I1mr"]);
+        let data = each(&["D1mr", "D1mw"]);
+        let second = each(&["ILmr", "DLmr", "DLmw"]);
         table.push_str(&format!(
             "| {} | {instructions:.0} | {beyond:.0} | {code:.0} | {data:.0} | {second:.0} |\n",
             kind.name()
         ));
     }
     println!("{table}");
-}
-
-/// What a request of this command takes.
-async fn count(command: &[String], calls: Arc<Calls>, directory: &Path) -> Counts {
-    let out = directory.join("callgrind.out");
-    let mut under = on_cores(FIRST_CORE, "valgrind");
-    under.args(["--tool=callgrind", "--instr-atstart=no"]);
-    under.args(CACHES);
-    under.arg(format!("--callgrind-out-file={}", out.display()));
-    under.args(command).current_dir(directory);
-    let mut process = spawn(under, directory, "counted");
-    eventually("it answers", async || {
-        assert!(process.ended().is_none(), "{}", process.output());
-        answers(&calls).then_some(())
-    })
-    .await;
-    let mut connections = Connections::open(&[calls], CONNECTIONS).await;
-    connections.saturate(WARMING).await;
-    control(&process, &["-i", "on"]);
-    let (answered, _) = connections.saturate(COUNTED).await;
-    control(&process, &["-i", "off"]);
-    control(&process, &["-d"]);
-    // The dump is the first of the process and has the number 1.
-    let dump = eventually("callgrind writes what it counted", async || {
-        let text = std::fs::read_to_string(out.with_extension("out.1")).ok()?;
-        Counts::of(&text, answered.len())
-    });
-    let counts = dump.await;
-    process.kill9();
-    std::fs::remove_file(out.with_extension("out.1")).unwrap();
-    counts
-}
-
-fn control(process: &Process, arguments: &[&str]) {
-    let mut command = Command::new("callgrind_control");
-    command.args(arguments).arg(process.pid().to_string());
-    let output = command.output().unwrap();
-    assert!(output.status.success(), "{output:?}");
 }

@@ -176,9 +176,9 @@ impl Found {
 
 fn told(plan: Plan, found: &[Found]) -> String {
     let mut text = format!(
-        "{}\n{} rounds of slices of {} ms, Touchline + Redis, six endpoints and one gateway unless said, {CONNECTIONS} connections, keys in \
+        "{}\n{} rounds of slices of {} ms, Touchline + Redis, six endpoints and one gateway unless the row names others, {CONNECTIONS} connections, keys in \
          turn; all gateways share one core; median (first to third quartile).\n\n![CPU a request as things grow]\
-         (tests/load/plots/growth.svg)\n\n![Latency as things grow](tests/load/plots/growth_latency.svg)\n\n\
+         (../tests/load/plots/growth.svg)\n\n![Latency as things grow](../tests/load/plots/growth_latency.svg)\n\n\
          | What grows | CPU µs/request | × {} | of Redis, µs | charges/s a Redis core carries | requests/s | p50 ms at 2,000/s | p99 ms | \
          MiB a gateway |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|\n",
         machine::described(&[("redis-server", "-v")]),

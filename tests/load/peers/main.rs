@@ -18,9 +18,9 @@
 //! - **Start** to the first answer with 10,000 keys, on both cores, and what bare pingora takes beside it.
 //!
 //! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment say how long. The report goes to standard output and with CSV files and
-//! plots to `target/bench`; `KEEP=yes` puts tables and plots into the README and `tests/load/plots` too. With the
+//! plots to `target/bench`; `KEEP=yes` writes tables and plots into docs/benchmarks.md and `tests/load/plots` too. With the
 //! argument `growth` it is told instead how Touchline's cost grows (`make growth`), with `counts` how many instructions a
-//! request takes (`make profile`); with `training` it measures nothing and keeps the gateway `BINARY` busy (`make pgo`), whose build
+//! request takes (`make profile`), with `budget` whether that is within its budget (`make instructions`); with `training` it measures nothing and keeps the gateway `BINARY` busy (`make pgo`), whose build
 //! is measured beside the plain one from then on.
 #![allow(
     clippy::unwrap_used,
@@ -31,6 +31,8 @@
 )]
 
 mod aims;
+mod budget;
+mod callgrind;
 mod calls;
 mod closed;
 mod contender;
@@ -101,6 +103,8 @@ fn main() {
         runtime.block_on(growth::measure(plan));
     } else if wanted("counts") {
         runtime.block_on(counts::measure());
+    } else if wanted("budget") {
+        runtime.block_on(budget::hold());
     } else if wanted("training") {
         runtime.block_on(training::train());
     } else {

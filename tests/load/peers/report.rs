@@ -104,9 +104,11 @@ impl Report {
             super::CONNECTIONS,
         );
         text.push_str(&aims::table(self));
-        text.push_str("\n![CPU a request](tests/load/plots/peers.svg)\n\n");
+        text.push_str("\n![CPU a request](../tests/load/plots/peers.svg)\n\n");
         self.saturation_table(&mut text);
-        text.push_str("\n![Latency at 2,000 requests a second](tests/load/plots/latency.svg)\n\n");
+        text.push_str(
+            "\n![Latency at 2,000 requests a second](../tests/load/plots/latency.svg)\n\n",
+        );
         self.latency_table(&mut text);
         text.push('\n');
         self.memory_table(&mut text);
@@ -267,11 +269,11 @@ fn whose(kind: Kind) -> Whose {
     }
 }
 
-/// Writes a report and its files to `target/bench`; with `KEEP=yes` its Markdown between the marks of its name in the README, and its
+/// Writes a report and its files to `target/bench`; with `KEEP=yes` its Markdown between the marks of its name in docs/benchmarks.md, and its
 /// plots to `tests/load/plots`.
 ///
 /// # Panics
-/// If the README has no such marks.
+/// If that page has no such marks.
 pub fn keep(name: &str, markdown: &str, files: &[(&str, String)]) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let written = root.join("target/bench");
@@ -286,8 +288,8 @@ pub fn keep(name: &str, markdown: &str, files: &[(&str, String)]) {
         for (file, text) in files.iter().filter(|(file, _)| file.ends_with(".svg")) {
             std::fs::write(plots.join(file), text).unwrap();
         }
-        let readme = root.join("README.md");
-        let text = std::fs::read_to_string(&readme).unwrap();
+        let page = root.join("docs/benchmarks.md");
+        let text = std::fs::read_to_string(&page).unwrap();
         let (begin, end) = (
             format!("<!-- make {name}: begin -->\n"),
             format!("<!-- make {name}: end -->"),
@@ -295,6 +297,6 @@ pub fn keep(name: &str, markdown: &str, files: &[(&str, String)]) {
         let (before, rest) = text.split_once(&begin).unwrap();
         let (_, after) = rest.split_once(&end).unwrap();
         let text = format!("{before}{begin}\n{}\n\n{end}{after}", markdown.trim());
-        std::fs::write(readme, text).unwrap();
+        std::fs::write(page, text).unwrap();
     }
 }

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use harness::StoreSpec;
 use harness::process::Process;
+use harness::{GatewaySpec, StoreSpec};
 
 use super::calls::{ANSWER_BYTES, Calls};
 use super::figures::Spread;
@@ -66,7 +66,7 @@ fn bare(stage: &Stage) -> Candidate {
 
 async fn gateway(kind: Kind, stage: &Stage, store: StoreSpec) -> Candidate {
     let (directory, name) = (stage.directory("start"), format!("{kind:?}"));
-    let settled = Settled::new(stage, store, &directory, &name, KEYS).await;
+    let settled = Settled::new(&stage.spec(store), &directory, &name, KEYS).await;
     let mut command = on_both(Path::new(TOUCHLINE));
     command.args(["serve", "--config"]).arg(&settled.config);
     command.current_dir(&directory);
@@ -90,17 +90,11 @@ pub struct Settled {
 
 impl Settled {
     /// Writes the configuration and imports so many keys.
-    pub async fn new(
-        stage: &Stage,
-        store: StoreSpec,
-        directory: &Path,
-        name: &str,
-        count: usize,
-    ) -> Settled {
+    pub async fn new(spec: &GatewaySpec, directory: &Path, name: &str, count: usize) -> Settled {
         let (config, port) = (directory.join(format!("{name}.yaml")), free_port());
         let log = directory.join(format!("{name}.log"));
         // The clear listener stands first.
-        let yaml = stage.spec(store).yaml(&log);
+        let yaml = spec.yaml(&log);
         let yaml = yaml.replacen("127.0.0.1:0", &format!("127.0.0.1:{port}"), 1);
         std::fs::write(&config, yaml).unwrap();
         let (keys, file) = foreign_keys(count, directory);

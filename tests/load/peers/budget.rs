@@ -1,0 +1,220 @@
+//! The instruction budget: `make instructions`. Counts what five requests take and compares it with `tests/load/instructions.txt`: more
+//! than [`TOLERANCE`] beyond the budget fails, as much below it is reported. `KEEP=yes` writes the counts into that file.
+//!
+//! A count has to repeat on a machine that is busy with other things, so everything that depends on time is kept out of it:
+//!
+//! - One connection sends one request after the other, with one key: no request meets another, so that each charge is a group of its own,
+//!   and what the background writes is one key's.
+//! - What the process takes while it waits is counted first. It is subtracted, for as long as the requests took.
+//! - The least of [`WINDOWS`] windows counts. What the background does beyond that, and what the embedded store's log costs as it grows,
+//!   can only add to it.
+//!
+//! What only many requests at a time bring, or the background alone, does not show here: `make profile` and `make bench` do that.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use harness::eventually;
+
+use super::callgrind::Counted;
+use super::calls::Calls;
+use super::closed::Connections;
+use super::contender::made_up_keys;
+use super::kind::{Kind, PATH};
+use super::machine::{FIRST_CORE, SECOND_CORE, TOUCHLINE, loopback};
+use super::stage::Stage;
+use super::start::{Settled, answers};
+
+/// Of the budget, on either side.
+const TOLERANCE: f64 = 0.05;
+const KINDS: [Kind; 5] = [
+    Kind::Embedded,
+    Kind::Redis,
+    Kind::Unknown,
+    Kind::Forbidden,
+    Kind::Exhausted,
+];
+/// Requests before anything is counted, and again when counting has begun: callgrind translates the code anew then.
+const WARMING: usize = 100;
+/// For how long a waiting process is counted.
+const WAITING: Duration = Duration::from_secs(2);
+const WINDOWS: usize = 6;
+/// Requests of a window.
+const REQUESTS: usize = 300;
+const FILE: &str = "tests/load/instructions.txt";
+const HEADING: &str = "\
+# Instructions a request, counted by `make instructions` (tests/load/peers/budget.rs) on a release build. A count that is more than 5 %
+# above its line fails. `KEEP=yes make instructions` writes this file; commit it with the change that brings the new counts.
+";
+
+/// Counts all, and ends the process with 1 where one is beyond its budget.
+pub async fn hold() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
+    let keep = std::env::var("KEEP").is_ok_and(|keep| keep == "yes");
+    let budget = if keep { BTreeMap::new() } else { read(&file) };
+    let stage = Stage::set().await;
+    let (mut written, mut is_beyond) = (HEADING.to_owned(), false);
+    for kind in KINDS {
+        let counted = count(&stage, kind).await;
+        let name = name(kind);
+        let _ = writeln!(written, "{name}: {counted:.0}");
+        let Some(budget) = budget.get(name) else {
+            println!("{name}: {counted:.0} instructions a request");
+            assert!(
+                keep,
+                "{FILE} has no budget for {name}: KEEP=yes make instructions"
+            );
+            continue;
+        };
+        let verdict = Verdict::of(counted, *budget);
+        println!("{}", verdict.stated(name, counted, *budget));
+        is_beyond |= verdict == Verdict::Beyond;
+    }
+    if keep {
+        std::fs::write(&file, written).unwrap();
+        println!("written to {FILE}: commit it with the change that brings it");
+    }
+    if is_beyond {
+        std::process::exit(1);
+    }
+}
+
+/// A request's name in the file.
+fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Embedded => "200, embedded store",
+        Kind::Redis => "200, Redis",
+        Kind::Unknown => "401, unknown key, Redis",
+        Kind::Forbidden => "403, tier too low, Redis",
+        Kind::Exhausted => "429, day used up, Redis",
+        _ => unreachable!("{kind:?} has no budget"),
+    }
+}
+
+/// A line is `name: instructions`, or a comment.
+fn read(file: &Path) -> BTreeMap<String, f64> {
+    let text = std::fs::read_to_string(file)
+        .unwrap_or_else(|error| panic!("{FILE}: {error}: KEEP=yes make instructions writes it"));
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let entry = |line: &str| {
+        let (name, count) = line.rsplit_once(": ")?;
+        Some((name.to_owned(), count.parse().ok()?))
+    };
+    lines
+        .map(|line| entry(line).unwrap_or_else(|| panic!("{FILE}: {line}: no `name: count`")))
+        .collect()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Within,
+    Beyond,
+    Below,
+}
+
+impl Verdict {
+    fn of(counted: f64, budget: f64) -> Verdict {
+        let ratio = counted / budget;
+        if ratio > 1.0 + TOLERANCE {
+            Verdict::Beyond
+        } else if ratio < 1.0 - TOLERANCE {
+            Verdict::Below
+        } else {
+            Verdict::Within
+        }
+    }
+
+    fn stated(self, name: &str, counted: f64, budget: f64) -> String {
+        let change = (counted / budget - 1.0) * 100.0;
+        let found = format!(
+            "{name}: {counted:.0} instructions a request, budget {budget:.0}, {change:+.1} %"
+        );
+        match self {
+            Verdict::Within => found,
+            Verdict::Beyond => format!(
+                "{found}. FAILED: more than 5 % beyond its budget. tests/load/profile.md shows how to find the cause. Where the \
+                 change is worth it, accept it: KEEP=yes make instructions, and commit {FILE} with the reason"
+            ),
+            Verdict::Below => format!(
+                "{found}. Lower the budget, so that it stays so: KEEP=yes make instructions, and commit {FILE}"
+            ),
+        }
+    }
+}
+
+/// What a request of this kind takes.
+async fn count(stage: &Stage, kind: Kind) -> f64 {
+    eprintln!("counting: {}", name(kind));
+    let directory = stage.directory(&format!("budget-{kind:?}"));
+    let (settled, calls) = settle(stage, kind, &directory).await;
+    let config = settled.config.display().to_string();
+    let command = [TOUCHLINE, "serve", "--config", &config].map(str::to_owned);
+    let first = match kind {
+        // The day's only call.
+        Kind::Exhausted => calls_of(&settled, 200, PATH),
+        _ => calls.clone(),
+    };
+    let cores = format!("{FIRST_CORE},{SECOND_CORE}");
+    let mut gateway = Counted::start(&cores, &[], &command, &first, &directory).await;
+    eventually("it answers as it is to", async || {
+        answers(&calls).then_some(())
+    })
+    .await;
+    let mut connection = Connections::open(&[calls], 1).await;
+    connection.in_turn(WARMING).await;
+    gateway.count("on");
+    connection.in_turn(WARMING).await;
+    gateway.zero();
+    let waiting = Instant::now();
+    tokio::time::sleep(WAITING).await;
+    let waited = gateway.dump().await.sum(&["Ir"]);
+    let background = waited / waiting.elapsed().as_secs_f64();
+    let mut least = f64::INFINITY;
+    for _ in 0..WINDOWS {
+        gateway.zero();
+        let start = Instant::now();
+        connection.in_turn(REQUESTS).await;
+        let counted = gateway.dump().await.sum(&["Ir"]);
+        let own = counted - background * start.elapsed().as_secs_f64();
+        least = least.min(own / REQUESTS as f64);
+    }
+    least
+}
+
+/// A gateway with one key that is answered as this kind is.
+async fn settle(stage: &Stage, kind: Kind, directory: &Path) -> (Settled, Arc<Calls>) {
+    let store_name = format!("budget-{kind:?}");
+    let store = match kind {
+        Kind::Embedded => stage.embedded_store(&store_name),
+        _ => stage.redis_store(&store_name),
+    };
+    let mut spec = stage.spec(store);
+    if kind == Kind::Exhausted {
+        for tier in &mut spec.tiers {
+            tier.daily = 1;
+        }
+    }
+    if kind == Kind::Forbidden {
+        let closed = spec
+            .endpoints
+            .iter_mut()
+            .find(|one| one.path == kind.path());
+        closed.unwrap().tiers = vec!["pro".into()];
+    }
+    let mut settled = Settled::new(&spec, directory, "budget", 1).await;
+    if kind == Kind::Unknown {
+        settled.keys = made_up_keys();
+        settled.keys.truncate(1);
+    }
+    let calls = calls_of(&settled, kind.status(), kind.path());
+    (settled, calls)
+}
+
+fn calls_of(settled: &Settled, status: u16, path: &str) -> Arc<Calls> {
+    let address = loopback(settled.port);
+    let paths = [path.to_owned()];
+    Arc::new(Calls::new(address, status, &settled.keys, &paths))
+}
