@@ -79,6 +79,7 @@ enum Command {
     #[command(
         after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
                       touchline check --config gateway.yaml --offline    # in CI\n\n\
+                      docs/configuration.md describes every key.\n\n\
                       A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is a warning \
                       on standard error: the gateway's machine may have another DNS, and a gateway starts all the same."
     )]
@@ -99,7 +100,7 @@ enum Command {
     Openapi(openapi::OpenapiArguments),
     /// Print the JSON Schema of gateway.yaml (2020-12), with which editors describe, complete and check it.
     #[command(after_help = "Example:\n  touchline schema > gateway.schema.json")]
-    Schema,
+    Schema(schema::SchemaArguments),
     /// Show who changed which key, when, how and why.
     #[command(
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
@@ -194,7 +195,7 @@ fn dispatch(arguments: &Arguments) -> anyhow::Result<()> {
         Command::Keys(command) => keys::run(command, config()?, out),
         Command::Usage(arguments) => usage::run(arguments, config()?, out),
         Command::Openapi(arguments) => openapi::run(arguments, &config()?, out),
-        Command::Schema => schema::run(out),
+        Command::Schema(arguments) => schema::run(arguments, out),
         Command::Audit(arguments) => audit::run(arguments, config()?, out),
         Command::Explain(arguments) => explain::run(arguments, config()?, out),
         Command::Store(command) => store::run(command, &arguments.config, out),

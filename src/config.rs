@@ -26,6 +26,7 @@ mod outline;
 mod outside;
 mod places;
 mod problem;
+mod reference;
 mod rows;
 mod scalar;
 mod schema;
@@ -82,7 +83,7 @@ pub struct Config {
     pub tiers: Vec<(TierName, Tier)>,
     /// How a month is billed.
     pub billing: Rules,
-    /// What is told of keys near their limits.
+    /// Which events of keys near their limits are sent.
     pub events: Events,
     /// The endpoints; every tier and upstream they name exists.
     pub endpoints: EndpointTable,
@@ -155,6 +156,11 @@ pub enum AccessLog {
 /// The JSON Schema of `gateway.yaml` (2020-12), for editors.
 pub fn schema() -> serde_json::Value {
     schema::document()
+}
+
+/// A reference of `gateway.yaml` in Markdown: its keys with values, defaults and help.
+pub fn reference() -> String {
+    reference::document()
 }
 
 impl Config {

@@ -5,6 +5,7 @@
 //!
 //! | Room | Decides |
 //! |---|---|
+//! | [`admission`] | in which order the steps come, what they need, and how a request ends (steps 1 to 8) |
 //! | [`http1`] | heads and bodies of HTTP/1, read in one way only (step 1) and written |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
 //! | [`http2_memory`] | what the requests of an HTTP/2 connection cost in memory |
@@ -21,7 +22,7 @@
 //! | [`billing`] | which days of a key's month are billed, for which tier and how much |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
-//! | [`explanation`] | what all steps would make of a request, and why |
+//! | [`explanation`] | why the steps would let a request in or refuse it |
 //! | [`octets`] | sets of octets, as grammars name them |
 //! | [`header_pattern`] | which headers operators keep from being passed on |
 //! | [`own_header`] | which request headers are the gateway's own |
@@ -45,6 +46,7 @@
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 
 pub mod address;
+pub mod admission;
 pub mod api_key;
 pub mod audit;
 pub mod billing;

@@ -2,7 +2,7 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`admission`] | the request path of the contract, steps 1 to 8, in one function that yields a `Permit`, or what the gateway serves itself |
+//! | [`admission`] | the request path: the steps of the contract with the store's answers, to a `Permit` or what the gateway serves itself |
 //! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
 //! | [`client`] | the client's side of a request: head, body, answer |
 //! | [`connection`] | a client's connection: its requests, deadlines, floods, and how many there are |
@@ -22,7 +22,7 @@
 //! | [`usage`] | the body of `/api/v1/usage` |
 //! | [`upstreams`] | servers to forward to |
 //!
-//! Invariants: nothing is forwarded without a [`admission::Permit`], and only [`admission::admit`] makes one; a permit's
+//! Invariants: nothing is forwarded without a [`admission::Permit`], and only a granted charge makes one; a permit's
 //! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its standing.
 
 pub mod admission;

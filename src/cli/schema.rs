@@ -2,10 +2,23 @@
 
 use std::io::Write;
 
+use clap::Args;
+
 use super::output::write_json;
 use crate::config;
 
+#[derive(Debug, Args)]
+pub(super) struct SchemaArguments {
+    /// Print the tables of `docs/configuration.md` instead.
+    #[arg(long, hide = true)]
+    markdown: bool,
+}
+
 /// Writes the schema.
-pub(super) fn run(out: &mut dyn Write) -> anyhow::Result<()> {
+pub(super) fn run(arguments: &SchemaArguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    if arguments.markdown {
+        out.write_all(config::reference().as_bytes())?;
+        return Ok(out.flush()?);
+    }
     write_json(out, &config::schema())
 }

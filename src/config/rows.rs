@@ -46,10 +46,6 @@ pub(super) enum What {
     /// A scalar with the JSON Schema of its type; a secret one is never shown.
     Scalar {
         shape: Json,
-        #[cfg_attr(
-            not(test),
-            expect(dead_code, reason = "for a reference; tests hold it to what is shown")
-        )]
         is_secret: bool,
     },
     List(Box<Form>),

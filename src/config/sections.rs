@@ -70,7 +70,7 @@ rows! {
             ENDPOINTS_HINT,
             list(|| section(|_, at, rows| Some((at.clone(), rows)))).not_empty("at least one is needed", ENDPOINTS_HINT),
         );
-        /// What is told of keys near their limits, and to whom.
+        /// Which events of keys near their limits are sent, and to which webhook.
         events: Events = serving(plain());
         /// The services behind the gateway, by name.
         upstreams: Option<Vec<Upstream>> = serving(named(upstreams::HINT, upstreams::upstream));

@@ -1,4 +1,4 @@
-//! The house keeps its order: floors, forbidden rooms, the README's promises, and the versions that its safety rests on.
+//! The house keeps its order: floors, forbidden rooms, what its documents promise, and the versions that its safety rests on.
 
 #![allow(
     clippy::unwrap_used,
@@ -6,6 +6,7 @@
     reason = "a test that cannot go on may stop"
 )]
 
+mod documents;
 mod floors;
-mod readme;
+mod guarantees;
 mod versions;

@@ -172,10 +172,10 @@ async fn a_chain_that_was_written_anew_lacks_the_digest_that_was_kept() {
     assert!(ran.stderr.contains(kept.as_str().unwrap()), "{ran:?}");
 }
 
-/// The script that the README prints, run on an export.
+/// The script that the documentation prints, run on an export.
 fn checked_by_a_stranger(scene: &Scene, export: &str) -> Ran {
-    let readme = include_str!("../../README.md");
-    let script = readme.split("```python\n").nth(1).expect("the script");
+    let page = include_str!("../../docs/keys-and-billing.md");
+    let script = page.split("```python\n").nth(1).expect("the script");
     let script = script.split("```").next().unwrap();
     assert!(script.lines().count() <= 40);
     let (script_file, export_file) = (
@@ -202,7 +202,7 @@ async fn export(scene: &Scene, dates: &[Date]) -> String {
 }
 
 #[tokio::test]
-async fn an_export_is_checked_by_the_script_of_the_readme() {
+async fn an_export_is_checked_by_the_script_of_the_documentation() {
     let scene = Scene::builder(TOUCHLINE).start().await;
     let (one, other) = (scene.issue("pro").await, scene.issue("pro").await);
     let dates = charged_in_the_past(&scene, &[&one, &other]).await;

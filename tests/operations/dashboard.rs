@@ -320,7 +320,11 @@ async fn before_the_keys_are_loaded_the_dashboard_tells_no_day_rather_than_a_par
         .await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);
-    assert_eq!(client.get(&key, MARKETS).await.status, 200);
+    // On a loaded machine a charge may take longer than the timeout; it costs nothing then.
+    eventually("a call is served", async || {
+        (client.get(&key, MARKETS).await.status == 200).then_some(())
+    })
+    .await;
     scene.gateways[0].terminate();
     scene.redis.as_mut().unwrap().kill9();
     // It begins with no key at all.

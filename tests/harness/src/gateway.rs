@@ -223,7 +223,8 @@ impl GatewaySpec {
             http_extra: String::new(),
             https_extra: String::new(),
             admin_extra: String::new(),
-            redis_extra: "timeout: 2s".into(),
+            // For machines so loaded that Redis or the gateway does not run for seconds; tests of outages set a short one.
+            redis_extra: "timeout: 5s".into(),
             extra_yaml: String::new(),
             clock: None,
         }

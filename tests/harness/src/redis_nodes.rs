@@ -371,7 +371,7 @@ async fn sentinel_info(port: u16) -> redis::RedisResult<String> {
     redis::cmd("INFO").query_async(&mut connection).await
 }
 
-/// A cluster of three masters that share all slots, set as the README advises: one's absence concerns its own keys.
+/// A cluster of three masters that share all slots, set as docs/redis-and-outages.md advises: one's absence concerns its own keys.
 pub struct ClusterSet {
     /// The masters, then replicas of the first.
     pub nodes: Vec<Node>,

@@ -1,0 +1,141 @@
+//! A reference of `gateway.yaml` in Markdown, for `docs/configuration.md`: for each section a table of its keys with values, default
+//! and help.
+//!
+//! Like the [schema](mod@super::schema) it is made of the rows that read the file, so that it cannot state anything else.
+
+use serde_json::Value as Json;
+
+use super::rows::{Form, Row, What};
+use super::sections;
+
+const HEAD: &str = "| Key | Values | Default | Meaning |\n|---|---|---|---|\n";
+
+/// The tables of the whole file.
+pub(super) fn document() -> String {
+    let What::Section(rows) = sections::form().what else {
+        return String::new();
+    };
+    let sections = rows.iter().map(|row| {
+        let mut lines = Vec::new();
+        beneath(row.name, &row.form, &mut lines);
+        let (name, help, marks) = (row.name, row.help, marks(row));
+        format!("### {name}\n{help}{marks}\n\n{HEAD}{}", lines.concat())
+    });
+    sections.collect::<Vec<_>>().join("\n")
+}
+
+/// The lines of all keys beneath a place.
+fn beneath(at: &str, form: &Form, lines: &mut Vec<String>) {
+    match &form.what {
+        What::Scalar { .. } => {}
+        What::Section(rows) => each(at, rows, lines),
+        What::Named(rows) => each(&format!("{at}.<name>"), rows, lines),
+        What::List(item) => beneath(&format!("{at}[]"), item, lines),
+        What::Either(forms) => {
+            for form in forms.iter() {
+                beneath(at, form, lines);
+            }
+        }
+    }
+}
+
+fn each(at: &str, rows: &[Row], lines: &mut Vec<String>) {
+    for row in rows {
+        let at = format!("{at}.{}", row.name);
+        let (values, default) = (values(&row.form), default(&row.form));
+        let (help, marks) = (row.help.replace('|', "\\|"), marks(row));
+        lines.push(format!(
+            "| `{at}` | {values} | {default} | {help}{marks} |\n"
+        ));
+        beneath(&at, &row.form, lines);
+    }
+}
+
+/// What holds of a key beside its help.
+fn marks(row: &Row) -> String {
+    let is_secret = matches!(
+        row.form.what,
+        What::Scalar {
+            is_secret: true,
+            ..
+        }
+    );
+    let marks = [
+        (row.form.is_required, " **Required.**"),
+        (is_secret, " Secret: never shown."),
+        (
+            row.form.needs_restart && !row.help.contains("restart"),
+            " A change needs a restart.",
+        ),
+    ];
+    let marks = marks.iter().filter(|(holds, _)| *holds);
+    marks.map(|(_, mark)| *mark).collect()
+}
+
+/// What may be written.
+fn values(form: &Form) -> String {
+    let kind = match &form.what {
+        What::Scalar { shape, .. } => scalar(shape),
+        What::Section(_) | What::Named(_) => "section".to_owned(),
+        What::List(item) => format!("list of {}", values(item)),
+        What::Either(forms) => forms.each_ref().map(values).join(" or "),
+    };
+    match &form.bounds {
+        Some((least, most)) => format!("{kind}, {least} to {most}"),
+        None => kind,
+    }
+}
+
+/// The values of a scalar, by its JSON Schema.
+fn scalar(shape: &Json) -> String {
+    let first = shape.get("type").and_then(|kind| kind.get(0));
+    if let Some(kind) = first.and_then(Json::as_str) {
+        let kind = match kind {
+            "integer" => "whole number",
+            "boolean" => "`true` or `false`",
+            _ => "number",
+        };
+        return kind.to_owned();
+    }
+    let Some(forms) = shape.get("anyOf").and_then(Json::as_array) else {
+        return written(shape).unwrap_or("text").to_owned();
+    };
+    let words = forms.iter().filter_map(|form| form.get("enum")?.as_array());
+    let words = words.flatten().filter_map(Json::as_str);
+    let words = words.map(|word| format!("`{word}`"));
+    let others = forms.iter().filter_map(written).map(str::to_owned);
+    words.chain(others).collect::<Vec<_>>().join(", ")
+}
+
+/// What a text that has a pattern is called; `None` if only a `${VARIABLE}` may stand in its place.
+fn written(shape: &Json) -> Option<&'static str> {
+    let pattern = shape.get("pattern")?.as_str()?;
+    let known = [
+        ("KiB", "size"),
+        ("(ms|", "duration"),
+        ("%", "percentage"),
+        (":[0-9]+", "address:port"),
+        ("/|", "file with a slash in its name"),
+    ];
+    let known = known.iter().find(|(part, _)| pattern.contains(part));
+    known.map(|(_, name)| *name)
+}
+
+fn default(form: &Form) -> String {
+    match &form.default {
+        Some(default) if !form.is_required => format!("`{}`", shown(default)),
+        Some(_) | None => String::new(),
+    }
+}
+
+/// A default as it would be written.
+fn shown(default: &Json) -> String {
+    match default {
+        Json::String(text) => text.clone(),
+        Json::Array(items) => {
+            let items: Vec<String> = items.iter().map(shown).collect();
+            format!("[{}]", items.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
