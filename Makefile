@@ -12,8 +12,8 @@ run: build-tools ## build, start the sample upstream and the gateway, issue demo
 	@[ "$(STORE)" != redis ] || deploy/install redis-server
 	@STORE="$(STORE)" deploy/demo/run
 
-# Tests wait more than they compute, above all for disks: one more than there are cores run at a time, on files in memory where there is room.
-test: export RUST_TEST_THREADS ?= $(shell expr 1 + $$(nproc))
+# Tests wait more than they compute, above all for other processes: three run at a time for each core, on files in memory where there is room.
+test: export RUST_TEST_THREADS ?= $(shell expr 3 \* $$(nproc))
 test: export TMPDIR ?= $(shell [ "$$(df --output=avail -m /dev/shm 2>/dev/null | tail -1)" -ge 1024 ] 2>/dev/null && echo /dev/shm || echo /tmp)
 test: test-tools ## install what the tests need and run them all
 	cargo test --workspace --locked
