@@ -26,6 +26,8 @@ use crate::telemetry::metrics::Metrics;
 
 /// Between two looks at what is due.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Between two looks at connections to servers that are kept: servers that close theirs wait so long at most.
+const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 /// For one name. The resolver of the system may wait longer; its thread is then left to it.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two attempts at a name that has not resolved yet: its server is out meanwhile.
@@ -75,9 +77,14 @@ impl Upkeep {
     pub async fn run(mut self) {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut closed = Instant::now();
         loop {
             looks.tick().await;
             self.look().await;
+            if closed.elapsed() >= CLOSE_INTERVAL {
+                closed = Instant::now();
+                self.gate.connections.close_ended();
+            }
         }
     }
 

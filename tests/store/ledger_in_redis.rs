@@ -351,7 +351,9 @@ async fn counts_and_ledger_go_together_when_the_retention_is_over() {
     }
     let store = gateway_with(trusting(&server)).await;
     // By the date of the calendar: that of `today` may be one of the days above.
-    let date = Calendar::of_zone(ZONE).unwrap().day_at(jiff::Timestamp::now());
+    let date = Calendar::of_zone(ZONE)
+        .unwrap()
+        .day_at(jiff::Timestamp::now());
     let day = Day {
         date: date.unwrap().date,
         ..today()

@@ -1,4 +1,4 @@
-//! Connections to upstreams, on pingora's connectors and pools.
+//! Connections to upstreams, on pingora's connectors.
 //!
 //! A connection of HTTP/1 belongs to one exchange and is kept for the next one only in a proven state, which the exchange states. One of
 //! HTTP/2 is shared: each exchange has a stream of it.
@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pingora::connectors::ConnectorOptions;
 use pingora::connectors::http::v2::Connector;
 use pingora::protocols::http::client::HttpSession;
 use pingora::protocols::http::v2::client::Http2Session;
@@ -15,11 +14,16 @@ use pingora::upstreams::peer::{HttpPeer, Peer as _};
 use pingora::{Error, ErrorType};
 use tokio::sync::oneshot;
 
-/// Connections of HTTP/1 that are kept idle at most, over all upstreams.
-const IDLE_MAX: usize = 1_024;
+mod idle;
+
+use idle::Idle;
 
 /// Connections to the servers of all upstreams, whatever the configuration: they are told apart by what they were made with.
-pub struct Connections(Arc<Connector>);
+#[derive(Clone)]
+pub struct Connections {
+    connector: Arc<Connector>,
+    idle: Arc<Idle>,
+}
 
 /// A connection for one exchange.
 pub enum Taken {
@@ -39,8 +43,10 @@ pub struct Lease {
 
 impl Default for Connections {
     fn default() -> Connections {
-        let options = ConnectorOptions::new(IDLE_MAX);
-        Connections(Arc::new(Connector::new(Some(options))))
+        Connections {
+            connector: Arc::new(Connector::new(None)),
+            idle: Arc::default(),
+        }
     }
 }
 
@@ -51,20 +57,19 @@ impl Connections {
     /// If none can be made within the peer's timeouts.
     pub async fn take(&self, peer: &HttpPeer, is_fresh: bool) -> pingora::Result<(Taken, bool)> {
         if peer.options.alpn == ALPN::H1 {
-            let transport = self.0.transport();
-            if !is_fresh && let Some(stream) = transport.reused_stream(peer).await {
+            if !is_fresh && let Some(stream) = self.idle.take(peer.reuse_hash()) {
                 return Ok((Taken::Http1(stream), true));
             }
             // Seldom needed, and larger than all the rest of a request.
-            let stream = Box::pin(transport.new_stream(peer)).await?;
+            let stream = Box::pin(self.connector.transport().new_stream(peer)).await?;
             return Ok((Taken::Http1(stream), false));
         }
         // The library counts a stream before it has it: that must not be cut short where the request ends meanwhile.
         let (done, taken) = oneshot::channel();
-        let (connector, peer) = (self.0.clone(), peer.clone());
+        let (connections, peer) = (self.clone(), peer.clone());
         tokio::spawn(async move {
             // Whoever asked may be gone; what was taken is then released.
-            let _ = done.send(take_http2(connector, peer, is_fresh).await);
+            let _ = done.send(connections.take_http2(peer, is_fresh).await);
         });
         let gone = |_| Error::explain(ErrorType::InternalError, "connecting was given up");
         taken.await.map_err(gone)?
@@ -72,46 +77,46 @@ impl Connections {
 
     /// Keeps a connection for a further exchange with `peer`: nothing is under way on it, and nothing can be read from it.
     pub fn keep(&self, stream: Stream, peer: &HttpPeer) {
-        let idle = peer.options.idle_timeout;
-        self.0
-            .transport()
-            .release_stream(stream, peer.reuse_hash(), idle);
+        self.idle
+            .keep(stream, peer.reuse_hash(), peer.options.idle_timeout);
     }
-}
 
-async fn take_http2(
-    connector: Arc<Connector>,
-    peer: HttpPeer,
-    is_fresh: bool,
-) -> pingora::Result<(Taken, bool)> {
-    let mut reused = false;
-    let mut session = None;
-    if !is_fresh {
-        session = connector.reused_http_session(&peer).await?;
-        if session.is_none() && peer.options.alpn.get_min_http_version() == 1 {
-            let stream = connector.transport().reused_stream(&peer).await;
-            if let Some(stream) = stream {
+    /// Closes those that are kept although their servers have closed them, or for too long: to be called now and then.
+    pub fn close_ended(&self) {
+        self.idle.close_ended();
+    }
+
+    async fn take_http2(self, peer: HttpPeer, is_fresh: bool) -> pingora::Result<(Taken, bool)> {
+        let connector = self.connector;
+        let mut reused = false;
+        let mut session = None;
+        if !is_fresh {
+            session = connector.reused_http_session(&peer).await?;
+            if session.is_none()
+                && peer.options.alpn.get_min_http_version() == 1
+                && let Some(stream) = self.idle.take(peer.reuse_hash())
+            {
                 return Ok((Taken::Http1(stream), true));
             }
+            reused = session.is_some();
         }
-        reused = session.is_some();
+        let session = match session {
+            Some(session) => session,
+            None => match connector.new_http_session::<_, ()>(&peer).await? {
+                HttpSession::H2(session) => session,
+                HttpSession::H1(session) => return Ok((Taken::Http1(session.into_inner()), false)),
+                HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
+            },
+        };
+        let idle = peer.options.idle_timeout;
+        let lease = Lease {
+            session: Some(session),
+            connector,
+            peer,
+            idle,
+        };
+        Ok((Taken::Http2(Box::new(lease)), reused))
     }
-    let session = match session {
-        Some(session) => session,
-        None => match connector.new_http_session::<_, ()>(&peer).await? {
-            HttpSession::H2(session) => session,
-            HttpSession::H1(session) => return Ok((Taken::Http1(session.into_inner()), false)),
-            HttpSession::Custom(()) => return Err(Error::new(ErrorType::InternalError)),
-        },
-    };
-    let idle = peer.options.idle_timeout;
-    let lease = Lease {
-        session: Some(session),
-        connector,
-        peer,
-        idle,
-    };
-    Ok((Taken::Http2(Box::new(lease)), reused))
 }
 
 impl Lease {

@@ -1,0 +1,182 @@
+//! Connections over HTTP/1 between two exchanges.
+//!
+//! A request finds its connection without waking another task: pingora's pool has a task and a timer for each connection that is kept, which
+//! was the largest single cost of a forwarded request. Here a connection is looked at when it is taken, and all of them now and then
+//! ([`Idle::close_ended`]).
+
+use std::collections::HashMap;
+use std::pin::pin;
+use std::task::{Context, Waker};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use pingora::protocols::Stream;
+use tokio::io::AsyncReadExt;
+use tokio::task::coop::unconstrained;
+
+/// Connections that are kept at most, over all servers.
+const KEPT_MAX: usize = 1_024;
+
+/// The connections that are kept, by what they were made with.
+#[derive(Default)]
+pub struct Idle(Mutex<Kept>);
+
+#[derive(Default)]
+struct Kept {
+    /// Of each server the one last used at the end.
+    by_server: HashMap<u64, Vec<Waiting>>,
+    count: usize,
+}
+
+struct Waiting {
+    stream: Stream,
+    /// When it is too old; `None` for never.
+    until: Option<Instant>,
+}
+
+impl Idle {
+    /// The connection to `server` that was used last, if one is open still.
+    pub fn take(&self, server: u64) -> Option<Stream> {
+        let now = Instant::now();
+        loop {
+            let mut waiting = self.0.lock().pop(server)?;
+            if waiting.is_open(now) {
+                return Some(waiting.stream);
+            }
+        }
+    }
+
+    /// Keeps a connection for at most `patience`; closes it where too many are kept.
+    pub fn keep(&self, stream: Stream, server: u64, patience: Option<Duration>) {
+        let until = patience.and_then(|patience| Instant::now().checked_add(patience));
+        let mut waiting = Waiting { stream, until };
+        let mut kept = self.0.lock();
+        if kept.count < KEPT_MAX && waiting.is_quiet() {
+            kept.count += 1;
+            kept.by_server.entry(server).or_default().push(waiting);
+        }
+    }
+
+    /// Closes the connections that their servers have closed, and those that are too old.
+    pub fn close_ended(&self) {
+        let now = Instant::now();
+        let mut kept = self.0.lock();
+        let mut count = 0;
+        kept.by_server.retain(|_, waiting| {
+            waiting.retain_mut(|waiting| waiting.is_open(now));
+            count += waiting.len();
+            !waiting.is_empty()
+        });
+        kept.count = count;
+    }
+}
+
+impl Kept {
+    fn pop(&mut self, server: u64) -> Option<Waiting> {
+        let taken = self.by_server.get_mut(&server)?.pop()?;
+        self.count -= 1;
+        Some(taken)
+    }
+}
+
+impl Waiting {
+    fn is_open(&mut self, now: Instant) -> bool {
+        self.until.is_none_or(|until| now < until) && self.is_quiet()
+    }
+
+    /// Whether nothing can be read: neither the end nor bytes that no exchange asked for.
+    fn is_quiet(&mut self) -> bool {
+        let mut byte = [0];
+        // Without tokio's budget, which would make a connection look quiet.
+        let mut read = pin!(unconstrained(self.stream.read(&mut byte)));
+        let mut nobody = Context::from_waker(Waker::noop());
+        read.as_mut().poll(&mut nobody).is_pending()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const SERVER: u64 = 7;
+    const LONG: Option<Duration> = Some(Duration::from_secs(60));
+
+    /// A connection, and the server's end of it.
+    async fn connection() -> (Stream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let made = TcpStream::connect(listener.local_addr().unwrap());
+        let (made, accepted) = tokio::join!(made, listener.accept());
+        let stream = pingora::protocols::l4::stream::Stream::from(made.unwrap());
+        (Box::new(stream), accepted.unwrap().0)
+    }
+
+    fn kept(idle: &Idle) -> usize {
+        let kept = idle.0.lock();
+        let all: usize = kept.by_server.values().map(Vec::len).sum();
+        assert_eq!(all, kept.count);
+        all
+    }
+
+    /// Looks until all are closed, because the system takes a moment to pass on what a server does.
+    async fn closes_all(idle: &Idle) {
+        while kept(idle) > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            idle.close_ended();
+        }
+    }
+
+    #[tokio::test]
+    async fn the_connection_used_last_is_taken_and_each_once() {
+        let idle = Idle::default();
+        let (mut ids, mut servers) = (Vec::new(), Vec::new());
+        for _ in 0..2 {
+            let (stream, server) = connection().await;
+            ids.push(stream.id());
+            servers.push(server);
+            idle.keep(stream, SERVER, LONG);
+        }
+        assert!(idle.take(SERVER + 1).is_none());
+        let taken: Vec<_> = std::iter::from_fn(|| idle.take(SERVER)).collect();
+        assert_eq!(
+            taken.iter().map(|one| one.id()).collect::<Vec<_>>(),
+            [ids[1], ids[0]]
+        );
+        assert_eq!(kept(&idle), 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_its_server_has_closed_or_written_to_is_closed() {
+        let idle = Idle::default();
+        let (stream, server) = connection().await;
+        idle.keep(stream, SERVER, LONG);
+        idle.close_ended();
+        assert_eq!(kept(&idle), 1);
+        drop(server);
+        closes_all(&idle).await;
+        let (stream, mut server) = connection().await;
+        idle.keep(stream, SERVER, LONG);
+        server.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+        closes_all(&idle).await;
+    }
+
+    #[tokio::test]
+    async fn one_that_is_too_old_is_not_taken() {
+        let idle = Idle::default();
+        let (stream, _server) = connection().await;
+        idle.keep(stream, SERVER, Some(Duration::ZERO));
+        assert!(idle.take(SERVER).is_none());
+        assert_eq!(kept(&idle), 0);
+    }
+
+    #[tokio::test]
+    async fn no_more_are_kept_than_may_be() {
+        let idle = Idle::default();
+        idle.0.lock().count = KEPT_MAX;
+        let (stream, _server) = connection().await;
+        idle.keep(stream, SERVER, LONG);
+        assert!(idle.take(SERVER).is_none());
+    }
+}
