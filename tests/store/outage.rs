@@ -387,11 +387,11 @@ async fn a_day_that_ends_in_an_outage_is_settled_on_its_own_date() {
     let now = jiff::Timestamp::now().as_second();
     let ending = Day {
         end: now + 2,
-        ..day_around_now("2026-11-21")
+        ..day_around_now("2099-11-21")
     };
     let next = Day {
         start: now + 2,
-        ..day_around_now("2026-11-22")
+        ..day_around_now("2099-11-22")
     };
     let store = gateway(server.url(), directory.path(), |_| ()).await;
     granted(store.charge(charge(&key, ending, 100, 1)).await);

@@ -160,9 +160,9 @@ pub fn day_around_now(date: &str) -> Day {
     }
 }
 
-/// The day of most facts.
+/// The day of most facts, by a name to come, so that its retention is never over.
 pub fn today() -> Day {
-    day_around_now("2026-11-21")
+    day_around_now("2099-11-21")
 }
 
 /// The record of a new active key of a tier, as a command hands it to the store.

@@ -93,7 +93,7 @@ impl Model {
 async fn run_history(steps: Vec<Step>) {
     let fixture = EmbeddedFixture::new();
     let mut store = fixture.gateway("a").await;
-    let days = [day_around_now("2026-11-20"), day_around_now("2026-11-21")];
+    let days = [day_around_now("2099-11-20"), day_around_now("2099-11-21")];
     let mut keys = vec![
         issue(&store).await,
         issue(&store).await,

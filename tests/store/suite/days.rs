@@ -120,8 +120,8 @@ pub async fn a_day_that_is_over_or_to_come_is_refused_with_the_stores_time(fixtu
     let key = issue(&store).await;
     let now = Timestamp::now().as_second();
     for (date, start, end) in [
-        ("2026-11-20", now - 90_000, now - 3_600),
-        ("2026-11-22", now + 3_600, now + 90_000),
+        ("2099-11-20", now - 90_000, now - 3_600),
+        ("2099-11-22", now + 3_600, now + 90_000),
     ] {
         let day = Day {
             date: date.parse().unwrap(),

@@ -81,7 +81,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
         Claim::Made
     );
     let mut other_day = eighty.clone();
-    other_day.standing.day.date = "2026-11-22".parse().unwrap();
+    other_day.standing.day.date = "2099-11-22".parse().unwrap();
     assert_eq!(
         claimed(loser.0, &other_day, loser.1, Delivery::Wanted).await,
         Claim::Made

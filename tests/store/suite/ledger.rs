@@ -17,7 +17,7 @@ use super::{
 
 pub async fn the_ledger_reconciles_with_the_counts_by_day_key_and_endpoint(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
-    let days = [day_around_now("2026-11-20"), day_around_now("2026-11-21")];
+    let days = [day_around_now("2099-11-20"), day_around_now("2099-11-21")];
     let keys = [
         issue(&store).await,
         issue(&store).await,
@@ -140,7 +140,7 @@ pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixtu
 pub async fn limit_and_grants_of_a_day_are_told(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let key = issue(&store).await;
-    let (day, tomorrow) = (today(), day_around_now("2026-11-22"));
+    let (day, tomorrow) = (today(), day_around_now("2099-11-22"));
     granted(store.charge(charge(&key, day, 100, 1)).await);
     let mut record = key.record.clone();
     record.grants.insert(day.date, 50);
@@ -246,7 +246,7 @@ pub async fn a_refund_of_a_closed_day_is_an_adjustment_and_the_day_stays(fixture
 pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
     let keys = [issue(&store).await, issue(&store).await];
-    for date in ["2026-11-19", "2026-11-20", "2026-11-21"] {
+    for date in ["2099-11-19", "2099-11-20", "2099-11-21"] {
         for key in &keys {
             granted(store.charge(charge(key, day_around_now(date), 5, 1)).await);
         }
@@ -255,7 +255,7 @@ pub async fn usage_is_told_for_the_asked_days_and_key_only(fixture: &dyn Fixture
         (ledger(&store).await.len() == 6).then_some(())
     })
     .await;
-    let (from, to) = ("2026-11-20".parse().unwrap(), "2026-11-21".parse().unwrap());
+    let (from, to) = ("2099-11-20".parse().unwrap(), "2099-11-21".parse().unwrap());
     let rows = store.usage(from, to, None).await.unwrap();
     assert_eq!(rows.len(), 4);
     assert!(rows.iter().all(|row| row.date >= from && row.used == 1));
@@ -273,7 +273,7 @@ pub async fn usage_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn F
     let mut keys = Vec::new();
     for turn in 0..4 {
         let key = issue(&store).await;
-        for date in ["2026-11-19", "2026-11-20", "2026-11-21"] {
+        for date in ["2099-11-19", "2099-11-20", "2099-11-21"] {
             let charged = charge(&key, day_around_now(date), 100, turn + 1);
             let (_, receipt) = granted(store.charge(charged).await);
             if turn == 1 {
@@ -291,9 +291,9 @@ pub async fn usage_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn F
     .await;
     let date = |text: &str| text.parse::<Date>().unwrap();
     for (from, to) in [
-        (date("2026-11-20"), date("2026-11-21")),
-        (date("2026-09-01"), date("2026-11-19")),
-        (date("2026-11-21"), date("2026-11-20")),
+        (date("2099-11-20"), date("2099-11-21")),
+        (date("2099-09-01"), date("2099-11-19")),
+        (date("2099-11-21"), date("2099-11-20")),
     ] {
         for asked in [vec![keys[3], keys[1]], vec![idle], keys.clone(), Vec::new()] {
             let expected = whole
@@ -378,7 +378,7 @@ pub async fn an_open_store_is_healthy(fixture: &dyn Fixture) {
 
 pub async fn a_day_of_some_keys_is_what_the_ledger_tells_of_them(fixture: &dyn Fixture) {
     let store = fixture.gateway("a").await;
-    let days = [day_around_now("2026-11-20"), day_around_now("2026-11-21")];
+    let days = [day_around_now("2099-11-20"), day_around_now("2099-11-21")];
     let mut keys = Vec::new();
     for turn in 0..5 {
         let key = issue(&store).await;
