@@ -1,8 +1,8 @@
 //! The command line: arguments, subcommands, exit codes.
 //!
-//! Every command reads the same `gateway.yaml`. Results go to standard output, everything said about them to standard
-//! error, so that output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway,
-//! 78 bad configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
+//! Every command reads the same `gateway.yaml`. Results are written to standard output and messages to standard error, so that
+//! output can be piped. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad
+//! configuration (`EX_CONFIG` of BSD's sysexits). A reader that closes the pipe early (`| head`) is no failure.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -35,13 +35,13 @@ const EXIT_FAILED: u8 = 1;
 const EXIT_USAGE: u8 = 2;
 const EXIT_UNCONFIRMED: u8 = 3;
 const EXIT_CONFIG: u8 = 78;
-/// How long a command waits for the gateways to apply its change, as the contract says.
+/// How long a command waits for the gateways to apply its change, by the contract.
 const APPLIED_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a command waits for a replica of Redis to confirm its change.
 const REPLICA_PATIENCE: Duration = Duration::from_millis(500);
-/// Gateways that are named as not having confirmed a change.
+/// The most unconfirmed gateways that a message names.
 const UNCONFIRMED_NAMED_MAX: usize = 20;
-/// How long a command gives the store to write what is left.
+/// How long a command waits for the store to write pending data.
 const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
 
 /// The API gateway in front of a football prediction data service: keys, tiers, exact daily quotas.
@@ -53,7 +53,7 @@ const CLOSE_DEADLINE: Duration = Duration::from_secs(2);
                   Exit codes: 0 done, 1 failed, 2 wrong usage, 3 stored but not confirmed by every gateway, 78 bad configuration"
 )]
 struct Arguments {
-    /// The configuration file. Commands on the store need no certificate, name or secret of what only a gateway uses.
+    /// The configuration file. Commands on the store ignore certificates, names and secrets that only a gateway uses.
     #[arg(
         short,
         long,
@@ -71,17 +71,17 @@ struct Arguments {
 enum Command {
     /// Run the gateway.
     #[command(
-        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # in the place of the one that runs\n\n\
-                      A name of an upstream or of Redis that does not resolve is no obstacle: its server is out until it does."
+        after_help = "Example:\n  touchline serve --config gateway.yaml\n  touchline serve --config gateway.yaml --upgrade    # replace the running gateway\n\n\
+        The gateway also starts if the name of an upstream or of Redis does not resolve: that server gets no requests until it does."
     )]
     Serve(serve::ServeArguments),
-    /// Check the configuration: all its problems at once, each as FILE:LINE:COLUMN.
+    /// Check the configuration and list all its problems, each as FILE:LINE:COLUMN.
     #[command(
         after_help = "Example:\n  touchline check --config gateway.yaml\n  touchline check --config next.yaml --against-running\n  \
                       touchline check --config gateway.yaml --offline    # in CI\n\n\
                       docs/configuration.md describes every key.\n\n\
-                      A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is a warning \
-                      on standard error: the gateway's machine may have another DNS, and a gateway starts all the same."
+                      A file that cannot be read and a variable that is not set are mistakes. A name that does not resolve is only a warning on \
+                      standard error, because a gateway starts all the same and its machine may use another DNS."
     )]
     Check(check::CheckArguments),
     /// Issue, find, show and change API keys.
@@ -90,55 +90,55 @@ enum Command {
         after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --expires 2027-01-31"
     )]
     Keys(keys::KeysCommand),
-    /// Show what was used, prove that it reconciles, list a month for invoices.
+    /// Show the units used, verify the ledger, invoice a month.
     #[command(
         after_help = "Example:\n  touchline usage --month 2026-11 --by key --output csv\n  touchline usage --from 2026-11-16 --to 2026-11-22 --by day"
     )]
     Usage(usage::UsageArguments),
-    /// Print the description of the API that a gateway with this configuration answers at /openapi.json.
+    /// Print the OpenAPI document that a gateway with this configuration serves at /openapi.json.
     #[command(after_help = "Example:\n  touchline openapi --output yaml > openapi.yaml")]
     Openapi(openapi::OpenapiArguments),
-    /// Print the JSON Schema of gateway.yaml (2020-12), with which editors describe, complete and check it.
+    /// Print the JSON Schema of gateway.yaml (2020-12), for completion and checks in editors.
     #[command(after_help = "Example:\n  touchline schema > gateway.schema.json")]
     Schema(schema::SchemaArguments),
-    /// Show who changed which key, when, how and why.
+    /// List the changes of keys: who changed which key, when, how and why.
     #[command(
         after_help = "Example:\n  touchline audit --key 4fZk09QwXy2B\n  touchline audit --from 2026-11-01 --to 2026-11-30 --what grant --output csv"
     )]
     Audit(audit::AuditArguments),
-    /// Say what would become of a request with a key, step by step, and which settings decide it. Charges nothing.
+    /// Show how a gateway would decide a request with a key, step by step, and which settings decide it. Charges nothing.
     #[command(
         after_help = "Example:\n  touchline explain --key-id 4fZk09QwXy2B --method GET --path /api/v1/data/insights\n\n\
-                      Exit code 0 says that the request could be explained, whatever becomes of it."
+                      The exit code is 0 whenever the request could be explained, even if it would be refused."
     )]
     Explain(explain::ExplainArguments),
-    /// See how the store is doing; back it up, restore it, copy it into another; strike off gateways that are gone for good.
+    /// Show the state of the store, back it up, restore it, copy it into another; remove gateways that are gone for good.
     #[command(subcommand, after_help = "Example:\n  touchline store status")]
     Store(store::StoreCommand),
-    /// Print a script with which a shell completes commands, options and their values.
+    /// Print a shell's completion script for commands, options and their values.
     #[command(
         after_help = "Example:\n  touchline completions bash > ~/.local/share/bash-completion/completions/touchline\n  \
                       touchline completions fish > ~/.config/fish/completions/touchline.fish"
     )]
     Completions(manual::CompletionsArguments),
-    /// Print the manual page, or write those of all commands.
+    /// Print the manual page, or write the pages of all commands.
     #[command(
         after_help = "Example:\n  touchline man | man -l -\n  touchline man /usr/local/share/man/man1"
     )]
     Man(manual::ManArguments),
 }
 
-/// A mistake in how a command was called that clap cannot see.
+/// A wrong usage of a command that clap cannot detect.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
 
-/// A change that is stored, and that not every gateway is known to have applied.
+/// A stored change that not every gateway is known to have applied.
 #[derive(Debug, thiserror::Error)]
 #[error("the change is stored, but not confirmed by every gateway: {0}")]
 struct NotConfirmed(String);
 
-/// Parses the process's arguments, runs the command and tells its exit code.
+/// Parses the process's arguments, runs the command and returns its exit code.
 pub fn run() -> ExitCode {
     output::fit_to_terminal();
     let arguments = match Arguments::try_parse() {
@@ -163,10 +163,10 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Prints help, or what is wrong with the arguments, without those that may be API keys.
+/// Prints help, or the mistake in the arguments without arguments that may be API keys.
 fn print_usage_error(error: &clap::Error) {
     if !error.use_stderr() {
-        // A closed standard output leaves nothing to do.
+        // If standard output is closed, there is nothing left to do.
         return drop(error.print());
     }
     let given = std::env::args_os().skip(1);
@@ -222,16 +222,16 @@ fn is_closed_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Says something on standard error.
+/// Writes a message to standard error.
 fn note(text: &str) {
-    // Where standard error is closed there is nobody to tell.
+    // A closed standard error is ignored.
     let columns = output::columns_of(io::stderr());
     let _ = writeln!(io::stderr(), "{}", output::broken(text, columns));
 }
 
-/// Does a command's work.
+/// Runs a command's future to its end.
 fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
-    // One worker beside this thread: the store goes on while a command waits for its operator.
+    // One worker beside this thread, so that the store keeps working while a command waits for its operator.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -239,14 +239,14 @@ fn on_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Resul
     runtime.block_on(work)
 }
 
-/// A configuration and its open store, for as long as one command runs.
+/// A configuration and its open store, during one command.
 struct Session {
     config: Config,
     store: Arc<dyn Store>,
 }
 
 impl Session {
-    /// Opens the store, does the work and closes it, whatever came of the work.
+    /// Opens the store, runs `work` and closes the store, also after an error.
     fn run(
         config: Config,
         work: impl AsyncFnOnce(&Session) -> anyhow::Result<()>,
@@ -260,11 +260,11 @@ impl Session {
         })
     }
 
-    /// Waits until every gateway has applied a change; without one, the last change that there was.
+    /// Waits until every gateway has applied a change; without a mark, the store's last change.
     ///
     /// # Errors
-    /// [`NotConfirmed`] with the gateways that have not within the contract's two seconds, and those that did not sign off and are
-    /// not heard of any more. The change is made all the same.
+    /// [`NotConfirmed`] with the gateways that have not applied it within the contract's two seconds, and the silent ones. The change
+    /// is stored all the same.
     async fn applied(&self, mark: Option<&ChangeMark>) -> anyhow::Result<()> {
         if mark.is_some() {
             self.note_replicas().await;
@@ -278,7 +278,7 @@ impl Session {
         };
         let unconfirmed = unconfirmed.await.map_err(|error| {
             NotConfirmed(format!(
-                "whether the gateways applied it is unknown: {error}"
+                "it is unknown whether the gateways applied it: {error}"
             ))
         })?;
         match not_confirmed(&unconfirmed) {
@@ -287,24 +287,24 @@ impl Session {
         }
     }
 
-    /// Says so where a failover of the store could still lose the change.
+    /// Writes a note if a failover of the store could still lose the change.
     async fn note_replicas(&self) {
         match self.store.await_replicas(REPLICA_PATIENCE).await {
             Ok(replicas) if replicas.connected > 0 && replicas.confirmed == 0 => note(&format!(
-                "The change is stored, but none of the {} replicas of Redis has confirmed it within {} ms: a failover \
-                 now could lose it, until a gateway writes it back.",
+                "The change is stored, but none of the {} replicas of Redis confirmed it within {} ms: a failover \
+                now could lose it until a gateway restores it.",
                 replicas.connected,
                 REPLICA_PATIENCE.as_millis()
             )),
             Ok(_) => {}
             Err(error) => note(&format!(
-                "The change is stored, but whether a replica of Redis has it is unknown: {error}"
+                "The change is stored, but it is unknown whether a replica of Redis has it: {error}"
             )),
         }
     }
 }
 
-/// Which gateways have not confirmed a change, and what that means; `None` if all have.
+/// The message about gateways that have not confirmed a change; `None` if all have.
 fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
     let named = |gateway: &Unconfirmed| match gateway.silent_since {
         None => format!(
@@ -312,7 +312,7 @@ fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
             gateway.name,
             APPLIED_PATIENCE.as_secs()
         ),
-        Some(since) => format!("{} (not heard of since {since})", gateway.name),
+        Some(since) => format!("{} (silent since {since})", gateway.name),
     };
     let mut text = gateways
         .iter()
@@ -325,7 +325,8 @@ fn not_confirmed(gateways: &[Unconfirmed]) -> Option<String> {
     }
     if gateways.iter().any(|one| one.silent_since.is_some()) {
         text.push_str(
-            ". A gateway that cannot reach Redis may go on by the keys that it knows, for as long as its              store.redis.max_staleness. Strike off what is gone for good: `touchline store forget NODE`",
+            ". A gateway that cannot reach Redis may accept the keys it knows until its store.redis.max_staleness is over. \
+            Remove gateways that are gone for good: `touchline store forget NODE`",
         );
     }
     (!gateways.is_empty()).then_some(text)
@@ -497,7 +498,7 @@ mod tests {
         let since = Some("2026-11-21T12:00:00Z");
         let both = not_confirmed(&[gateway(1, None), gateway(2, since)]).unwrap();
         assert!(both.starts_with(
-            "web-1 (has not applied it within 2 s), web-2 (not heard of since 2026-11-21T12:00:00Z). "
+            "web-1 (has not applied it within 2 s), web-2 (silent since 2026-11-21T12:00:00Z). "
         ));
         assert!(both.contains("max_staleness") && both.contains("touchline store forget"));
         let many: Vec<_> = (1..=22).map(|number| gateway(number, since)).collect();

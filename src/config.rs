@@ -1,9 +1,9 @@
 //! `gateway.yaml`: from its text to the checked [`Config`], or all its problems at once.
 //!
-//! serde_yaml reads the text into types that keep every leaf as written; the check gives each leaf its type, bounds and
-//! default, and notes a problem instead of stopping. Positions come from an index of YAML path → line and column that an
-//! event parser makes of the same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns
-//! do not overlap, every number is within its bounds. It does not know what is made of it.
+//! serde_yaml reads the text into types that keep every leaf as written. The check applies types, bounds and defaults, and notes
+//! problems instead of stopping. Positions come from an index of YAML path → line and column, made by an event parser from the
+//! same text. A `Config` that exists is valid: names that endpoints refer to exist, patterns do not overlap, every number is
+//! within its bounds. This module does not know how a configuration is used.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -52,54 +52,54 @@ pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeo
 pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
 pub use succession::Running;
 
-/// The largest file that is read: some 10,000 endpoints.
+/// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
-/// For one name: a gateway starts, or applies a file, all the same, and tries it again.
+/// The timeout for resolving one name. After it, a gateway starts or applies the file all the same and tries again later.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A checked configuration. One that was read for less than serving has defaults in the place of what was not looked at: in sections that
-/// only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
+/// A checked configuration. If it was read for another purpose than serving, values that were not read are defaults: in sections
+/// that only a gateway uses ([`Purpose::Commands`]), or anywhere ([`Purpose::Offline`]).
 #[derive(Debug)]
 pub struct Config {
-    /// The first 12 hexadecimal characters of the SHA-256 of the text: which configuration a node runs.
+    /// The first 12 hexadecimal characters of the SHA-256 of the text: the name of the configuration that a node runs.
     pub hash: String,
-    /// What it comes to, to be told and compared.
+    /// The facts of the configuration, to be served and compared.
     pub effective: Arc<Effective>,
-    /// What a process is built on: the effects of everything that only a restart changes, by path.
+    /// The effects, by path, of every value whose change needs a restart.
     foundation: BTreeMap<String, Secret>,
-    /// Where each setting stands in the file.
+    /// The position of each setting in the file.
     pub places: Places,
-    /// Where clients and operators connect.
+    /// The listeners for clients and operators.
     pub listen: Listen,
-    /// Where keys and counts live.
+    /// The store of keys and counts.
     pub store: StoreConfig,
     /// The division of time into quota days (`quota.timezone`).
     pub calendar: Calendar,
-    /// How long the ledger waits for late settlements, and is kept.
+    /// How long the ledger waits for late settlements, and how long it is kept.
     pub ledger: Ledger,
-    /// What issued keys look like, and what a 401 says.
+    /// The format of issued keys, and the realm of a 401.
     pub keys: Keys,
     /// The tiers in the order of the file; at least one, no name twice.
     pub tiers: Vec<(TierName, Tier)>,
     /// How a month is billed.
     pub billing: Rules,
-    /// Which events of keys near their limits are sent.
+    /// Events of keys near their limits.
     pub events: Events,
-    /// The endpoints; every tier and upstream they name exists.
+    /// The endpoints; every tier and upstream that they name exists.
     pub endpoints: EndpointTable,
     /// The upstreams in the order of the file; at least one, no name twice.
     pub upstreams: Vec<Upstream>,
-    /// What is passed on to upstreams.
+    /// Which headers are passed on.
     pub forward: Forward,
-    /// Threads.
+    /// Threads of the process.
     pub runtime: Runtime,
-    /// Bounds on what one client can take.
+    /// Limits on the resources of one client.
     pub limits: Limits,
     /// Logs.
     pub logging: Logging,
     /// Traces.
     pub tracing: Tracing,
-    /// What is no mistake of the file and may become a problem: names that do not resolve.
+    /// Warnings: names that do not resolve, which are no mistakes of the file.
     pub warnings: Vec<Problem>,
 }
 
@@ -112,14 +112,14 @@ pub enum Level {
     Warn,
     /// Starts, stops, changes.
     Info,
-    /// What a developer asks for.
+    /// Details for developers.
     Debug,
     /// Everything.
     Trace,
 }
 
 impl Level {
-    /// The word in the file, which tracing's filters know too.
+    /// The word in the file, which tracing's filters accept too.
     pub fn as_str(self) -> &'static str {
         match self {
             Level::Error => "error",
@@ -131,7 +131,7 @@ impl Level {
     }
 }
 
-/// The form of a log line.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// One JSON object a line.
@@ -140,7 +140,7 @@ pub enum LogFormat {
     Pretty,
 }
 
-/// Where the access log goes.
+/// The destination of the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AccessLog {
     /// Standard output.
@@ -173,19 +173,19 @@ impl Config {
         Config::load_for(path, Purpose::Serve)
     }
 
-    /// The same for another purpose.
+    /// Reads and checks a file for another purpose than serving.
     ///
     /// # Errors
-    /// As [`Config::load`], as far as the purpose needs what is wrong.
+    /// As [`Config::load`], but only problems of values that the purpose needs.
     pub fn load_for(path: &Path, purpose: Purpose) -> Result<Config, ConfigErrors> {
         Config::read(path, purpose, None)
     }
 
-    /// The same for a configuration that is to take the place of one that runs.
+    /// Reads and checks a file that is to replace a running configuration.
     ///
     /// # Errors
-    /// As [`Config::load`]; where the file alone is good, everything in it that needs a restart, and tiers that are gone
-    /// though keys hold them.
+    /// As [`Config::load`]; if the file itself is valid, every change that needs a restart, and every removed tier that keys still
+    /// have.
     pub fn load_over(path: &Path, running: &Running<'_>) -> Result<Config, ConfigErrors> {
         Config::read(path, Purpose::Serve, Some(running))
     }
@@ -241,7 +241,7 @@ impl Config {
         )
     }
 
-    /// Checks a text. `file_name` is what problems show; `env` answers `${VARIABLE}`. Reads the files that `…_file` keys
+    /// Checks a text. `file_name` is shown in problems; `env` returns the values of variables. Reads the files that `…_file` keys
     /// name, and resolves host names of upstreams.
     ///
     /// # Errors
@@ -355,13 +355,13 @@ fn parse_in(
     }
 }
 
-/// The addresses of a `host:port` by the system's resolver, which may wait longer than [`RESOLVE_TIMEOUT`]; its thread is then left to it.
+/// Resolves a `host:port` with the system's resolver. If it takes longer than [`RESOLVE_TIMEOUT`], its thread is left behind.
 fn resolve(server: &str) -> std::io::Result<Vec<SocketAddr>> {
     let (sender, receiver) = std::sync::mpsc::channel();
     let server = server.to_owned();
     let look_up = move || {
         let found = server.to_socket_addrs().map(Iterator::collect);
-        // Received by nobody where it is too late.
+        // After the timeout there is no receiver, and the result is dropped.
         let _ = sender.send(found);
     };
     std::thread::Builder::new().spawn(look_up)?;

@@ -1,8 +1,8 @@
 //! Composition: a checked configuration becomes a store, listeners and a running gateway.
 //!
-//! The gateway runs on a runtime of its own instead of pingora's `Server`: addresses are bound and certificates read
-//! before anything starts, so that what is wrong ends the process with a message; and at SIGTERM requests in flight are
-//! finished and waited for, no longer than needed and no longer than `limits.shutdown_grace`.
+//! The gateway has its own runtime instead of pingora's `Server`. Addresses are bound and certificates read before anything
+//! starts, so that a mistake ends the process with a message. At SIGTERM the gateway waits for requests in flight, for at most
+//! `limits.shutdown_grace`.
 
 use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
 use std::net::SocketAddr;
@@ -45,7 +45,7 @@ mod upkeep;
 mod watched;
 
 use entrance::Entrance;
-use events::Teller;
+use events::Claimer;
 use events::courier::Courier;
 use exporter::Exporter;
 pub use handover::Withdrawal;
@@ -58,18 +58,18 @@ pub use tls::CertificateError;
 use tls::Front;
 use upkeep::Upkeep;
 
-/// How often a stopping gateway looks whether it is idle.
+/// How often a stopping gateway checks whether it is idle.
 const DRAIN_POLL: Duration = Duration::from_millis(10);
-/// How long a client may take to learn that its connection ends, and requests that it had sent by then to come.
+/// How long a client may take to notice that its connection ends; requests that it sent before then arrive within this time.
 const FAREWELL: Duration = Duration::from_secs(1);
-/// What a stopping gateway keeps of its grace for writing what is still to be written.
+/// The part of the grace that a stopping gateway reserves for pending writes.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a stopping gateway goes on claiming what requests have shown of keys near their limits.
-const TELL_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a stopping gateway exports the spans that wait, where its grace leaves so much; and where it does not.
+/// How long a stopping gateway continues to claim events of keys near their limits.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a stopping gateway exports pending spans, if its grace permits; and the least time otherwise.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// Before its end, a certificate that was not renewed is an operator's business: most are renewed a month before.
+/// The remaining life of a certificate below which a warning is logged: most are renewed a month before their end.
 const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
 
 /// Why a gateway does not start.
@@ -85,51 +85,51 @@ pub enum ServeError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The access log cannot be written.
-    #[error("the access log {path} cannot be opened: {error}; mend logging.access_log")]
+    #[error("cannot open the access log {path}: {error}; correct logging.access_log")]
     AccessLog {
-        /// Where it should go.
+        /// The file of the log.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
     /// There is no gateway whose listeners could be taken over.
     #[error(
-        "no gateway hands its listeners over at {path}: {error}; start without --upgrade, or mend listen.upgrade"
+        "no gateway hands over its listeners at {path}: {error}; start without --upgrade, or correct listen.upgrade"
     )]
     Predecessor {
         /// The Unix socket.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The gateway that runs does not answer, waits for another successor, or has just been succeeded by it.
+    /// The running gateway does not answer, waits for another successor, or was just replaced by it.
     #[error(
-        "the gateway at {path} does not hand its listeners over now ({error}): another process may be taking its place; see \
-         which one runs, then upgrade again if need be"
+        "the gateway at {path} does not hand over its listeners now ({error}): another process may be replacing it; check \
+        which one runs, then upgrade again if necessary"
     )]
     Busy {
         /// The Unix socket.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// The gateway that runs goes on instead.
+    /// The running gateway continues to serve instead.
     #[error(transparent)]
     Withdrawn(#[from] Withdrawal),
     /// The listeners cannot be offered to a successor.
-    #[error("the listeners cannot be offered at {path}: {error}; mend listen.upgrade")]
+    #[error("cannot offer the listeners at {path}: {error}; correct listen.upgrade")]
     Offer {
         /// The Unix socket.
         path: String,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// Threads, signals or metric families: the system is out of something.
+    /// Threads, signals or metric families failed for lack of system resources.
     #[error("the gateway cannot start: {0}")]
     System(String),
 }
 
-/// Where a running gateway listens; printed as one JSON line when all listeners are bound.
+/// The addresses of a running gateway, printed as one JSON line when all listeners are bound.
 #[derive(Debug, Clone, Serialize)]
 pub struct Addresses {
     event: &'static str,
@@ -142,27 +142,27 @@ pub struct Addresses {
     admin: SocketAddr,
 }
 
-/// Where a gateway gets its listening sockets from.
+/// The origin of a gateway's listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begin {
-    /// It binds them.
+    /// The gateway binds them.
     Anew,
-    /// From the gateway that runs, which ends when this one is ready (`listen.upgrade`).
+    /// The running gateway hands them over through `listen.upgrade`, and ends when this one is ready.
     FromPredecessor,
 }
 
-/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration that was read from `file`,
-/// and with what `file` holds later. `announce` is called once, when all listeners are bound.
+/// Runs a gateway until SIGTERM or SIGINT, or until a successor has taken over, with the configuration read from `file` and with
+/// its later changes. `announce` is called once, when all listeners are bound.
 ///
 /// # Errors
-/// [`ServeError`] where it cannot start; nothing listens then.
+/// [`ServeError`] if the gateway cannot start; no address is bound then.
 pub fn serve(
     file: &Path,
     config: Config,
     begin: Begin,
     announce: impl FnOnce(&Addresses),
 ) -> Result<(), ServeError> {
-    // Fails only where a provider is installed already.
+    // Fails only if a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     diagnostics::install(
         config.logging.level.as_str(),
@@ -182,7 +182,7 @@ pub fn serve(
     served
 }
 
-/// The gateway whose place is to be taken, with its listeners.
+/// The gateway to be replaced, with its listeners.
 fn predecessor(
     config: &Config,
     begin: Begin,
@@ -194,7 +194,7 @@ fn predecessor(
     let (predecessor, handed) = Predecessor::ask(&place).map_err(|error| {
         let path = place.display().to_string();
         match error.kind() {
-            // It does not answer now, or ended before it did.
+            // The gateway does not answer now, or ended before it did.
             WouldBlock | TimedOut | ConnectionReset | UnexpectedEof => {
                 ServeError::Busy { path, error }
             }
@@ -222,7 +222,7 @@ async fn run(
     let system = |error: &dyn std::fmt::Display| ServeError::System(error.to_string());
     let mut stop = StopSignals::install().map_err(|error| system(&error))?;
     let metrics = Arc::new(Metrics::new().map_err(|error| system(&error))?);
-    // From here on it does not end the process.
+    // From here on the signal does not end the process.
     let hangup = signal(SignalKind::hangup()).map_err(|error| system(&error))?;
     let access_log = AccessLog::new(open_access_log(&config.logging.access_log, &metrics)?);
     let node = node_name();
@@ -282,7 +282,7 @@ async fn run(
     };
     let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
-    let teller = tokio::spawn(Teller::new(gate.clone(), node.clone()).run());
+    let claimer = tokio::spawn(Claimer::new(gate.clone(), node.clone()).run());
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
     let courier = tokio::spawn(Courier::new(gate.clone(), node.clone()).run());
     let sampler = tokio::spawn(sample(gate.clone(), history));
@@ -303,9 +303,9 @@ async fn run(
     notify::ready(&configuration);
 
     tokio::select! {
-        () = stop.wait() => tracing::info!("stopping: finishing the requests in flight"),
+        () = stop.wait() => tracing::info!("stopping: waiting for requests in flight"),
         () = succeeded.notified() => {
-            tracing::info!("a successor has taken over: finishing the requests in flight");
+            tracing::info!("a successor has taken over: waiting for requests in flight");
             bound.leave_admin();
         }
     }
@@ -316,39 +316,39 @@ async fn run(
     }
     let deadline = Instant::now() + gate.snapshot().config.limits.shutdown_grace;
     gate.start_draining();
-    // Nobody is listening only if all services are gone already.
+    // Fails only if all services have already ended.
     let _ = shutdown.send(true);
     tokio::select! {
         () = drained(&metrics, &mut bound, deadline) => {}
-        () = stop.wait() => tracing::warn!("stopping at once: a second signal came"),
+        () = stop.wait() => tracing::warn!("stopping at once after a second signal"),
     }
     let left = metrics.in_flight.get();
     if left > 0 {
         tracing::warn!(
             left,
-            "requests were cut off by the end of limits.shutdown_grace"
+            "requests were cut because limits.shutdown_grace ended"
         );
     }
     end_of_traces.notify_one();
     exported(exporting, deadline).await;
-    events::settled(&gate, Instant::now() + TELL_TIMEOUT).await;
-    for task in [teller, courier, upkeep, sampler] {
+    events::settled(&gate, Instant::now() + CLAIM_TIMEOUT).await;
+    for task in [claimer, courier, upkeep, sampler] {
         task.abort();
-        // It has let go of the store, so that nothing of it comes after what is said now.
+        // Its claims of events have ended, so none follows the release of the lease.
         let _ = task.await;
     }
     if let Err(error) = store.resign(&node).await {
-        tracing::warn!(%error, "another gateway delivers events only when the right of this one has expired");
+        tracing::warn!(%error, "another gateway delivers events only after the lease of this one expires");
     }
     store.close(CLOSE_TIMEOUT).await;
-    // Waits until the last lines are written, whoever else still holds the gate.
+    // Waits until the last lines are written, even if the gate is still in use.
     let last_lines = gate.access_log.redirect(None);
     let _ = tokio::task::spawn_blocking(move || drop(last_lines)).await;
     tracing::info!("stopped");
     Ok(())
 }
 
-/// Waits until the last spans are exported, as long as the grace and [`EXPORT_TIMEOUT`] leave time for it.
+/// Waits until the last spans are exported, as long as the grace and [`EXPORT_TIMEOUT`] permit.
 async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
     let grace = deadline.saturating_duration_since(Instant::now());
     let patience = grace.clamp(EXPORT_TIMEOUT_MIN, EXPORT_TIMEOUT);
@@ -356,12 +356,12 @@ async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
         .await
         .is_err()
     {
-        tracing::warn!("spans were not exported before the end");
+        tracing::warn!("not all spans were exported before the gateway ended");
         exporting.abort();
     }
 }
 
-/// Shows when the present certificates end, and warns of those where that is soon.
+/// Records when the present certificates end, and warns if one ends soon.
 fn note_certificates(front: &Front, gate: &Gate) {
     let ends = front.certificate_ends();
     gate.metrics.certificates_end(&ends);
@@ -372,13 +372,13 @@ fn note_certificates(front: &Front, gate: &Gate) {
             tracing::warn!(
                 certificate,
                 days,
-                "the certificate of listen.https ends soon or has ended: renew it; the file is read again when it changes"
+                "a certificate of listen.https expires soon or has expired: renew it; the file is read again when it changes"
             );
         }
     }
 }
 
-/// What operators see of a gateway.
+/// The state of a gateway for its operators.
 fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<History>) -> Admin {
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
@@ -398,14 +398,14 @@ fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<Hist
     Admin::new(store, metrics, history.clone(), view)
 }
 
-/// The servers that are out because their names have not resolved, as reasons for operators.
+/// The servers without requests because their names have not resolved, as reasons for operators.
 fn servers_out(snapshot: &Snapshot) -> Vec<String> {
     let upstreams = snapshot.upstreams();
     let reasons = upstreams.flat_map(|upstream| {
         let names = upstream.unresolved().into_iter();
         let reason = |name| {
             let upstream = &upstream.name;
-            format!("{name} of the upstream {upstream} cannot be resolved: this server is out until it can")
+            format!("{name} of the upstream {upstream} cannot be resolved: this server gets no requests until it can")
         };
         names.map(reason).collect::<Vec<String>>()
     });
@@ -427,7 +427,7 @@ fn terms(gate: &Gate, config: &Config) -> Option<Terms> {
 async fn sample(gate: Arc<Gate>, history: Arc<History>) {
     let mut ends = tokio::time::interval(SAMPLE_INTERVAL);
     ends.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    // The first tick is at once, and there is nothing to tell yet.
+    // The first tick is immediate, before there is anything to sample.
     ends.tick().await;
     let mut began = Instant::now();
     loop {
@@ -438,8 +438,8 @@ async fn sample(gate: Arc<Gate>, history: Arc<History>) {
     }
 }
 
-/// Waits until no request is in flight and no client connected, or the deadline. Clients that were told to go and do not are not
-/// waited for once they have had [`FAREWELL`] without a request.
+/// Waits until no request is in flight and no client is connected, or until the deadline. Clients that do not close their
+/// connections are not waited for after [`FAREWELL`] without a request.
 async fn drained(metrics: &Metrics, bound: &mut Bound, deadline: Instant) {
     let left = deadline.saturating_duration_since(Instant::now());
     if tokio::time::timeout(left, bound.closed()).await.is_err() {
@@ -478,7 +478,7 @@ impl StopSignals {
     }
 }
 
-/// Logs of every configuration that runs which tiers it does not enforce, and which servers are out for want of an address.
+/// Logs, for every applied configuration, its tiers in shadow mode and its servers without an address.
 fn warn_of(snapshot: &Snapshot) {
     for upstream in snapshot.upstreams() {
         for name in upstream.unresolved() {
@@ -486,12 +486,12 @@ fn warn_of(snapshot: &Snapshot) {
             tracing::warn!(
                 upstream,
                 name,
-                "the name cannot be resolved: its server is out until it can"
+                "the name cannot be resolved: its server gets no requests until it can"
             );
         }
     }
     for (tier, _) in snapshot.config.shadow_tiers() {
-        tracing::warn!(%tier, "this tier is not enforced: everything is counted, and nothing refused by tier or quota");
+        tracing::warn!(%tier, "this tier is not enforced: requests are counted, but none is refused by tier, rates or quota");
     }
 }
 
@@ -502,7 +502,7 @@ fn format_of(format: config::LogFormat) -> diagnostics::Format {
     }
 }
 
-/// Opens the access log's place, whose lost lines are counted in `metrics`; `None` is nowhere.
+/// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
 fn open_access_log(
     access_log: &config::AccessLog,
     metrics: &Metrics,
@@ -520,7 +520,7 @@ fn open_access_log(
     })
 }
 
-/// A name for this process start: host, process id and 32 random bits.
+/// A name for this start of the process: host, process id and 32 random bits.
 fn node_name() -> NodeName {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host: String = host

@@ -1,7 +1,7 @@
-//! What the gateway tells its operators: metric families, the access log, spans.
+//! Telemetry for operators: metric families, the access log, spans.
 //!
-//! Labels and fields come from the configuration and from fixed words, never from a client: no key, path, address or
-//! header value is ever a label, and the access log holds the key id, never the key.
+//! Labels are names from the configuration and fixed words, never values from a client: no key, path, address or header value
+//! is a label. The access log has the key id, never the key.
 
 pub mod access_log;
 pub mod diagnostics;

@@ -1,8 +1,8 @@
-//! `touchline check --against-running`: what a file would change in effect in a gateway that runs.
+//! `touchline check --against-running`: the effective changes of a file in a running gateway.
 //!
-//! What runs is asked of the gateway itself, on its admin listener; how many keys a change would concern, of the store.
-//! Nothing is changed. What the gateway alone can judge (its environment, the files and names that it can reach) it judges
-//! when it reads the file.
+//! The running configuration is read from the gateway's admin listener, the number of affected keys from the store. Nothing is
+//! changed. Only the gateway itself can check its environment, and the files and names within its reach: it does so when it reads
+//! the file.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,15 +18,15 @@ use super::{Session, UsageError};
 use crate::config::{About, Config, Difference, Effective, Secret};
 use crate::policy::key_record::{KeyRecord, KeyState, TierName};
 
-/// For the gateway to answer.
+/// The timeout for the gateway's answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Above the facts of any configuration.
+/// The limit on the answer, above the facts of any configuration.
 const ANSWER_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// What a file would change.
+/// The changes of a file.
 #[derive(Debug, Serialize)]
 struct Report {
-    /// The hash of what runs.
+    /// The hash of the running configuration.
     running: String,
     /// The hash of the file.
     file: String,
@@ -36,18 +36,18 @@ struct Report {
     keys: Vec<Concerned>,
 }
 
-/// Keys that a change would concern.
+/// The keys that a change affects.
 #[derive(Debug, Serialize)]
 struct Concerned {
     tier: String,
-    /// The units a day in the file; `None`: it has no such tier.
+    /// The units a day in the file; `None` if the file does not have the tier.
     daily: Option<u64>,
-    /// Keys that have used that much today and would be refused until the next quota day; of a tier that is gone, keys that
-    /// hold it.
+    /// The keys that have used that many units today and would be refused until the next quota day; for a removed tier, the keys that
+    /// have it.
     keys: u64,
 }
 
-/// Compares a file that was loaded with what runs behind the admin listener at `address`, or at the file's own.
+/// Compares a loaded file with the configuration of the gateway whose admin listener is at `address`, or at the file's own.
 pub(super) fn run(
     config: Config,
     address: Option<SocketAddr>,
@@ -56,11 +56,11 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     let address = address.unwrap_or(config.listen.admin.address);
     if address.port() == 0 {
-        let message = "the file does not say where the admin listener is: write --against-running=127.0.0.1:9090";
+        let message = "the file has no admin listener: write its address, such as --against-running=127.0.0.1:9090";
         return Err(UsageError(message.to_owned()).into());
     }
     let running = ask(address, config.listen.admin.token.as_ref()).with_context(|| {
-        format!("the gateway cannot be asked what it runs (its admin listener, {address})")
+        format!("cannot read the running configuration from the admin listener {address}")
     })?;
     let differences = running.differences(&config.effective);
     let file = config.hash.clone();
@@ -79,15 +79,15 @@ pub(super) fn run(
         RecordFormat::Table => write_people(out, &report)?,
     }
     if needs_restart {
-        bail!("the running gateway would refuse this file: it changes what needs a restart");
+        bail!("the running gateway would refuse this file: a change needs a restart");
     }
     if held {
-        bail!("the running gateway would refuse this file: a tier is gone that keys hold");
+        bail!("the running gateway would refuse this file: it removes a tier that keys have");
     }
     Ok(())
 }
 
-/// What the gateway behind an admin listener runs; `token` opens the listener where it needs one.
+/// The configuration of the gateway behind an admin listener; `token` is for a listener that requires one.
 fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective> {
     let mut socket = TcpStream::connect_timeout(&address, PATIENCE)?;
     socket.set_read_timeout(Some(PATIENCE))?;
@@ -104,7 +104,7 @@ fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective>
     while answer.read_line(&mut head)? > "\r\n".len() {}
     let status = head.lines().next().unwrap_or_default();
     if status.split(' ').nth(1) != Some("200") {
-        bail!("it answers {status:?}: another program, or a gateway of another version");
+        bail!("the answer is {status:?}: another program, or a gateway of another version");
     }
     let length = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -113,12 +113,12 @@ fn ask(address: SocketAddr, token: Option<&Secret>) -> anyhow::Result<Effective>
             .then(|| value.trim().parse::<u64>().ok())
             .flatten()
     });
-    let length = length.context("it does not answer as a gateway does")?;
+    let length = length.context("the answer is not that of a gateway")?;
     serde_json::from_reader(answer.take(length))
-        .context("its answer cannot be read: a gateway of another version")
+        .context("the answer is unreadable: a gateway of another version")
 }
 
-/// The keys that tiers with fewer units, and tiers that are gone, concern. Asks the store only where there are such tiers.
+/// The keys affected by tiers with fewer units and by removed tiers. Reads the store only if there are such tiers.
 fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<Concerned>> {
     let number = |text: &Option<String>| text.as_deref().and_then(|text| text.parse::<u64>().ok());
     let lowered: BTreeMap<String, Option<u64>> = differences
@@ -133,7 +133,7 @@ fn concerned(config: Config, differences: &[Difference]) -> anyhow::Result<Vec<C
     let another_store =
         |one: &Difference| one.about == About::Restart && one.name.starts_with("store.");
     if differences.iter().any(another_store) {
-        // Its keys are others than those of the running gateway.
+        // Another store has other keys than the running gateway.
         return Ok(Vec::new());
     }
     let mut concerned = Vec::new();
@@ -206,10 +206,10 @@ fn write_people(out: &mut dyn Write, report: &Report) -> anyhow::Result<()> {
         let _ = match one.daily {
             Some(daily) => writeln!(
                 notes,
-                "active keys of {tier} that have used {daily} units or more today, grants apart, and would be refused until the next quota day: {}",
+                "active keys of {tier} that have used {daily} units or more today, not counting grants, and would be refused until the next quota day: {}",
                 one.keys
             ),
-            None => writeln!(notes, "keys that hold {tier}, which is gone: {}", one.keys),
+            None => writeln!(notes, "keys of the removed tier {tier}: {}", one.keys),
         };
     }
     out.write_all(prose(&notes).as_bytes())?;

@@ -1,4 +1,4 @@
-//! `touchline audit`: who changed which key, when, how and why; and who struck which gateway off the register.
+//! `touchline audit`: who changed which key, when, how and why, and who removed which gateway from the register.
 
 use std::io::Write;
 
@@ -22,7 +22,7 @@ const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"]
 
 #[derive(Debug, Args)]
 pub(super) struct AuditArguments {
-    /// Only changes of the key with this id; the key itself serves too.
+    /// Only changes of this key: its id, or the key itself.
     #[arg(long, value_parser = KeyParser, value_name = "ID")]
     key: Option<KeyArgument>,
     /// The first day, in the quota's time zone.
@@ -31,13 +31,13 @@ pub(super) struct AuditArguments {
     /// The last day, in the quota's time zone.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     to: Option<Date>,
-    /// Only changes by this name, written as it is shown.
+    /// Only changes by this name, written exactly as shown.
     #[arg(long, value_parser = parse_name, value_name = "NAME")]
     who: Option<String>,
     /// Only changes of this kind.
     #[arg(long, value_parser = action_parser(), value_name = "CHANGE")]
     what: Option<Action>,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
@@ -61,7 +61,7 @@ impl AuditArguments {
         let to = self.to.map(|to| calendar.day_of(to)).transpose()?;
         let instant = |seconds: Option<i64>| seconds.map(Timestamp::from_second).transpose();
         Ok(Wanted {
-            // Looked up with the store at hand.
+            // Resolved once the store is open.
             key: None,
             from: instant(from.map(|day| day.start))?,
             until: instant(to.map(|day| day.end))?,
@@ -71,7 +71,7 @@ impl AuditArguments {
     }
 }
 
-/// Shows the trail in the form asked for.
+/// Writes the trail in the requested format.
 pub(super) fn run(
     arguments: &AuditArguments,
     config: Config,
@@ -129,10 +129,10 @@ fn key(entry: &Entry, none: &str) -> String {
         .map_or_else(|| none.to_owned(), |key| key.to_string())
 }
 
-/// The changed facts for people; of a new key those that it has.
+/// The changed facts for people; for a new key, all facts.
 fn change(before: &Facts, after: &Facts) -> String {
     let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
-    let told = after.iter().filter_map(|(name, new)| {
+    let changes = after.iter().filter_map(|(name, new)| {
         let old = before.get(name);
         let name = name.replace('_', " ").replace("grants.", "grants of ");
         match (old, new) {
@@ -141,7 +141,7 @@ fn change(before: &Facts, after: &Facts) -> String {
             (None, None) => None,
         }
     });
-    told.collect::<Vec<_>>().join(", ")
+    changes.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

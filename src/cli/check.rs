@@ -1,4 +1,4 @@
-//! `touchline check`: says that a configuration is good, and what it comes to or would change.
+//! `touchline check`: checks a configuration and summarises it, or its changes.
 
 use std::io::Write;
 use std::net::SocketAddr;
@@ -13,11 +13,11 @@ use crate::policy::enforcement::Enforcement;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArguments {
-    /// Tell what this file would change in effect in the gateway that runs, asked at the file's admin listener or at
-    /// ADDRESS. Exits 1 where the gateway would refuse the file.
+    /// Show the effective changes of this file in the running gateway, which is queried at the file's admin listener or at ADDRESS.
+    /// Exits with 1 if the gateway would refuse the file.
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, require_equals = true)]
     against_running: Option<Option<SocketAddr>>,
-    /// The form of what would change.
+    /// The format of the changes.
     #[arg(
         short,
         long,
@@ -26,12 +26,12 @@ pub(super) struct CheckArguments {
         requires = "against_running"
     )]
     output: RecordFormat,
-    /// Check the file alone, as in CI: no environment variable, no file that it names, no DNS.
+    /// Check only the file itself, for CI: without environment variables, the files it names, and DNS.
     #[arg(long, conflicts_with = "against_running")]
     offline: bool,
 }
 
-/// Loads the configuration of `file` and writes what comes of it.
+/// Loads the configuration of `file` and writes the result.
 pub(super) fn run(
     arguments: &CheckArguments,
     file: &Path,
@@ -101,7 +101,7 @@ fn listeners(config: &Config) -> Vec<String> {
     http.into_iter().chain(https).chain([admin]).collect()
 }
 
-/// The store without its URL: there may be a password in it.
+/// The store without its URL, which may contain a password.
 fn store(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(embedded) => {

@@ -1,4 +1,4 @@
-//! `touchline explain`: what would become of a request with a key, step by step, and which settings decide it. Reads the
+//! `touchline explain`: how a gateway would decide a request with a key, step by step, and which settings decide it. Reads the
 //! store and charges nothing; needs neither the key's secret nor a running gateway.
 
 use std::collections::BTreeMap;
@@ -26,17 +26,17 @@ use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
 pub(super) struct ExplainArguments {
-    /// The id of the key: characters 5 to 16 of `fpd_…`, or what `keys list` shows; the key itself serves too.
+    /// The id of the key, as shown by `keys list` (characters 5 to 16 of `fpd_…`), or the key itself.
     #[arg(long, value_parser = KeyParser, value_name = "ID")]
     key_id: KeyArgument,
     /// The method.
     #[arg(long, default_value = "GET")]
     method: Method,
-    /// The path as the client sends it, with its query if it has one.
+    /// The path as the client sends it, with its query if any.
     #[arg(long, value_name = "PATH")]
     path: String,
-    /// Another instant than now, such as 2026-11-21T14:00:00Z: its quota day, and whether the key is valid then. Key and
-    /// configuration are those of now.
+    /// An instant such as 2026-11-21T14:00:00Z instead of now: it selects the quota day and is compared with the key's expiry. Key and
+    /// configuration are the present ones.
     #[arg(long, value_name = "INSTANT")]
     at: Option<Timestamp>,
     /// The form of the result.
@@ -44,15 +44,15 @@ pub(super) struct ExplainArguments {
     output: RecordFormat,
 }
 
-/// What is written as JSON.
+/// The result as JSON.
 #[derive(Debug, Serialize)]
 struct Explained<'a> {
     key_id: KeyId,
     method: &'a str,
     path: &'a str,
-    /// The instant that was judged.
+    /// The instant for which the request was explained.
     at: Timestamp,
-    /// When the store counted what was used.
+    /// When the units used were read from the store.
     counted_at: Timestamp,
     result: &'static str,
     would_refuse: Option<&'static str>,
@@ -69,14 +69,14 @@ struct StepView {
     configuration: Vec<Place>,
 }
 
-/// What the client is told.
+/// The answer to the client.
 #[derive(Debug, Serialize)]
 struct Answer {
-    /// `None`: the upstream's.
+    /// `None` for the upstream's status.
     status: Option<u16>,
     code: Option<&'static str>,
     headers: BTreeMap<String, String>,
-    /// Without its request id.
+    /// The body without its request id.
     body: Option<Value>,
 }
 
@@ -197,7 +197,7 @@ impl Answer {
     }
 }
 
-/// The headers by name; several of one name in one value, as HTTP lets them be.
+/// The headers by name; several of one name are joined in one value, as HTTP permits.
 fn by_name(fields: &FieldList) -> BTreeMap<String, String> {
     let mut headers: BTreeMap<String, String> = BTreeMap::new();
     for field in fields.iter() {
@@ -235,7 +235,7 @@ impl Explained<'_> {
         let status = match (self.answer.status, self.answer.code) {
             (Some(status), Some(code)) => format!("{status} {code}"),
             (Some(status), None) => status.to_string(),
-            (None, _) => "what the upstream answers".to_owned(),
+            (None, _) => "the upstream's answer".to_owned(),
         };
         let line = format!(
             "{} {} at {}: {}{shadow}. The client receives {status}, with",

@@ -1,7 +1,7 @@
-//! The id of a key as an argument, and what keeps API keys out of messages.
+//! The id of a key as an argument, and the removal of API keys from messages.
 //!
-//! An operator who has an API key at hand writes it where an id belongs. It is looked up and its id is used; the key is not
-//! repeated, right or wrong. Invariant: no message about arguments contains an argument that may be a key.
+//! An operator may write the API key itself in the place of its id: it is looked up by digest. Invariant: no message about
+//! arguments contains an argument that may be a key, right or wrong.
 
 use std::ffi::OsStr;
 
@@ -14,36 +14,36 @@ use super::{Session, UsageError};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyError, KeyId};
 use crate::policy::key_record::KeyRecord;
 
-/// In the place of a key in a message.
+/// The replacement of a key in a message.
 const STRUCK: &str = "(an API key, not repeated)";
 /// The characters of an id.
 const ID_CHARS: usize = 12;
-/// Fewer characters of a secret are of no use.
+/// The least characters of a secret that are worth hiding.
 const SECRET_CHARS_MIN: usize = 8;
 
-/// A key as an argument names it.
+/// A key named by an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum KeyArgument {
-    /// By its id.
+    /// Its id.
     Id(KeyId),
-    /// By the key itself, of which only the digest is kept.
+    /// The key itself, of which only the digest is kept.
     Key(KeyDigest, Form),
 }
 
-/// The form of a key that was given as an argument.
+/// The kind of a key given as an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// As it is issued here, with its id.
+    /// A key issued here, with its id.
     Issued(KeyId),
-    /// As it is issued here, but incomplete or with a wrong checksum; a key of another prefix that was made elsewhere may look so.
+    /// A key issued here, but incomplete or with a wrong checksum; an imported key may look the same.
     Broken,
     /// Made elsewhere, without an id.
     Foreign,
 }
 
 impl KeyArgument {
-    /// The id. An id, and the id in a key that is not stored, is not looked up; a key is, by its digest: the current one of a
-    /// record or the previous one.
+    /// The id of the key. A key is looked up by its digest, the current or previous one of a record; an id is not looked up, nor is the
+    /// id in a key that is not stored.
     ///
     /// # Errors
     /// [`UsageError`] for a key that is not stored and has a wrong checksum; another for a key made elsewhere that is not stored.
@@ -61,13 +61,13 @@ impl KeyArgument {
         {
             return Ok(id);
         }
-        // Rare: a key of before the last rotation, or one that was imported. The whole table is read, as `keys list` does.
+        // Rare: a key from before the last rotation, or an imported one. Reads the whole table, like `keys list`.
         let holder = session.store.all_keys().await?.into_iter().find(holds);
         match (holder, form) {
             (Some(record), _) => Ok(record.id),
             (None, Form::Issued(id)) => Ok(id),
             (None, Form::Broken) => Err(UsageError(
-                "an API key that is mistyped or incomplete, its checksum is wrong: write the whole key, or its id, the \
+                "the API key is mistyped or incomplete (its checksum is wrong): write the whole key, or its id, the \
                  12 characters after the first `_`"
                     .to_owned(),
             )
@@ -80,7 +80,7 @@ impl KeyArgument {
     }
 }
 
-/// The id that an optional argument names.
+/// The id named by an optional argument.
 ///
 /// # Errors
 /// As [`KeyArgument::id`].
@@ -94,7 +94,7 @@ pub(super) async fn id_of(
     }
 }
 
-/// Reads a [`KeyArgument`].
+/// Parses a [`KeyArgument`].
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeyParser;
 
@@ -134,11 +134,11 @@ fn read(text: &str) -> Result<KeyArgument, &'static str> {
     }
 }
 
-/// A message of clap without the arguments that may be keys.
+/// A message of clap without arguments that may be keys.
 pub(super) fn without_arguments(message: &str, arguments: &[String]) -> String {
     let mut text = message.to_owned();
     for argument in arguments {
-        // `--option=VALUE` and `-oVALUE` are repeated without the option.
+        // clap repeats the values of `--option=VALUE` and `-oVALUE` without the option.
         let value = argument.split_once('=').map(|(_, value)| value);
         let short = argument.strip_prefix('-').and_then(|rest| rest.get(1..));
         for part in [Some(argument.as_str()), value, short]
@@ -153,7 +153,7 @@ pub(super) fn without_arguments(message: &str, arguments: &[String]) -> String {
     without_keys(&text)
 }
 
-/// A text without the API keys of the form that this program issues, of any prefix.
+/// A text without API keys of the issued format, of any prefix.
 pub(super) fn without_keys(text: &str) -> String {
     let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut shown = String::with_capacity(text.len());
@@ -170,7 +170,7 @@ pub(super) fn without_keys(text: &str) -> String {
     shown
 }
 
-/// Whether an id and enough of a secret follow each other in a run of letters, digits and underscores.
+/// Whether a run of letters, digits and underscores contains an id followed by enough of a secret.
 fn has_secret(run: &str) -> bool {
     let parts = run.split('_').skip(1);
     let mut parts = parts.map(str::len).peekable();
@@ -183,7 +183,7 @@ fn has_secret(run: &str) -> bool {
     false
 }
 
-/// Whether an argument may be a key of any make: long enough, of visible ASCII characters, letters and digits among them.
+/// Whether an argument may be a key of any format: long enough, of visible ASCII characters, with letters and digits.
 fn may_be_key(text: &str) -> bool {
     text.len() >= KEY_CHARS_MIN
         && text.bytes().all(|byte| byte.is_ascii_graphic())

@@ -1,7 +1,8 @@
 //! `touchline keys`: issues, finds, shows and changes keys in the configured store.
 //!
-//! Every change is a compare-and-set on the record, asks before it cuts somebody off, is written with its entry in the audit
-//! trail, and returns when every gateway has applied it, or names those that have not. What a change means is decided in [`crate::policy::lifecycle`].
+//! Every change is a compare-and-set on the record and is written with its entry in the audit trail. A command asks before it ends
+//! a client's access, and returns when every gateway has applied the change, or names those that have not.
+//! [`crate::policy::lifecycle`] decides the effect of a change.
 
 use std::io::Write;
 
@@ -27,87 +28,87 @@ mod view;
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeysCommand {
-    /// Issue a key. It is shown this once and never again.
+    /// Issue a key. The key is shown only this once.
     #[command(
         after_help = "Example:\n  touchline keys issue --tier pro --customer \"Acme\" --label backend --expires 2027-01-31 --output json"
     )]
     Issue(issue::IssueArguments),
-    /// List keys in the order of their issue: all, or those that meet every filter given.
+    /// List keys in the order of their issue: all, or those that match every given filter.
     #[command(
         after_help = "Example:\n  touchline keys list --customer \"Acme\" --state active\n  touchline keys list --output csv > keys.csv"
     )]
     List(find::ListArguments),
-    /// Show a key and what it used today.
+    /// Show a key and the units it used today.
     #[command(after_help = "Example:\n  touchline keys show 4fZk09QwXy2B")]
     Show {
         /// The public id of the key, or the key itself.
         #[arg(value_parser = KeyParser)]
         id: KeyArgument,
-        /// The form of the result.
+        /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
-    /// Give a key another secret. Id and count stay; the old secret is valid until the overlap ends.
+    /// Give a key a new secret. Id and count stay; the old secret is valid until the overlap ends.
     ///
-    /// The new key is shown this once and never again. Asks where a secret that is valid now ends at once: with
-    /// `--overlap 0s`, and within the overlap of the rotation before, whose old secret then ends.
+    /// The new key is shown only this once. Asks for confirmation if a valid secret would end at once: with `--overlap 0s`, and during
+    /// the overlap of an earlier rotation, whose old secret then ends.
     #[command(
         after_help = "Example:\n  touchline keys rotate 4fZk09QwXy2B --overlap 24h\n  touchline keys rotate 4fZk09QwXy2B --overlap 0s --yes    # the secret leaked"
     )]
     Rotate(arguments::RotateArguments),
-    /// Refuse all calls with a key until it is resumed, from the next request on every gateway that can reach the store.
+    /// Refuse all requests with a key until it is resumed, from the next request on every gateway that can reach the store.
     ///
-    /// Exits 3 and names the gateways that have not confirmed it. One that cannot reach Redis may go on by the keys that it knows,
-    /// for as long as its `store.redis.max_staleness`.
+    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
+    /// until its `store.redis.max_staleness` is over.
     #[command(after_help = "Example:\n  touchline keys suspend 4fZk09QwXy2B --yes")]
     Suspend(arguments::CutArguments),
     /// End the suspension of a key.
     #[command(after_help = "Example:\n  touchline keys resume 4fZk09QwXy2B")]
     Resume(arguments::PlainArguments),
-    /// Revoke a key for ever, from the next request on every gateway that can reach the store.
+    /// Revoke a key permanently, from the next request on every gateway that can reach the store.
     ///
-    /// Exits 3 and names the gateways that have not confirmed it. One that cannot reach Redis may go on by the keys that it knows,
-    /// for as long as its `store.redis.max_staleness`.
+    /// Exits with 3 and names the gateways that have not confirmed it, if any. A gateway that cannot reach Redis may accept the key
+    /// until its `store.redis.max_staleness` is over.
     #[command(after_help = "Example:\n  touchline keys revoke 4fZk09QwXy2B --yes")]
     Revoke(arguments::CutArguments),
-    /// Put a key into another tier from the next request on. What it used today stays used.
+    /// Move a key to another tier, from the next request on. The units used today stay used.
     ///
-    /// Asks where the other tier has fewer units a day or lacks an endpoint.
+    /// Asks for confirmation if the other tier has fewer units a day or lacks an endpoint.
     #[command(after_help = "Example:\n  touchline keys set-tier 4fZk09QwXy2B enterprise")]
     SetTier(arguments::SetTierArguments),
-    /// Set the last day of a subscription, or that it never ends.
+    /// Set the last day of a subscription, or `never`.
     ///
-    /// Asks where that day is over already, which ends the subscription at once.
+    /// Asks for confirmation if that day is over, which ends the subscription at once.
     #[command(
         after_help = "Example:\n  touchline keys set-expiry 4fZk09QwXy2B 2027-01-31\n  touchline keys set-expiry 4fZk09QwXy2B never"
     )]
     SetExpiry(arguments::SetExpiryArguments),
-    /// Set or remove what the customer calls a key.
+    /// Set or remove the label of a key, the customer's name for it.
     #[command(
         after_help = "Example:\n  touchline keys set-label 4fZk09QwXy2B \"live site\"\n  touchline keys set-label 4fZk09QwXy2B --none"
     )]
     SetLabel(arguments::SetLabelArguments),
-    /// Set who pays for a key.
+    /// Set the customer who pays for a key.
     #[command(after_help = "Example:\n  touchline keys set-customer 4fZk09QwXy2B \"Acme Ltd\"")]
     SetCustomer(arguments::SetCustomerArguments),
-    /// Give a key more units on one day, on top of its tier and of earlier grants for that day.
+    /// Grant a key extra units on one day, in addition to its tier and to earlier grants for that day.
     ///
     /// The reason is kept in the audit trail and shown by `touchline keys show`.
     #[command(
         after_help = "Example:\n  touchline keys grant 4fZk09QwXy2B --extra 500 --reason \"Cup final, ticket 4711\"\n  touchline keys grant 4fZk09QwXy2B --extra 500 --day 2026-11-28 --reason \"Load test\""
     )]
     Grant(arguments::GrantArguments),
-    /// Bring in keys that were made elsewhere, by value or by SHA-256 digest, in any format of their own.
+    /// Import keys that were made elsewhere, of any format, by value or by SHA-256 digest.
     ///
-    /// The file is CSV with a header line or JSON Lines, with the fields `customer`, `tier`, and `key` or `digest`, and if wanted
-    /// `id`, `label`, `state`, `expires`, `grants`, `created`, `previous_digest` and `previous_until`. It is checked as a whole
-    /// first: if anything is wrong, all mistakes are told with their lines and nothing is written. Then it is written in batches
-    /// that charges pass between. Importing it again skips what is there, so an import that was interrupted is completed.
+    /// The file is CSV with a header line or JSON Lines, with the fields `customer`, `tier`, and `key` or `digest`, and optionally
+    /// `id`, `label`, `state`, `expires`, `grants`, `created`, `previous_digest` and `previous_until`. The whole file is checked
+    /// first: if it has mistakes, all are listed with their lines and nothing is imported. It is then written in batches, so charges do
+    /// not wait long. A second import skips existing keys, so an interrupted import can be completed.
     #[command(
         after_help = "Example:\n  touchline keys import keys.csv --dry-run\n  touchline keys import keys.jsonl --reason \"moved from the old gateway\"\n  touchline keys import - --format csv"
     )]
     Import(transfer::ImportArguments),
-    /// Write all keys as rows, without their values, which are not stored.
+    /// Export all keys as rows. Their values are not stored and not exported.
     #[command(
         after_help = "Example:\n  touchline keys export > keys.csv\n  touchline keys export keys.jsonl --with-digests"
     )]

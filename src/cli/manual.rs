@@ -1,5 +1,5 @@
-//! `touchline completions` and `touchline man`: made of the declared arguments, so they never say anything else than
-//! `--help`. They read no configuration.
+//! `touchline completions` and `touchline man`: made from the declared arguments, so they always agree with `--help`. They read no
+//! configuration.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -13,25 +13,25 @@ use super::note;
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArguments {
-    /// The shell that is to complete.
+    /// The shell.
     #[arg(value_enum)]
     shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(super) struct ManArguments {
-    /// A directory for the pages of all commands, made if it is missing; without it the first page goes to standard output.
+    /// A directory for the pages of all commands, created if missing; without it, the main page is written to standard output.
     directory: Option<PathBuf>,
 }
 
-/// Writes the script that a shell reads.
+/// Writes the completion script.
 pub(super) fn completions(
     arguments: &CompletionsArguments,
     mut command: Command,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let name = command.get_name().to_owned();
-    // A closed pipe must not end the making of it.
+    // Generated in memory, because the generator panics on a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, name, &mut script);
     out.write_all(&script)?;
@@ -45,7 +45,7 @@ pub(super) fn man(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let Some(directory) = &arguments.directory else {
-        // As the page of the directory is made.
+        // The same settings as for the pages in a directory.
         let mut command = command.disable_help_subcommand(true);
         command.build();
         Man::new(command).render(out)?;
@@ -55,9 +55,9 @@ pub(super) fn man(
     if directory.exists() && !directory.is_dir() {
         bail!("{shown} exists and is not a directory: remove it, or name another directory");
     }
-    std::fs::create_dir_all(directory).with_context(|| format!("{shown} cannot be made"))?;
+    std::fs::create_dir_all(directory).with_context(|| format!("cannot create {shown}"))?;
     clap_mangen::generate_to(command, directory)
-        .with_context(|| format!("the pages cannot be written into {shown}"))?;
+        .with_context(|| format!("cannot write the pages into {shown}"))?;
     note(&format!("The pages of all commands are in {shown}."));
     Ok(())
 }

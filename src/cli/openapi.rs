@@ -1,4 +1,4 @@
-//! `touchline openapi`: the description of the API without a running gateway.
+//! `touchline openapi`: the OpenAPI document without a running gateway.
 
 use std::io::Write;
 
@@ -10,17 +10,17 @@ use crate::proxy::gate;
 
 #[derive(Debug, Args)]
 pub(super) struct OpenapiArguments {
-    /// The form of the document.
+    /// The format of the document.
     #[arg(short, long, value_enum, default_value = "json")]
     output: DocumentFormat,
 }
 
-/// The forms of the document.
+/// The formats of the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum DocumentFormat {
-    /// As it is served, but indented.
+    /// JSON as served, but indented.
     Json,
-    /// The same in YAML.
+    /// YAML.
     Yaml,
 }
 

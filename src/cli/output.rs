@@ -1,4 +1,4 @@
-//! Results as tables for people, JSON and CSV for programs; what terminals must not see is escaped.
+//! Results as tables for people, and as JSON and CSV for programs. Characters that a terminal would act on are escaped.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal, Write};
@@ -17,13 +17,13 @@ use terminal_size::{Width, terminal_size_of};
 
 pub(super) mod long_table;
 
-/// The longest customer or label: what a table row can show.
+/// The longest customer or label, which fits into a row of a table.
 const NAME_CHARS_MAX: usize = 200;
 
-/// The columns of the terminal that tables are to fit into; unset for a pipe, a file, or a terminal of unknown width.
+/// The width of the terminal that tables must fit into; unset for a pipe, a file, or a terminal of unknown width.
 static COLUMNS: OnceLock<u16> = OnceLock::new();
 
-/// The forms of one record.
+/// The formats of one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum RecordFormat {
     /// For people.
@@ -32,7 +32,7 @@ pub(super) enum RecordFormat {
     Json,
 }
 
-/// The forms of rows.
+/// The formats of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum RowsFormat {
     /// For people.
@@ -43,7 +43,7 @@ pub(super) enum RowsFormat {
     Csv,
 }
 
-/// Makes a file that only its owner may read; one that is there is not overwritten.
+/// Creates a file that only its owner may read. An existing file is not overwritten.
 pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
     OpenOptions::new()
         .write(true)
@@ -52,17 +52,16 @@ pub(super) fn private_file(path: &Path) -> anyhow::Result<File> {
         .open(path)
         .map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => anyhow!(
-                "{} exists and is not overwritten: remove it, or name another file",
+                "{} already exists: remove it, or name another file",
                 path.display()
             ),
-            _ => anyhow::Error::new(error).context(format!("{} cannot be made", path.display())),
+            _ => anyhow::Error::new(error).context(format!("cannot create {}", path.display())),
         })
 }
 
-/// Makes all tables fit into the terminal that standard output is; others keep whole lines.
+/// Makes tables fit into the terminal, if standard output is one.
 pub(super) fn fit_to_terminal() {
     if let Some(columns) = columns_of(io::stdout()) {
-        // Set once, at the start of the program.
         let _ = COLUMNS.set(columns);
     }
 }
@@ -74,7 +73,7 @@ pub(super) fn columns_of(stream: impl IsTerminal + AsFd) -> Option<u16> {
     (columns > 0).then_some(columns)
 }
 
-/// Whether a stream shows colours and is asked to, as <https://no-color.org> has it: not where `NO_COLOR` is set and not empty.
+/// Whether to write colours to a stream: it is a terminal and `NO_COLOR` is unset or empty (<https://no-color.org>).
 pub(super) fn is_coloured(stream: &impl IsTerminal) -> bool {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
     stream.is_terminal()
@@ -82,12 +81,12 @@ pub(super) fn is_coloured(stream: &impl IsTerminal) -> bool {
         && set("TERM").is_none_or(|term| term != "dumb")
 }
 
-/// Sentences for standard output, broken between words where they are wider than its terminal.
+/// Sentences for standard output, broken between words if they are wider than its terminal.
 pub(super) fn prose(text: &str) -> String {
     broken(text, COLUMNS.get().copied())
 }
 
-/// A text whose lines have at most `columns`, broken between words; a command in backticks stays on one line, to be copied.
+/// A text whose lines have at most `columns`, broken between words. A command in backticks stays on one line, to be copied.
 pub(super) fn broken(text: &str, columns: Option<u16>) -> String {
     let Some(columns) = columns.map(usize::from) else {
         return text.to_owned();
@@ -113,7 +112,7 @@ pub(super) fn broken(text: &str, columns: Option<u16>) -> String {
     lines.join("\n")
 }
 
-/// The characters that a terminal shows of a text, without the sequences that colour it.
+/// The number of visible characters of a text, without colour sequences.
 fn shown_chars(text: &str) -> usize {
     let mut parts = text.split("\u{1b}[");
     let plain = parts.next().map_or(0, |part| part.chars().count());
@@ -132,7 +131,7 @@ pub(super) fn write_json(out: &mut dyn Write, value: &impl Serialize) -> anyhow:
     Ok(out.flush()?)
 }
 
-/// Writes rows as CSV with a header line, which is there without rows too.
+/// Writes rows as CSV with a header line, also if there are no rows.
 pub(super) fn write_csv(
     out: &mut dyn Write,
     header: &[&str],
@@ -157,7 +156,7 @@ pub(super) fn write_table(
     write_lines(out, table_lines(header, numbers, rows))
 }
 
-/// The lines of such a table, its header first, without spaces at their ends.
+/// The lines of a table, the header first, without trailing spaces.
 pub(super) fn table_lines(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     lines(&table(header, numbers, rows))
 }
@@ -177,7 +176,7 @@ fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     for (name, column) in header.iter().zip(table.column_iter_mut()) {
         column.set_padding((0, 2));
         if matches!(*name, "id" | "key") {
-            // To be copied in one piece.
+            // A key is never broken, so that it can be copied.
             column.set_constraint(ColumnConstraint::ContentWidth);
         }
         if numbers.contains(name) {
@@ -187,14 +186,14 @@ fn table(header: &[&str], numbers: &[&str], rows: &[Vec<String>]) -> Table {
     table
 }
 
-/// Writes names and values under each other.
+/// Writes one name and value per line.
 pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     for (name, value) in fields {
         table.add_row([(*name).to_owned(), escape(value)]);
     }
-    // An API key is shown once, to be copied in one piece: a terminal that is too narrow for it breaks the line itself.
+    // An API key is shown once and must be copied whole: a terminal that is too narrow breaks the line itself.
     if fields.iter().all(|(name, _)| *name != "key") {
         fit(&mut table, COLUMNS.get().copied());
     }
@@ -204,7 +203,7 @@ pub(super) fn write_record(out: &mut dyn Write, fields: &[(&str, String)]) -> an
     write_lines(out, lines(&table))
 }
 
-/// Breaks cells so that lines have at most `columns`; leaves them whole without.
+/// Breaks cells so that lines have at most `columns`; without `columns`, leaves them whole.
 fn fit(table: &mut Table, columns: Option<u16>) {
     if let Some(columns) = columns {
         table.set_content_arrangement(ContentArrangement::Dynamic);
@@ -226,13 +225,13 @@ fn write_lines(out: &mut dyn Write, lines: Vec<String>) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// Whether a terminal would act on the character, or show others in another order, rather than show it.
+/// Whether a terminal would act on the character, or reorder others, instead of showing it.
 fn is_unshowable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// The text with everything that a terminal would not simply show as `\u{…}`.
+/// The text with every character that a terminal would not simply show written as `\u{…}`.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -245,7 +244,7 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
-/// As [`escape`], but lines stay lines.
+/// Like [`escape`], but keeps line breaks.
 pub(super) fn escape_lines(text: &str) -> String {
     text.lines().map(escape).collect::<Vec<_>>().join("\n")
 }
@@ -257,26 +256,28 @@ pub(super) fn to_the_second(instant: Timestamp) -> String {
         .to_string()
 }
 
-/// A customer or label as an argument.
+/// Parses a customer or label.
 pub(super) fn parse_name(text: &str) -> Result<String, String> {
     let name = text.trim();
     if name.is_empty() {
-        return Err("it is empty".to_owned());
+        return Err("the name is empty".to_owned());
     }
     if name.chars().count() > NAME_CHARS_MAX {
-        return Err(format!("it is longer than {NAME_CHARS_MAX} characters"));
+        return Err(format!(
+            "the name is longer than {NAME_CHARS_MAX} characters"
+        ));
     }
     if text.chars().any(is_unshowable) {
-        return Err("it has control characters".to_owned());
+        return Err("the name has control characters".to_owned());
     }
     Ok(name.to_owned())
 }
 
-/// A calendar date as an argument.
+/// Parses a calendar date.
 pub(super) fn parse_date(text: &str) -> Result<Date, String> {
     text.parse::<Date>()
         .ok()
-        // jiff reads other forms too, and of a date with a time only the date.
+        // jiff also accepts other forms, and ignores the time after a date.
         .filter(|date| date.to_string() == text)
         .ok_or_else(|| "write a date such as 2027-01-31".to_owned())
 }

@@ -1,4 +1,4 @@
-//! `touchline serve`: runs the gateway and says where it listens.
+//! `touchline serve`: runs the gateway and writes its addresses.
 
 use std::io::Write;
 use std::path::Path;
@@ -11,14 +11,14 @@ use crate::server::{self, Begin};
 
 #[derive(Debug, Args)]
 pub(super) struct ServeArguments {
-    /// Take the place of the gateway that runs: get its listeners at `listen.upgrade`, serve, and let it end with what it has in
-    /// flight. No connection is refused or reset. If this one does not come up, or gets no key table, the other goes on.
+    /// Replace the running gateway without refusing or resetting a connection: take over its listeners through `listen.upgrade` and
+    /// serve, while it finishes its requests in flight. If the new gateway fails to start or loads no key table, the old one stays.
     #[arg(long)]
     upgrade: bool,
 }
 
-/// Runs the gateway until it is told to stop. Once all listeners are bound, writes their addresses to `out` as one line
-/// of JSON: `{"event":"listening","http":"127.0.0.1:8080",…}`.
+/// Runs the gateway until a signal stops it. Once all listeners are bound, writes their addresses to `out` as one line of JSON:
+/// `{"event":"listening","http":"127.0.0.1:8080",…}`.
 pub(super) fn run(
     arguments: &ServeArguments,
     file: &Path,
@@ -27,14 +27,14 @@ pub(super) fn run(
 ) -> anyhow::Result<()> {
     let begin = match arguments.upgrade {
         true if config.listen.upgrade.is_none() => {
-            let message = "the configuration says not where the running gateway hands over: write listen.upgrade";
+            let message = "--upgrade needs listen.upgrade in the configuration: the socket on which the running gateway hands over its listeners";
             return Err(UsageError(message.to_owned()).into());
         }
         true => Begin::FromPredecessor,
         false => Begin::Anew,
     };
     server::serve(file, config, begin, |addresses| {
-        // The gateway runs all the same where nobody reads where it listens.
+        // The gateway also runs if its addresses cannot be written.
         let _ = serde_json::to_writer(&mut *out, addresses);
         let _ = out.write_all(b"\n").and_then(|()| out.flush());
     })?;

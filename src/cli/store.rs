@@ -1,5 +1,5 @@
-//! `touchline store`: how the store is doing and what about it breaks a promise; carrying it away and back; striking off gateways
-//! that are gone for good.
+//! `touchline store`: the state of the store with warnings about unsafe settings; backup, restore and copy; removing gateways that
+//! are gone for good.
 
 use std::io::Write;
 use std::path::Path;
@@ -33,41 +33,40 @@ const GATEWAY_HEADER: [&str; 7] = [
     "keys",
     "keys_age",
 ];
-/// What a gateway on Redis says beside that.
+/// The columns that only gateways on Redis report.
 const CONDITION_HEADER: [&str; 4] = ["clock", "breaker", "pending", "journal"];
-const SILENT_HEADER: [&str; 4] = ["silent gateway", "not heard of since", "version", "applied"];
+const SILENT_HEADER: [&str; 4] = ["silent gateway", "silent since", "version", "applied"];
 const GATEWAY_NUMBERS: [&str; 6] = ["heartbeat", "lag", "keys", "keys_age", "clock", "pending"];
 
 #[derive(Debug, Subcommand)]
 pub(super) enum StoreCommand {
-    /// Show the store, its gateways and its feed, and the gateways that did not sign off and are not heard of any more; warn of
-    /// settings that break promises. Fails where the store cannot be used, says why, and shows what this machine's journal holds.
+    /// Show the store, its gateways and its feed, and silent gateways, which neither report nor signed off; warn about settings that
+    /// can lose data. If the store is unusable, fail with the reason and show the content of this machine's journal.
     #[command(after_help = "Example:\n  touchline store status --output json")]
     Status {
-        /// The form of the result.
+        /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
-    /// Write all that the store holds into a file: keys (digests, never a key), counts, ledger, audit trail, events. Gateways
-    /// may run.
+    /// Write the whole content of the store to a file: keys (digests, never a key), counts, ledger, audit trail, events. Gateways may
+    /// run meanwhile.
     #[command(after_help = "Example:\n  touchline store backup backup.jsonl")]
     Backup(carry::BackupArguments),
-    /// Take a backup into the store, whatever kind of store it was made of. Nothing is written unless the file is whole.
+    /// Restore a backup into the store, from either kind of store. Nothing is written unless the file is complete.
     #[command(
         after_help = "Example:\n  touchline store restore backup.jsonl --dry-run\n  touchline store restore backup.jsonl"
     )]
     Restore(carry::RestoreArguments),
-    /// Copy all that a store holds into another one, of the same kind or the other. Gateways may run on both; what was used
-    /// since is brought by copying again with --merge, which doubles nothing.
+    /// Copy the whole content of a store into another one, of either kind. Gateways may run on both. To transfer what was counted
+    /// since, copy again with --merge: nothing is counted twice.
     #[command(
-        after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # what was used since"
+        after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # changes since"
     )]
     Copy(carry::CopyArguments),
-    /// Strike a gateway off the register that did not sign off and is gone for good: its machine or its disk is. No command names it
-    /// any more.
+    /// Remove a silent gateway from the register because its machine or disk is gone for good. Commands then no longer name it.
     ///
-    /// Not for one that is cut off: while it cannot reach Redis, it may go on by the keys that it knows, for as long as its
-    /// `max_staleness`. One that reaches Redis again is on the register again. The order is kept in the audit trail.
+    /// Do not remove a gateway that is only cut off: while it cannot reach Redis, it may accept the keys it knows until its
+    /// `max_staleness` is over. A gateway that reaches Redis again is registered again. The command is kept in the audit trail.
     #[command(
         after_help = "Example:\n  touchline store forget web-1-4711-0badcafe --reason \"its machine is gone\""
     )]
@@ -81,23 +80,23 @@ pub(super) struct ForgetArguments {
     node: String,
     #[command(flatten)]
     signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
-/// A gateway that was struck off.
+/// A removed gateway.
 #[derive(Debug, Serialize)]
 struct ForgottenView<'a> {
     gateway: &'a str,
-    /// When it was last heard of.
+    /// When it last reported.
     heard: jiff::Timestamp,
 }
 
-/// What there is to tell without Redis.
+/// The status without Redis.
 #[derive(Debug, Serialize)]
 struct WithoutRedis {
-    /// Why Redis cannot be asked.
+    /// Why Redis cannot be queried.
     error: String,
     /// The journal of this machine's gateways.
     journal: JournalFacts,
@@ -135,13 +134,16 @@ fn forget(config: Config, order: &ForgetArguments, out: &mut dyn Write) -> anyho
                 ),
                 RecordFormat::Table => {
                     let since = to_the_second(heard);
-                    writeln!(out, "{name} is struck off; it was last heard of at {since}")?;
+                    writeln!(
+                        out,
+                        "{name} is removed from the register; it last reported at {since}"
+                    )?;
                     Ok(out.flush()?)
                 }
             },
-            Forgotten::Lives => bail!("the gateway {name} lives: nothing was changed"),
+            Forgotten::Lives => bail!("the gateway {name} is running: nothing was changed"),
             Forgotten::Unknown => bail!(
-                "there is no gateway {name} on the register: `touchline store status` shows those that did not sign off"
+                "there is no gateway {name} in the register: `touchline store status` shows the silent ones"
             ),
         }
     })
@@ -152,12 +154,12 @@ fn show_status(config: Config, output: RecordFormat, out: &mut dyn Write) -> any
         StoreConfig::Embedded(_) => None,
         StoreConfig::Redis(redis) => journal_facts(&redis.outage.journal),
     };
-    let mut told = None;
+    let mut status = None;
     let outcome = Session::run(config, async |session| {
-        told = Some(session.store.status().await?);
+        status = Some(session.store.status().await?);
         Ok(())
     });
-    match (told, outcome, journal) {
+    match (status, outcome, journal) {
         (Some(status), outcome, _) => {
             match output {
                 RecordFormat::Json => write_json(out, &status)?,
@@ -191,7 +193,7 @@ fn write_tables(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<()>
         "clock",
         format!("{:+.3} s", status.clock_difference_seconds),
     ));
-    fields.push(("events", events_told(&status.events)));
+    fields.push(("events", events_text(&status.events)));
     for warning in &status.warnings {
         fields.push(("warning", warning.clone()));
     }
@@ -224,15 +226,15 @@ fn write_gateways(status: &StoreStatus, out: &mut dyn Write) -> anyhow::Result<(
     write_table(out, &header, &GATEWAY_NUMBERS, &rows)
 }
 
-fn events_told(events: &EventFacts) -> String {
+fn events_text(events: &EventFacts) -> String {
     let EventFacts {
         waiting,
         oldest_seconds,
         courier,
     } = events;
-    let age = oldest_seconds.map_or_else(String::new, |age| format!(", the oldest for {age:.0} s"));
+    let age = oldest_seconds.map_or_else(String::new, |age| format!(", the oldest {age:.0} s"));
     let courier = courier.as_deref().unwrap_or("no gateway");
-    format!("{waiting} wait for the webhook{age}; {courier} delivers")
+    format!("{waiting} pending for the webhook{age}; delivered by {courier}")
 }
 
 fn embedded_fields(facts: &EmbeddedFacts) -> Vec<(&'static str, String)> {
@@ -280,12 +282,12 @@ fn journal_fields(journal: &JournalFacts) -> Vec<(&'static str, String)> {
         error,
     } = journal;
     let held = match error {
-        Some(error) => format!("it cannot be read: {error}"),
+        Some(error) => format!("unreadable: {error}"),
         None => format!(
-            "{pending_units} units pending, {unsettled_counts} of {counts} counts not known to be in Redis, {bytes} bytes"
+            "{pending_units} units pending, {unsettled_counts} of {counts} counts not confirmed by Redis, {bytes} bytes"
         ),
     };
-    let store = store.as_deref().unwrap_or("nobody yet");
+    let store = store.as_deref().unwrap_or("no store yet");
     vec![
         ("journal here", path.display().to_string()),
         ("journal of", store.to_owned()),
@@ -334,46 +336,46 @@ fn server_fields(server: &ServerFacts) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// In the place of a fact that a gateway has not reported.
+/// The text for a fact that a gateway has not reported.
 const UNREPORTED: &str = "not reported";
 
 fn gateway_row(gateway: &GatewayFacts) -> Vec<String> {
     let seconds =
         |age: Option<f64>| age.map_or_else(|| UNREPORTED.to_owned(), |age| format!("{age:.1} s"));
-    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
+    let reported = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
     vec![
         gateway.name.clone(),
-        told(&gateway.version),
+        reported(&gateway.version),
         seconds(Some(gateway.heartbeat_age_seconds)),
-        told(&gateway.applied),
+        reported(&gateway.applied),
         seconds(gateway.lag_seconds),
-        told(&gateway.keys.map(|keys| keys.to_string())),
+        reported(&gateway.keys.map(|keys| keys.to_string())),
         seconds(gateway.keys_age_seconds),
     ]
 }
 
 fn silent_row(silent: &SilentFacts) -> Vec<String> {
-    let told = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
+    let reported = |text: &Option<String>| text.clone().unwrap_or_else(|| UNREPORTED.to_owned());
     vec![
         silent.name.clone(),
         to_the_second(silent.since),
-        told(&silent.version),
-        told(&silent.applied),
+        reported(&silent.version),
+        reported(&silent.applied),
     ]
 }
 
 fn condition_row(gateway: &GatewayFacts) -> [String; 4] {
-    let told = |text: Option<String>| text.unwrap_or_else(|| UNREPORTED.to_owned());
+    let reported = |text: Option<String>| text.unwrap_or_else(|| UNREPORTED.to_owned());
     let clock = gateway.clock_difference_seconds;
     let breaker = gateway.breaker.as_ref();
     let service = gateway.service.as_ref();
     [
-        told(clock.map(|seconds| format!("{seconds:+.1} s"))),
-        told(
+        reported(clock.map(|seconds| format!("{seconds:+.1} s"))),
+        reported(
             breaker.map(|breaker| format!("{} for {:.0} s", breaker.state, breaker.since_seconds)),
         ),
-        told(service.map(|service| service.pending_units.to_string())),
-        told(service.map(|service| {
+        reported(service.map(|service| service.pending_units.to_string())),
+        reported(service.map(|service| {
             let state = match service.journal_error {
                 None => "",
                 Some(_) => ", failed",

@@ -1,4 +1,4 @@
-//! `touchline usage`: what the ledger holds, the invoice of a month, and the proof that both reconcile.
+//! `touchline usage`: reports from the ledger, the invoice of a month, and the verification of both.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -31,33 +31,32 @@ pub(super) struct UsageArguments {
     command: Option<UsageCommand>,
     #[command(flatten)]
     asked: Asked,
-    /// What one row stands for.
+    /// The group that one row shows.
     #[arg(long, value_enum, default_value = "key")]
     by: By,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
 #[derive(Debug, Subcommand)]
 enum UsageCommand {
-    /// Prove that the ledger reconciles: what was charged minus what was refunded at all endpoints, plus what a gateway
-    /// that died did not attribute, is what was used. On the embedded store also that the rows of closed days are those that
-    /// were there when they were closed. Fails with the day, and the key where it is known, that does not hold.
+    /// Verify that the ledger reconciles: the units used equal the units charged minus refunded at all endpoints, plus those that a
+    /// crashed gateway did not attribute. On the embedded store, also verify that the rows of closed days have not changed since.
+    /// Fails with the first day, and its key if known, that does not reconcile.
     #[command(after_help = "Example:\n  touchline usage verify --from 2026-10-01 --to 2026-10-31")]
     Verify {
         #[command(flatten)]
         asked: Asked,
-        /// A digest of the chain of closed days that an earlier verify or export gave; fails if the chain does not have it
-        /// any more.
+        /// A digest of the chain of closed days from an earlier verify or export; fails if the chain no longer has it.
         #[arg(long, value_name = "SHA-256")]
         digest: Option<String>,
-        /// The form of the result.
+        /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RecordFormat,
     },
-    /// Write the rows of the ledger and the chain of closed days, one JSON value a line, so that others can check the days
-    /// against their digests. The embedded store only.
+    /// Write the rows of the ledger and the chain of closed days, one JSON value per line, so that anyone can check the days against
+    /// their digests. Works on the embedded store only.
     #[command(
         after_help = "Example:\n  touchline usage export --from 2026-10-01 --to 2026-10-31 > 2026-10.jsonl"
     )]
@@ -73,19 +72,19 @@ enum UsageCommand {
         /// The month, such as 2026-10.
         #[arg(long, value_name = "YYYY-MM")]
         month: Month,
-        /// The keys of this customer only.
+        /// Only the keys of this customer.
         #[arg(long, value_name = "NAME")]
         customer: Option<String>,
-        /// The form of the result.
+        /// The format of the result.
         #[arg(short, long, value_enum, default_value = "table")]
         output: RowsFormat,
     },
 }
 
-/// The part of the ledger that is asked for.
+/// The requested part of the ledger.
 #[derive(Debug, Args)]
 struct Asked {
-    /// The first quota day; the last one, or today, if left out.
+    /// The first quota day; the same as the last if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
     /// The last quota day; today if left out.
@@ -94,15 +93,15 @@ struct Asked {
     /// All days of this month, such as 2026-10.
     #[arg(long, value_name = "YYYY-MM", conflicts_with_all = ["from", "to"])]
     month: Option<Month>,
-    /// Only the key with this id; the key itself serves too.
+    /// Only this key: its id, or the key itself.
     #[arg(long, value_parser = KeyParser, value_name = "ID")]
     key: Option<KeyArgument>,
-    /// The keys of this customer only, written as it is stored.
+    /// Only the keys of this customer, written exactly as stored.
     #[arg(long, value_name = "NAME")]
     customer: Option<String>,
 }
 
-/// The key table by ids.
+/// The key table by id.
 type Records = BTreeMap<KeyId, KeyRecord>;
 
 /// Runs the command on the configured store.
@@ -145,7 +144,7 @@ impl Asked {
     }
 }
 
-/// The days that were asked for, both included.
+/// The requested days, both included.
 fn range(from: Option<Date>, to: Option<Date>, today: Date) -> Result<(Date, Date), UsageError> {
     let (from, to) = match (from, to) {
         (Some(from), Some(to)) => (from, to),
@@ -164,7 +163,7 @@ async fn records(session: &Session) -> anyhow::Result<Records> {
     Ok(all.map(|record| (record.id, record)).collect())
 }
 
-/// Whether a key is of the customer that was asked for, if one was.
+/// Whether a key belongs to the requested customer, if any.
 fn is_of(records: &Records, customer: Option<&str>, key: KeyId) -> bool {
     customer.is_none_or(|customer| {
         let record = records.get(&key);
@@ -172,13 +171,13 @@ fn is_of(records: &Records, customer: Option<&str>, key: KeyId) -> bool {
     })
 }
 
-/// What a month of a tier costs, in cents of US dollars.
+/// The price of a month of a tier, in cents of US dollars.
 fn price_cents(config: &Config, tier: &str) -> Option<u64> {
     config.tier(&tier.parse().ok()?)?.price_cents
 }
 
-/// The tier by which a day is billed: of those in which units stay charged, the dearest; where all were refunded, of those that
-/// were charged; of equal ones the first by name.
+/// The tier by which a day is billed: the most expensive one in which units stay charged; if all were refunded, the most expensive
+/// one that was charged; among equal prices, the first by name.
 fn billed_tier<'u>(config: &Config, usage: &'u DayUsage) -> Option<&'u str> {
     let charged = usage.tiers.iter();
     let charged = charged.filter(|(_, totals)| totals.requests > 0 || totals.net() > 0);

@@ -1,7 +1,7 @@
-//! The way from the text to checked values: reads leaves, expands `${VARIABLE}`, and collects every problem.
+//! From the text to checked values: reads leaves, expands `${VARIABLE}`, and collects every problem.
 //!
-//! What a file is read for decides what of the world outside it is looked at: variables, files and names. A value that is therefore
-//! not known is no problem, and neither is anything that another value says in its light.
+//! The purpose of the reading decides which variables, files and names outside the file are read. A value that is unknown because
+//! it was not read is no problem, and neither is a conflict of another value with it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,15 +17,15 @@ use super::scalar::Scalar;
 use super::secret::Secret;
 use crate::policy::address;
 
-/// Names further away than this share of their length are no misspelling of each other.
+/// Names that differ by more than this share of their length are not taken for a misspelling of each other.
 const LIKENESS_MIN: f64 = 0.6;
 
-/// What a leaf is in one configuration, its default where nothing is written.
+/// The value of a leaf in one configuration; its default if nothing is written.
 #[derive(Debug, Clone)]
 pub(super) struct Reading {
-    /// In one form for equal values, without what is secret; one with a variable as it is written.
+    /// The value, the same for equal values and without secrets; a text with a variable as written.
     pub(super) shown: String,
-    /// Whether only a restart changes it.
+    /// Whether a change needs a restart.
     pub(super) needs_restart: bool,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Check<'a> {
     surroundings: &'a Surroundings<'a>,
     problems: Vec<Problem>,
     warnings: Vec<Problem>,
-    /// Values that stand for something that was not looked at.
+    /// The number of substitutes for values that were not read.
     unknown: usize,
     readings: BTreeMap<String, Reading>,
     foundation: BTreeMap<String, Secret>,
@@ -60,18 +60,18 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What each leaf is that was read so far, by its path.
+    /// The leaves read so far, by path.
     pub(super) fn readings(&self) -> &BTreeMap<String, Reading> {
         &self.readings
     }
 
-    /// What a process is built on: the effects of everything that only a restart changes, by path. Sections that hold any are
-    /// there too, so that one which comes or goes is noticed.
+    /// The effects, by path, of every value whose change needs a restart. Sections with such values are included, so that adding
+    /// or removing one is noticed.
     pub(super) fn foundation(&self) -> &BTreeMap<String, Secret> {
         &self.foundation
     }
 
-    /// Runs `read`, during which everything that is noted needs a restart.
+    /// Runs `read`; a change of any value noted in it needs a restart.
     pub(super) fn needing_restart<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
         let outer = std::mem::replace(&mut self.in_foundation, true);
         let value = read(self);
@@ -79,7 +79,7 @@ impl<'a> Check<'a> {
         value
     }
 
-    /// Runs `read`, during which all that is read is of use to a gateway that serves, and to no command.
+    /// Runs `read`; all values in it are used only by a serving gateway, by no command.
     pub(super) fn serving<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
         let outer = std::mem::replace(&mut self.in_service, true);
         let value = read(self);
@@ -87,7 +87,7 @@ impl<'a> Check<'a> {
         value
     }
 
-    /// Whether variables and files are looked at here.
+    /// Whether variables and files are read here.
     fn looks_outside(&self) -> bool {
         match self.surroundings.purpose {
             Purpose::Serve | Purpose::Check => true,
@@ -96,12 +96,12 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// How many values are unknown so far.
+    /// The number of values unknown so far.
     pub(super) fn unknown(&self) -> usize {
         self.unknown
     }
 
-    /// Runs `make`, which judges values by each other; not if more of them are unknown than `before` they were read.
+    /// Runs `make`, which compares values, unless one of them is unknown: unless more values are unknown now than `before`.
     pub(super) fn judging<T>(
         &mut self,
         before: usize,
@@ -115,7 +115,7 @@ impl<'a> Check<'a> {
         made
     }
 
-    /// Runs `read`, during which no leaf is noted: what it comes to is noted as a whole.
+    /// Runs `read` without noting its leaves: the result is noted as a whole.
     pub(super) fn silently<T>(&mut self, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
         let outer = std::mem::replace(&mut self.is_silent, true);
         let value = read(self);
@@ -123,7 +123,7 @@ impl<'a> Check<'a> {
         value
     }
 
-    /// Notes what stands at `at`, as it is shown and as it works. A user and password in a URL are not shown in any case.
+    /// Notes the value at `at`, as shown and in effect. A user and password in a URL are never shown.
     pub(super) fn note(&mut self, at: &Path, shown: String, effect: String) {
         if self.is_silent {
             return;
@@ -136,7 +136,7 @@ impl<'a> Check<'a> {
         self.found(at, effect);
     }
 
-    /// Notes what a process is built on, if `at` is a part of that.
+    /// Notes the effect of `at` if its change needs a restart.
     pub(super) fn found(&mut self, at: &Path, effect: String) {
         if self.in_foundation {
             let effect = Secret::hide(effect);
@@ -144,7 +144,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Reads a section. It is a part of what a process is built on if it is read as one, or anything in it is.
+    /// Reads a section. Adding or removing it needs a restart if that holds for the section or for anything in it.
     pub(super) fn section<T>(&mut self, at: &Path, read: impl FnOnce(&mut Check<'a>) -> T) -> T {
         let before = self.foundation.len();
         let value = read(self);
@@ -155,7 +155,7 @@ impl<'a> Check<'a> {
         value
     }
 
-    /// The keys of a section; `None` where something else stands there.
+    /// The keys of a section; `None` if the value is something else.
     pub(super) fn mapping(&mut self, at: &Path, written: Value, names: &[&str]) -> Option<Mapping> {
         let (message, hint) = match written {
             Value::Mapping(mapping) => return Some(mapping),
@@ -172,7 +172,7 @@ impl<'a> Check<'a> {
         None
     }
 
-    /// Notes the keys of a section that it does not know.
+    /// Notes the unknown keys of a section.
     pub(super) fn refuse_keys(&mut self, at: &Path, unknown: &Mapping, names: &[&str]) {
         for key in unknown.keys() {
             let key = key_text(key);
@@ -181,7 +181,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The items of a list with their paths; none where nothing or something else stands there.
+    /// The items of a list with their paths; none if there is no list.
     pub(super) fn items(&mut self, at: &Path, written: Option<Value>) -> Vec<(Path, Value)> {
         match written {
             None => Vec::new(),
@@ -191,7 +191,11 @@ impl<'a> Check<'a> {
             }
             Some(other) => {
                 let message = format!("expected a list, found {}", kind_of(&other));
-                self.wrong(at, message, "write [one, another], or a line `- item` each");
+                self.wrong(
+                    at,
+                    message,
+                    "write [one, another], or a line `- item` for each item",
+                );
                 Vec::new()
             }
         }
@@ -201,12 +205,12 @@ impl<'a> Check<'a> {
         &self.problems
     }
 
-    /// Forgets the problems that were noted since there were `before`.
+    /// Discards the problems noted since there were `before`.
     pub(super) fn forget_problems(&mut self, before: usize) {
         self.problems.truncate(before);
     }
 
-    /// What is no problem of the file, and may be one where it is used, in the order of the file.
+    /// The warnings, in the order of the file: no problems of the file, but possible problems where it is used.
     pub(super) fn warnings(&self) -> Vec<Problem> {
         let mut warnings = self.warnings.clone();
         warnings.sort_by(Problem::by_place);
@@ -226,7 +230,7 @@ impl<'a> Check<'a> {
         self.problems.push(problem);
     }
 
-    /// Notes what may be a problem of the value at `at`.
+    /// Notes a warning about the value at `at`.
     pub(super) fn warn(&mut self, at: &Path, message: impl AsRef<str>, hint: impl AsRef<str>) {
         let value = self.outline.value(at);
         let warning = value.problem(at, message.as_ref(), Some(hint.as_ref()));
@@ -242,7 +246,7 @@ impl<'a> Check<'a> {
         self.problems.push(problem);
     }
 
-    /// The value, or its problem noted without anything of it.
+    /// The value, or `None` with its problem noted; the problem does not show the value.
     pub(super) fn accept<T>(&mut self, at: &Path, value: Result<T, Wrong>) -> Option<T> {
         value
             .map_err(|wrong| self.wrong(at, wrong.message(None), wrong.hint))
@@ -254,7 +258,7 @@ impl<'a> Check<'a> {
         self.outline.has(at)
     }
 
-    /// The scalar as a `T` and what `make` makes of that, noted; `None` where it is wrong.
+    /// The scalar read as a `T` and converted by `make`, noted; `None` if it is wrong.
     pub(super) fn leaf<T: Scalar, U>(
         &mut self,
         at: &Path,
@@ -262,7 +266,7 @@ impl<'a> Check<'a> {
         make: impl FnOnce(T) -> Result<U, Wrong>,
     ) -> Option<U> {
         if !self.looks_outside() && has_variable(written) {
-            // Nothing is judged by what a secret holds.
+            // No other value is compared with a secret.
             self.unknown += usize::from(!T::SECRET);
             return None;
         }
@@ -278,7 +282,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// The same with how it is shown and how it works, or what is wrong with it and how to make it right.
+    /// The converted scalar with its shown form and its effect, or its mistake with a hint.
     fn scalar<T: Scalar, U>(
         &self,
         written: &Value,
@@ -287,7 +291,7 @@ impl<'a> Check<'a> {
         let text = self.text_of::<T>(written);
         let text = text.map_err(|wrong| (wrong.message(None), wrong.hint))?;
         let with_variable = written.as_str().filter(|written| written.contains("${"));
-        // What a variable holds may be a secret.
+        // The value of a variable may be a secret.
         let is_open = !T::SECRET && with_variable.is_none_or(|written| written == text);
         let wrong =
             |wrong: Wrong, value: &str| (wrong.message(is_open.then_some(value)), wrong.hint);
@@ -302,7 +306,7 @@ impl<'a> Check<'a> {
         Ok((made, shown, effect))
     }
 
-    /// The text that a `T` is read from.
+    /// The text to parse as a `T`.
     fn text_of<T: Scalar>(&self, written: &Value) -> Result<String, Wrong> {
         let (found, hint) = match written {
             Value::String(text) => {
@@ -328,7 +332,7 @@ impl<'a> Check<'a> {
         Err(Wrong::new(message, hint))
     }
 
-    /// What `read` makes of a file; `None` also where no file is looked at.
+    /// The result of `read` for a file; `None` also if files are not read.
     pub(super) fn file<U>(
         &mut self,
         at: &Path,
@@ -342,7 +346,7 @@ impl<'a> Check<'a> {
         None
     }
 
-    /// The same of a file whose name was read.
+    /// The result of `read` for a file whose name was read.
     pub(super) fn named_file<U>(
         &mut self,
         at: &Path,
@@ -355,19 +359,19 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What a `…_file` key names, without the newline at its end.
+    /// The secret in the file of a `…_file` key, without the newline at its end.
     pub(super) fn secret_file(&mut self, at: &Path, written: &Value) -> Option<Secret> {
         let secret = self.file(at, written, |file| {
             let secret = read_secret(file.as_ref()).map(Secret::hide);
             secret.map_err(|error| unreadable(file.as_ref(), &error))
         })?;
-        // The same secret in another file changes nothing.
+        // Moving the same secret to another file changes nothing.
         self.found(at, secret.reveal().to_owned());
         Some(secret)
     }
 
-    /// The addresses of a server of an upstream, a `host:port`, that are used; none where its name does not resolve, which is a
-    /// warning, or no name is looked up.
+    /// The addresses in use of an upstream's server, a `host:port`; empty if its name does not resolve, which is a warning, or if
+    /// names are not resolved.
     pub(super) fn addresses(&mut self, at: &Path, server: &str) -> Vec<SocketAddr> {
         if let Ok(address) = server.parse() {
             return vec![address];
@@ -378,8 +382,8 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Warns of a server of the store, a `host:port`, whose name does not resolve; `shown` is what the warning calls it. A gateway
-    /// looks it up for each connection.
+    /// Warns if a server of the store, a `host:port`, does not resolve; `shown` is its name in the warning. A gateway resolves it for
+    /// each connection.
     pub(super) fn look_up(&mut self, at: &Path, server: &str, shown: &str) {
         if self.surroundings.purpose == Purpose::Check {
             self.resolve(at, server, shown);
@@ -389,7 +393,7 @@ impl<'a> Check<'a> {
     fn resolve(&mut self, at: &Path, server: &str, shown: &str) -> Vec<SocketAddr> {
         let found = (self.surroundings.resolve)(server).map(address::of_one_family);
         let reason = match found {
-            Ok(addresses) if addresses.is_empty() => "it has no address".to_owned(),
+            Ok(addresses) if addresses.is_empty() => "the name has no address".to_owned(),
             Ok(addresses) => return addresses,
             Err(error) => error.to_string(),
         };
@@ -397,7 +401,7 @@ impl<'a> Check<'a> {
         self.warn(
             at,
             message,
-            "a gateway asks this server once its name resolves",
+            "a gateway uses this server once its name resolves",
         );
         Vec::new()
     }
@@ -412,7 +416,7 @@ fn without_user(text: String) -> String {
     parts.unwrap_or(text)
 }
 
-/// A key as it is written.
+/// A key as written in the file.
 pub(super) fn key_text(key: &Value) -> String {
     match key {
         Value::String(text) => text.clone(),
@@ -431,7 +435,7 @@ pub(super) fn key_text(key: &Value) -> String {
 /// The nearest known name, or all of them.
 fn unknown_key_hint(key: &str, known: &[&str]) -> String {
     if key == "<<" {
-        return "merge keys are not taken: write the values out".to_owned();
+        return "merge keys are not supported: write out the values".to_owned();
     }
     match nearest(key, known) {
         Some(name) => format!("did you mean `{name}`?"),
@@ -439,7 +443,7 @@ fn unknown_key_hint(key: &str, known: &[&str]) -> String {
     }
 }
 
-/// The name most like `written`, if one is.
+/// The name most similar to `written`, if any is similar enough.
 pub(super) fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
     names
         .iter()
@@ -449,7 +453,7 @@ pub(super) fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
         .map(|(_, name)| name)
 }
 
-/// What a value is, in words.
+/// The kind of a value, in words.
 pub(super) fn kind_of(value: &Value) -> &'static str {
     match value {
         Value::Null => "nothing",

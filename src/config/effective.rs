@@ -1,8 +1,8 @@
-//! What a configuration comes to, as facts that programs exchange, and how two of them differ.
+//! The facts of a configuration, which programs exchange, and the differences between the facts of two configurations.
 //!
-//! A running gateway tells its facts on the admin listener, and `touchline check --against-running` compares those of a new
-//! file with them. They are what was read, with defaults filled in and each value in one form, so that only what differs in
-//! effect differs here. There is no secret among them: what a variable or a `…_file` holds is not told, nor the user and
+//! A running gateway serves its facts on the admin listener, and `touchline check --against-running` compares them with those
+//! of a new file. Facts are the values read, with defaults filled in and each value in one form, so that two configurations with
+//! the same effect have the same facts. No fact shows a secret: not the value of a variable or of a `…_file`, nor the user and
 //! password of a URL.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::check::Reading;
 use crate::policy::endpoint::EndpointTable;
 
-/// What the facts of a tier say of each endpoint that it includes.
+/// The value of a tier's fact for each endpoint that it includes.
 const INCLUDED: &str = "included";
 
-/// What a fact is about, in the order in which it is told.
+/// The subject of a fact, in the order in which differences are listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum About {
@@ -23,7 +23,7 @@ pub enum About {
     Restart,
     /// A tier: its limits and the endpoints it includes.
     Tier,
-    /// An endpoint, whatever the tier.
+    /// An endpoint, regardless of tiers.
     Endpoint,
     /// An upstream.
     Upstream,
@@ -32,7 +32,7 @@ pub enum About {
 }
 
 impl About {
-    /// The word for people.
+    /// The word in messages.
     pub fn as_str(self) -> &'static str {
         match self {
             About::Restart => "restart",
@@ -44,34 +44,34 @@ impl About {
     }
 }
 
-/// The facts of a subject by its name, such as `pro` and `daily`. A path of the file is a name with one fact, `value`.
+/// The facts of subjects by name, such as `daily` of `pro`. A path of the file is a name with one fact, `value`.
 type Subjects = BTreeMap<String, BTreeMap<String, String>>;
 
 /// The facts of one configuration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Effective {
-    /// Its hash.
+    /// The hash of the configuration.
     pub hash: String,
     facts: BTreeMap<About, Subjects>,
 }
 
-/// A fact that is another in two configurations.
+/// A fact that differs between two configurations.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// What it is about.
+    /// The subject of the fact.
     pub about: About,
-    /// Its name; for a path of the file, the path.
+    /// The subject's name; for a path of the file, the path.
     pub name: String,
-    /// The fact.
+    /// The name of the fact.
     pub fact: String,
-    /// In the first; `None`: there is no such fact.
+    /// The value in the first; `None` if it has no such fact.
     pub from: Option<String>,
-    /// In the second.
+    /// The value in the second.
     pub to: Option<String>,
 }
 
 impl Effective {
-    /// The facts of a configuration, from what each leaf of the file was read as.
+    /// The facts of a configuration, from the value of each leaf of the file.
     pub(super) fn of(
         hash: &str,
         readings: &BTreeMap<String, Reading>,
@@ -94,7 +94,7 @@ impl Effective {
         effective
     }
 
-    /// How `next` differs, in the order of subject, name and fact.
+    /// The facts that differ in `next`, in the order of subject, name and fact.
     pub fn differences(&self, next: &Effective) -> Vec<Difference> {
         let (one, other) = (self.flat(), next.flat());
         let places: BTreeSet<_> = one.keys().chain(other.keys()).collect();
@@ -135,7 +135,7 @@ impl Effective {
         };
         let index = index.trim_end_matches(']').parse::<usize>().ok();
         let pattern = index.and_then(|index| patterns.get(index));
-        // The path is the name, and who may call it is told of the tiers.
+        // The path is the name, and the tiers have a fact for each endpoint.
         if let (Some(pattern), false) = (pattern, ["path", "tiers"].contains(&fact)) {
             self.note(About::Endpoint, pattern, fact, value);
         }

@@ -1,8 +1,8 @@
-//! Where each value of a YAML text stands: an index of YAML path → position, made from parser events.
+//! The positions of all values of a YAML text: an index of YAML path → position, made from parser events.
 //!
-//! It also refuses what a configuration has no need for and what would make reading it expensive or ambiguous: aliases,
-//! tags, a second document, duplicate keys, keys that are not short texts, and nesting or numbers of values without
-//! bound. What passes here is safe to hand to serde_yaml.
+//! The outline also refuses YAML that a configuration does not need and that is expensive or ambiguous to read: aliases,
+//! tags, a second document, duplicate keys, keys that are not short texts, unbounded nesting and unbounded numbers of values.
+//! A text that passes is safe for serde_yaml.
 
 use std::collections::HashMap;
 
@@ -10,14 +10,14 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
 use super::problem::Problem;
 
-/// The deepest value of a valid file is at 5; the rest is room for wrong files to be told well.
+/// The deepest value of a valid file is at 5; the rest lets wrong files get precise messages.
 const DEPTH_MAX: usize = 10;
-/// Longer keys only serve to make paths, and with them this index, large.
+/// The longest key. Longer keys would only enlarge paths, and with them this index.
 const KEY_CHARS_MAX: usize = 128;
-/// Some 10,000 endpoints: far above any real file.
+/// The limit on values: room for some 10,000 endpoints, far above any real file.
 const VALUES_MAX: usize = 100_000;
 
-/// A YAML path, such as `endpoints[2].tiers[0]`; the empty one is the whole file.
+/// A YAML path, such as `endpoints[2].tiers[0]`; the empty path is the whole file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub(super) struct Path(String);
 
@@ -33,7 +33,7 @@ impl Path {
         Path(format!("{}[{index}]", self.0))
     }
 
-    /// The path that is written so; it may be no value's.
+    /// Parses a written path; there may be no value at it.
     pub(super) fn written(text: &str) -> Path {
         Path(text.to_owned())
     }
@@ -79,7 +79,7 @@ pub(super) struct Outline {
 }
 
 impl Outline {
-    /// The outline of `text`, or why it is not a YAML text of the kind a configuration is.
+    /// The outline of `text`, or the problem that makes it unusable as a configuration.
     pub(super) fn of(text: &str) -> Result<Outline, Vec<Problem>> {
         let mut builder = Builder::default();
         for event in Parser::new_from_str(text) {
@@ -103,7 +103,7 @@ impl Outline {
         }
     }
 
-    /// Whether there is no value at all.
+    /// Whether the text has no value at all.
     pub(super) fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -113,8 +113,8 @@ impl Outline {
         self.values.contains_key(path)
     }
 
-    /// Where the value at `path` stands: a scalar itself, a mapping or list its key. The nearest value around it where
-    /// there is none.
+    /// The position of the value at `path`: of a scalar itself, of a mapping or list its key. If there is no such value, the
+    /// position of the nearest enclosing one.
     pub(super) fn value(&self, path: &Path) -> Position {
         self.values
             .get(path)
@@ -122,7 +122,7 @@ impl Outline {
             .unwrap_or_else(|| self.around(path))
     }
 
-    /// Where the key at `path` stands.
+    /// The position of the key at `path`.
     pub(super) fn key(&self, path: &Path) -> Position {
         self.keys
             .get(path)
@@ -142,8 +142,8 @@ impl Outline {
     }
 }
 
-/// A mistake of syntax, with the hint that its line suggests. A tab that indents is shown itself: parsers trip over it
-/// only where the line before it seems to go on.
+/// A syntax error, with a hint if its line suggests one. An indenting tab is reported at its own position, because parsers
+/// report it only where the line before seems to continue.
 pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> Problem {
     let root = Path::default();
     for (number, line) in (1..)
@@ -174,12 +174,12 @@ pub(super) fn syntax_problem(text: &str, position: Position, message: &str) -> P
     position.problem(&root, &format!("this is not YAML: {message}"), hint)
 }
 
-/// A mapping or list that has begun and not ended.
+/// A mapping or list whose end has not been read yet.
 enum Open {
     Mapping {
         path: Path,
         seen: HashMap<String, Position>,
-        /// The path that the next value belongs to; `None` where a key comes next.
+        /// The path of the next value; `None` if a key comes next.
         pending: Option<Path>,
     },
     List {
@@ -209,15 +209,15 @@ impl Builder {
                     return Err(position.problem(
                         &here(),
                         "a second YAML document begins here",
-                        Some("write one document a file"),
+                        Some("write one document per file"),
                     ));
                 }
             }
             Event::Alias(_) => {
                 return Err(position.problem(
                     &self.next_path(),
-                    "aliases (`*name`, `<<`) are not taken here",
-                    Some("write the value out"),
+                    "aliases (`*name`, `<<`) are not supported",
+                    Some("write out the value"),
                 ));
             }
             Event::Scalar(text, style, _, tag) => {
@@ -259,7 +259,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The path of what the next event stands for, without taking it.
+    /// The path of the next event's value, without consuming the event.
     fn next_path(&self) -> Path {
         match self.open.last() {
             None => Path::default(),
@@ -268,7 +268,7 @@ impl Builder {
         }
     }
 
-    /// A mapping or list begins.
+    /// Begins a mapping or list.
     fn begin(&mut self, tagged: bool, position: Position) -> Result<Path, Problem> {
         let path = self.next_path();
         refuse_tag(tagged, position, &path)?;
@@ -285,7 +285,7 @@ impl Builder {
         self.take_value(None, position)
     }
 
-    /// Takes a scalar as a key if one is due. Says whether it was.
+    /// Takes a scalar as a key if one is due. Returns whether it was.
     fn take_key(&mut self, text: &str, position: Position) -> Result<bool, Problem> {
         let Some(Open::Mapping {
             path,
@@ -304,7 +304,7 @@ impl Builder {
         }
         let key = path.key(text);
         if let Some(first) = seen.get(text) {
-            let message = format!("the key is given twice, first in line {}", first.line);
+            let message = format!("the key is given twice, first on line {}", first.line);
             self.problems
                 .push(position.problem(&key, &message, Some("remove one of them")));
         } else {
@@ -315,7 +315,7 @@ impl Builder {
         Ok(true)
     }
 
-    /// Takes a value; `own` is where errors of it are shown, `None` for at its key.
+    /// Takes a value; `own` is the position for its errors, `None` for the position of its key.
     fn take_value(&mut self, own: Option<Position>, start: Position) -> Result<Path, Problem> {
         let path = self.next_path();
         self.values += 1;
@@ -335,7 +335,7 @@ impl Builder {
     }
 }
 
-/// Whether the text is a number that serde_yaml cannot hold: it would give up on the whole file.
+/// Whether the text is a number too large for serde_yaml, which would refuse the whole file.
 fn is_too_large_a_number(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_digit() || first == '-' || first == '+')
         && serde_yaml::from_str::<serde_yaml::Value>(text).is_err()
@@ -345,7 +345,7 @@ fn refuse_tag(tagged: bool, position: Position, path: &Path) -> Result<(), Probl
     if tagged {
         Err(position.problem(
             path,
-            "tags (`!name`) are not taken here",
+            "tags (`!name`) are not supported",
             Some("remove the tag, or put the text in quotes"),
         ))
     } else {

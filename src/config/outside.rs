@@ -1,5 +1,5 @@
-//! The world outside a file that a configuration may ask: variables of the environment, files, names. What it asks of it depends on
-//! what the file is read for.
+//! What a configuration reads outside its file: environment variables, files and host names. The purpose of the reading
+//! decides which of them are read.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -10,33 +10,33 @@ use serde_yaml::Value;
 
 use super::problem::Wrong;
 
-/// A password or URL is never longer.
+/// The limit on a file with a secret: no password or URL is longer.
 const SECRET_BYTES_MAX: u64 = 64 * 1024;
 
-/// What a configuration may ask of the world outside its file.
+/// Access to environment variables and to the resolver.
 pub(super) struct Surroundings<'a> {
     /// The value of an environment variable.
     pub(super) env: &'a dyn Fn(&str) -> Option<String>,
     /// The addresses of a `host:port`.
     pub(super) resolve: &'a dyn Fn(&str) -> io::Result<Vec<SocketAddr>>,
-    /// What is asked of them.
+    /// The parts that are read for this purpose.
     pub(super) purpose: Purpose,
 }
 
-/// What a configuration is read for, and with that what it needs of the world outside its file.
+/// The purpose for which a configuration is read, which decides what is read outside the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// A gateway: every variable and file. Names of upstreams are resolved; one that does not resolve is a warning.
+    /// A gateway: every variable and file is read. Names of upstreams are resolved; a name that does not resolve is a warning.
     Serve,
-    /// `touchline check`: the same, and names of Redis are resolved too.
+    /// `touchline check`: the same as a gateway, and names of Redis are resolved too.
     Check,
-    /// Commands on the store: variables and files of what they use. No name is resolved.
+    /// Commands on the store: only variables and files of the keys they use are read. No name is resolved.
     Commands,
     /// The file alone: no variable, no file, no name.
     Offline,
 }
 
-/// `text` with every `${VARIABLE}` replaced by its value and every `$${` by `${`. Values are not expanded again.
+/// Replaces every `${VARIABLE}` in `text` by its value and every `$${` by `${`. Values are not expanded again.
 pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<String, Wrong> {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
@@ -54,14 +54,14 @@ pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result
             .filter(|name| is_variable(name));
         let Some(name) = name else {
             return Err(Wrong::new(
-                "`${` without a variable's name and `}`",
-                "write ${NAME}, or $${ for the characters themselves",
+                "`${` must be followed by a variable's name and `}`",
+                "write ${NAME}, or $${ for the characters ${",
             ));
         };
         let Some(value) = env(name) else {
             return Err(Wrong::new(
-                format!("the environment has no variable {name}"),
-                "set it, or write $${ for the characters themselves",
+                format!("the environment variable {name} is not set"),
+                "set it, or write $${ for the characters ${",
             ));
         };
         expanded.push_str(&value);
@@ -71,7 +71,7 @@ pub(super) fn expand(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result
     Ok(expanded)
 }
 
-/// Whether a value is a text with a variable in it, and no mistake in how it is written.
+/// Whether a value is a text with a correctly written variable in it.
 pub(super) fn has_variable(written: &Value) -> bool {
     let found = Cell::new(false);
     let note = |_: &str| {
@@ -103,23 +103,23 @@ pub(super) fn readable(name: &str) -> Result<PathBuf, Wrong> {
 pub(super) fn unreadable(file: &Path, error: &io::Error) -> Wrong {
     Wrong::new(
         format!("cannot read {}: {error}", file.display()),
-        "the file must exist and be readable by the gateway's user",
+        "create the file, or make it readable for the gateway's user",
     )
 }
 
-/// What a file holds, without the newlines at its end.
+/// The contents of a file without the newlines at the end.
 pub(super) fn read_secret(file: &Path) -> io::Result<String> {
     let mut text = String::new();
     std::fs::File::open(file)?
         .take(SECRET_BYTES_MAX + 1)
         .read_to_string(&mut text)?;
     if text.len() as u64 > SECRET_BYTES_MAX {
-        return Err(io::Error::other("it is larger than 64KiB"));
+        return Err(io::Error::other("the file is larger than 64KiB"));
     }
     let end = text.trim_end_matches(['\r', '\n']).len();
     text.truncate(end);
     if text.is_empty() {
-        return Err(io::Error::other("it is empty"));
+        return Err(io::Error::other("the file is empty"));
     }
     Ok(text)
 }

@@ -1,4 +1,4 @@
-//! Where the settings of a checked file stand, for those who have to say which of them was decisive.
+//! The positions of settings in a checked file, for messages that name the decisive setting.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,18 +13,18 @@ pub struct Places {
     outline: Arc<Outline>,
 }
 
-/// Where one setting stands.
+/// The position of one setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Place {
-    /// Its path, such as `tiers.pro.daily`.
+    /// The setting's path, such as `tiers.pro.daily`.
     pub path: String,
-    /// The file as it was named.
+    /// The file name as given.
     pub file: String,
-    /// The line, counted from 1: of the setting, or of what it would belong to where it is left out.
+    /// The line, counted from 1: of the setting, or of its nearest enclosing key if it is left out.
     pub line: usize,
     /// The column in characters, counted from 1.
     pub column: usize,
-    /// Whether it is written there; else it has its default.
+    /// Whether the setting is written in the file; otherwise it has its default.
     pub written: bool,
 }
 
@@ -36,7 +36,7 @@ impl Places {
         }
     }
 
-    /// Where the setting with this path stands.
+    /// The position of the setting with this path.
     pub fn of(&self, path: &str) -> Place {
         let at = Path::written(path);
         let position = self.outline.value(&at);
@@ -50,14 +50,14 @@ impl Places {
     }
 }
 
-/// Without the thousands of positions.
+/// Omits the positions, of which there are thousands.
 impl fmt::Debug for Places {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Places").field(&self.file).finish()
     }
 }
 
-/// `FILE:LINE:COLUMN path`, with a word on a default.
+/// `FILE:LINE:COLUMN path`, with a note if the setting has its default.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = if self.written { "" } else { " (default)" };

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration file, told all at once.
+//! The problems of a configuration file, reported all at once.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,40 +6,40 @@ use std::ops::RangeInclusive;
 
 use super::scalar::Quantity;
 
-/// One mistake and where it is.
+/// One mistake and its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The line, counted from 1.
     pub line: usize,
     /// The column in characters, counted from 1.
     pub column: usize,
-    /// The YAML path, such as `endpoints[2].tiers[0]`; empty where the whole file is meant.
+    /// The YAML path, such as `endpoints[2].tiers[0]`; empty for the whole file.
     pub path: String,
-    /// What is wrong.
+    /// The mistake.
     pub message: String,
-    /// How to make it right.
+    /// How to correct it.
     pub hint: Option<String>,
 }
 
-/// A wrong value: what is wrong and how to make it right.
+/// A wrong value: the mistake and how to correct it.
 pub(super) struct Wrong {
     about: About,
     message: String,
     pub(super) hint: String,
 }
 
-/// What a message begins with.
+/// The beginning of a message.
 enum About {
-    /// Nothing: it is a whole sentence, without the value.
+    /// Nothing: the message is a whole sentence without the value.
     Sentence,
-    /// The value as it is written, in quotes.
+    /// The value as written, in quotes.
     Quoted,
-    /// The value in its one form.
+    /// The value in its normal form.
     Shown,
 }
 
 impl Wrong {
-    /// A whole sentence, which has nothing of a secret in it.
+    /// A whole sentence, which contains nothing of a secret.
     pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
         Wrong {
             about: About::Sentence,
@@ -48,7 +48,7 @@ impl Wrong {
         }
     }
 
-    /// That the value is not what it should be.
+    /// The value is not of the right kind.
     pub(super) fn not(what: &str, hint: impl Into<String>) -> Wrong {
         Wrong {
             about: About::Quoted,
@@ -57,7 +57,7 @@ impl Wrong {
         }
     }
 
-    /// That the value is on the wrong side of its bounds.
+    /// The value is outside its bounds.
     pub(super) fn outside<T: Quantity>(value: &T, bounds: &RangeInclusive<T>) -> Wrong {
         let too_small = value < bounds.start();
         let side = if too_small { "small" } else { "large" };
@@ -68,14 +68,14 @@ impl Wrong {
         }
     }
 
-    /// The message on a value; on `None` without it.
+    /// The message with the value, or without it for `None`.
     pub(super) fn message(&self, value: Option<&str>) -> String {
         match (&self.about, value) {
             (About::Sentence, _) => self.message.clone(),
             (About::Quoted, Some(value)) => format!("{value:?} {}", self.message),
             (About::Shown, Some(value)) => format!("{value} {}", self.message),
-            // What a variable or a file holds may be a secret.
-            (About::Quoted | About::Shown, None) => format!("its value {}", self.message),
+            // The value of a variable or a file may be a secret.
+            (About::Quoted | About::Shown, None) => format!("the value {}", self.message),
         }
     }
 }
@@ -83,7 +83,7 @@ impl Wrong {
 /// Every problem of one file, in the order of the file. Never empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigErrors {
-    /// The file as it was named.
+    /// The file name as given.
     pub file: String,
     /// The problems by position.
     pub problems: Vec<Problem>,
@@ -100,7 +100,7 @@ impl ConfigErrors {
 }
 
 impl Problem {
-    /// The order of the file.
+    /// Sorts by position.
     pub(super) fn by_place(&self, other: &Problem) -> Ordering {
         (self.line, self.column, &self.path).cmp(&(other.line, other.column, &other.path))
     }

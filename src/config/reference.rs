@@ -1,7 +1,7 @@
 //! A reference of `gateway.yaml` in Markdown, for `docs/configuration.md`: for each section a table of its keys with values, default
 //! and help.
 //!
-//! Like the [schema](mod@super::schema) it is made of the rows that read the file, so that it cannot state anything else.
+//! The reference, like the [schema](mod@super::schema), is made from the rows that read the file, so it cannot differ from them.
 
 use serde_json::Value as Json;
 
@@ -51,7 +51,7 @@ fn each(at: &str, rows: &[Row], lines: &mut Vec<String>) {
     }
 }
 
-/// What holds of a key beside its help.
+/// The sentences about a key after its help.
 fn marks(row: &Row) -> String {
     let is_secret = matches!(
         row.form.what,
@@ -72,7 +72,7 @@ fn marks(row: &Row) -> String {
     marks.map(|(_, mark)| *mark).collect()
 }
 
-/// What may be written.
+/// The permitted values.
 fn values(form: &Form) -> String {
     let kind = match &form.what {
         What::Scalar { shape, .. } => scalar(shape),
@@ -86,7 +86,7 @@ fn values(form: &Form) -> String {
     }
 }
 
-/// The values of a scalar, by its JSON Schema.
+/// The permitted values of a scalar, from its JSON Schema.
 fn scalar(shape: &Json) -> String {
     let first = shape.get("type").and_then(|kind| kind.get(0));
     if let Some(kind) = first.and_then(Json::as_str) {
@@ -107,7 +107,7 @@ fn scalar(shape: &Json) -> String {
     words.chain(others).collect::<Vec<_>>().join(", ")
 }
 
-/// What a text that has a pattern is called; `None` if only a `${VARIABLE}` may stand in its place.
+/// The name of a text with a pattern; `None` if the pattern only permits a `${VARIABLE}` instead of another value.
 fn written(shape: &Json) -> Option<&'static str> {
     let pattern = shape.get("pattern")?.as_str()?;
     let known = [
@@ -128,7 +128,7 @@ fn default(form: &Form) -> String {
     }
 }
 
-/// A default as it would be written.
+/// A default as written in the file.
 fn shown(default: &Json) -> String {
     match default {
         Json::String(text) => text.clone(),

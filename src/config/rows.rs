@@ -1,10 +1,10 @@
-//! The rows of the file: what a key is (type, default, bounds, whether it must be given, whether a change needs a restart, whether
-//! it is a secret, its sentence of help) stands in one place.
+//! The rows of the file: one place for everything about a key (type, default, bounds, whether it is required, whether a change needs
+//! a restart, whether it is a secret, its sentence of help).
 //!
-//! [`rows!`] declares a section as the struct of what its keys are read as. The right side of each row is a [`Kind`]: it reads what
-//! is written for the check and describes what may be written for the schema. What relates several keys, or makes another type of
-//! them, is a function that [`always`] or [`section`] is given. No kind stops at a problem: it notes it, and something stands in
-//! for the value, so that the rest is checked too; what is made of a file with problems is thrown away.
+//! [`rows!`] declares a section as a struct with the values of its keys. The right side of each row is a [`Kind`], which reads the
+//! value for the check and describes the permitted values for the schema. Rules between several keys, and conversions to other
+//! types, are functions passed to [`always`] or [`section`]. No kind stops at a problem: it notes the problem and uses a
+//! substitute for the value, so that the rest is checked too; the result of a file with problems is discarded.
 
 use std::num::NonZeroU64;
 use std::ops::RangeInclusive;
@@ -19,29 +19,29 @@ use super::outline::Path;
 use super::scalar::{Bytes, Percent, Quantity, Scalar, Text};
 use super::schema;
 
-/// Reads what is written at a path as a `T`; `None`: nothing is.
+/// Reads the value at a path as a `T`; `None` if nothing is written there.
 type Reader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
 
-/// How what stands at one place of the file is read as a `T`, and what may stand there.
+/// How the value at one place of the file is read as a `T`, and which values are permitted.
 pub(super) struct Kind<T> {
     read: Box<Reader<T>>,
     form: Box<dyn Fn() -> Form>,
 }
 
-/// What may stand at one place of the file.
+/// The values permitted at one place of the file.
 pub(super) struct Form {
     pub(super) what: What,
-    /// What it is where nothing is written.
+    /// The default.
     pub(super) default: Option<Json>,
     /// The least and the most.
     pub(super) bounds: Option<(String, String)>,
-    /// Whether something must be written.
+    /// Whether a value is required.
     pub(super) is_required: bool,
-    /// Whether only a restart changes it and all beneath it.
+    /// Whether a change of the value, or of any beneath it, needs a restart.
     pub(super) needs_restart: bool,
 }
 
-/// What kind of value that is.
+/// The kind of the value.
 pub(super) enum What {
     /// A scalar with the JSON Schema of its type; a secret one is never shown.
     Scalar {
@@ -53,7 +53,7 @@ pub(super) enum What {
     Named(Vec<Row>),
     /// A mapping of known keys.
     Section(Vec<Row>),
-    /// One or the other.
+    /// Either of two kinds.
     Either(Box<[Form; 2]>),
 }
 
@@ -73,7 +73,7 @@ pub(super) trait Rows: Sized + 'static {
     fn rows() -> Vec<Row>;
 }
 
-/// Declares sections: a row is `KEY: TYPE = KIND;`, or `FIELD as "KEY"` where Rust has another word for it.
+/// Declares sections: a row is `KEY: TYPE = KIND;`, or `FIELD as "KEY": …` if the field has another name than the key.
 macro_rules! rows {
     (@key $field:ident) => { stringify!($field) };
     (@key $field:ident $key:literal) => { $key };
@@ -133,7 +133,7 @@ impl<T: 'static> Kind<T> {
         (self.form)()
     }
 
-    /// The same form, read by way of what reads it here.
+    /// The same form with another reader, made from this one.
     fn around<U: 'static>(
         self,
         read: impl Fn(&Reader<T>, &mut Check<'_>, &Path, Option<Value>) -> U + 'static,
@@ -162,7 +162,7 @@ impl<T: 'static> Kind<T> {
         self.around(move |read, check, at, written| make(read(check, at, written)))
     }
 
-    /// The same, made into something else by what may note problems.
+    /// Converts the value with a function that may note problems.
     pub(super) fn then<U: 'static>(self, make: fn(&mut Check<'_>, &Path, T) -> U) -> Kind<U> {
         self.around(move |read, check, at, written| {
             let value = read(check, at, written);
@@ -170,7 +170,7 @@ impl<T: 'static> Kind<T> {
         })
     }
 
-    /// The same list with an item at least, if it is written.
+    /// Requires at least one item of a list, if the list is written.
     pub(super) fn not_empty(self, message: &'static str, hint: &'static str) -> Kind<T> {
         self.around(move |read, check, at, written| {
             if let Some(Value::Sequence(items)) = &written
@@ -194,13 +194,13 @@ impl Form {
         }
     }
 
-    /// One or the other.
+    /// Either of two kinds.
     pub(super) fn either(one: Form, other: Form) -> Form {
         Form::of(What::Either(Box::new([one, other])))
     }
 }
 
-/// A scalar that is read as a `T` and made into a `U`.
+/// A scalar that is read as a `T` and converted to a `U`.
 fn made<T: Scalar + 'static, U: 'static>(
     make: impl Fn(T) -> Result<U, Wrong> + 'static,
 ) -> Kind<Option<U>> {
@@ -220,22 +220,22 @@ pub(super) fn leaf<T: Scalar + 'static>() -> Kind<Option<T>> {
     made(Ok)
 }
 
-/// A text that `parse` takes.
+/// A text that `parse` accepts.
 pub(super) fn text<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
     made(move |text: Text| parse(&text.show()))
 }
 
-/// A secret that `parse` takes; nothing of it is shown.
+/// A secret that `parse` accepts; nothing of it is shown.
 pub(super) fn secret<U: 'static>(parse: fn(Secret) -> Result<U, Wrong>) -> Kind<Option<U>> {
     made(parse)
 }
 
-/// A URL that `parse` takes; a user and password in it are not shown.
+/// A URL that `parse` accepts; a user and password in it are not shown.
 pub(super) fn url<U: 'static>(parse: fn(Secret) -> Result<U, Wrong>) -> Kind<Option<U>> {
     made(move |text: Text| parse(Secret::hide(text.show())))
 }
 
-/// A file that `parse` reads or looks at.
+/// A file that `parse` reads or checks.
 pub(super) fn file<U: 'static>(parse: fn(&str) -> Result<U, Wrong>) -> Kind<Option<U>> {
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         check.file(at, &written?, parse)
@@ -249,7 +249,7 @@ pub(super) fn secret_file() -> Kind<Option<Secret>> {
     Kind::new(|check, at, written| check.secret_file(at, &written?), form)
 }
 
-/// A quantity between bounds.
+/// A quantity within bounds.
 pub(super) fn between<T: Quantity + 'static>(bounds: RangeInclusive<T>) -> Kind<Option<T>> {
     let shown = (bounds.start().show(), bounds.end().show());
     let check = move |value: T| match value.is_within(&bounds) {
@@ -260,7 +260,7 @@ pub(super) fn between<T: Quantity + 'static>(bounds: RangeInclusive<T>) -> Kind<
 }
 
 impl<T: Scalar + 'static> Kind<Option<T>> {
-    /// The same with a default.
+    /// Adds a default.
     pub(super) fn or(self, default: T) -> Kind<T> {
         let json = default.json();
         let kind = self.formed(move |form| form.default = Some(json.clone()));
@@ -274,7 +274,7 @@ impl<T: Scalar + 'static> Kind<Option<T>> {
 }
 
 impl<T: Default + 'static> Kind<Option<T>> {
-    /// The same with a default as it would be written.
+    /// Adds a default as written in the file.
     pub(super) fn or_text(self, default: &'static str) -> Kind<T> {
         let kind = self.formed(move |form| form.default = Some(default.into()));
         kind.around(move |read, check, at, written| {
@@ -286,7 +286,7 @@ impl<T: Default + 'static> Kind<Option<T>> {
 }
 
 impl<T: 'static> Kind<Vec<T>> {
-    /// The same list with a default.
+    /// Adds a default to a list.
     pub(super) fn or_list(self, default: &'static [&'static str]) -> Kind<Vec<T>> {
         let kind = self.formed(move |form| form.default = Some(default.into()));
         kind.around(move |read, check, at, written| {
@@ -315,7 +315,7 @@ pub(super) fn within<T: Quantity + 'static>(default: T, bounds: RangeInclusive<T
     between(bounds).or(default)
 }
 
-/// A type of numbers; a number that does not fit becomes the nearest that does.
+/// A type of numbers; a number that does not fit becomes the nearest one that does.
 pub(super) trait Number: 'static {
     fn of(number: u64) -> Self;
 }
@@ -364,12 +364,12 @@ pub(super) fn list<T: 'static>(item: fn() -> Kind<T>) -> Kind<Vec<T>> {
     Kind::new(read, move || Form::of(What::List(Box::new(item().form()))))
 }
 
-/// A list of texts that `parse` takes, none twice. It is noted as a whole.
+/// A list of texts that `parse` accepts, none twice. The list is noted as a whole.
 pub(super) fn texts<T: PartialEq + 'static>(parse: fn(&str) -> Result<T, Wrong>) -> Kind<Vec<T>> {
     placed_texts(parse).map(|texts| texts.into_iter().map(|(_, text)| text).collect())
 }
 
-/// The same with the path of each text.
+/// The list with the path of each text.
 pub(super) fn placed_texts<T: PartialEq + 'static>(
     parse: fn(&str) -> Result<T, Wrong>,
 ) -> Kind<Vec<(Path, T)>> {
@@ -426,7 +426,7 @@ pub(super) fn named<R: Rows, U: 'static>(
     required(hint, Kind::new(read, || Form::of(What::Named(R::rows()))))
 }
 
-/// A section, which is left out for what it is about not to be.
+/// An optional section; without it, its feature is off.
 pub(super) fn section<R: Rows, U: 'static>(
     make: fn(&mut Check<'_>, &Path, R) -> Option<U>,
 ) -> Kind<Option<U>> {
@@ -441,17 +441,17 @@ pub(super) fn section<R: Rows, U: 'static>(
     Kind::new(read, || Form::of(What::Section(R::rows())))
 }
 
-/// A section whose rows are what is wanted, if it is given.
+/// An optional section that is used as its rows.
 pub(super) fn optional<R: Rows>() -> Kind<Option<R>> {
     section(|_, _, rows| Some(rows))
 }
 
-/// A section, which is left out for all its defaults.
+/// A section that may be left out for all its defaults.
 pub(super) fn always<R: Rows, U: 'static>(make: fn(&mut Check<'_>, &Path, R) -> U) -> Kind<U> {
     let read = move |check: &mut Check<'_>, at: &Path, written: Option<Value>| {
         let is_given = written.is_some();
         let written = written.and_then(|written| check.mapping(at, written, R::NAMES));
-        // What is missing in something that is no section is no problem of its own.
+        // If the value is no section, keys missing in it are no further problem.
         let is_spurious = is_given && written.is_none();
         let problems = check.problems().len();
         let made = check.section(at, |check| {
@@ -467,17 +467,17 @@ pub(super) fn always<R: Rows, U: 'static>(make: fn(&mut Check<'_>, &Path, R) -> 
     Kind::new(read, || Form::of(What::Section(R::rows())))
 }
 
-/// A section whose rows are what is wanted.
+/// A section that is used as its rows.
 pub(super) fn plain<R: Rows>() -> Kind<R> {
     always(|_, _, rows| rows)
 }
 
-/// What must be written.
+/// A required value.
 pub(super) fn required<T: 'static>(hint: &'static str, kind: Kind<T>) -> Kind<T> {
     required_as("the key is missing", hint, kind)
 }
 
-/// The same with a message of its own.
+/// A required value with its own message.
 pub(super) fn required_as<T: 'static>(
     message: &'static str,
     hint: &'static str,
@@ -492,17 +492,17 @@ pub(super) fn required_as<T: 'static>(
     kind.formed(|form| form.is_required = true)
 }
 
-/// What must be written, and which an empty value stands in for.
+/// A required value, with an empty substitute if it is missing.
 pub(super) fn needed<T: Default + 'static>(hint: &'static str, kind: Kind<Option<T>>) -> Kind<T> {
     required(hint, kind).map(Option::unwrap_or_default)
 }
 
-/// What a gateway that serves uses, and no command on the store, with all beneath it.
+/// A value that only a serving gateway uses, no command on the store; also all values beneath it.
 pub(super) fn serving<T: 'static>(kind: Kind<T>) -> Kind<T> {
     kind.around(|read, check, at, written| check.serving(|check| read(check, at, written)))
 }
 
-/// What only a restart changes, with all beneath it.
+/// A value whose change needs a restart; also all values beneath it.
 pub(super) fn restart<T: 'static>(kind: Kind<T>) -> Kind<T> {
     let kind = kind
         .around(|read, check, at, written| check.needing_restart(|check| read(check, at, written)));

@@ -1,4 +1,4 @@
-//! What a single scalar of the file can be: durations, sizes, numbers, addresses, words.
+//! The types of single scalars in the file: durations, sizes, numbers, addresses, words.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -16,36 +16,36 @@ use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
 
-/// A value that one scalar can be read as.
+/// A type that is read from one scalar.
 pub(super) trait Scalar: Clone {
-    /// What it is, with its article: `a duration`.
+    /// The name of the type with its article: `a duration`.
     const WHAT: &'static str;
     /// How to write it.
     const HINT: &'static str;
-    /// Whether YAML numbers are meant rather than texts.
+    /// Whether the value is written as a YAML number rather than a text.
     const NUMBER: bool = false;
-    /// Whether such a number has no fraction.
+    /// Whether the number has no fraction.
     const WHOLE: bool = true;
-    /// Whether YAML's `true` and `false` are meant rather than texts.
+    /// Whether the value is written as YAML's `true` or `false` rather than a text.
     const BOOLEAN: bool = false;
-    /// Whether it is a secret: neither a fact nor a problem ever has anything of it.
+    /// Whether the value is a secret, of which no fact and no problem shows anything.
     const SECRET: bool = false;
-    /// The words that it may be, where they can be listed.
+    /// The permitted words, if they can be listed.
     const CHOICES: &'static [&'static str] = &[];
-    /// What else it may look like, as a regular expression; empty: anything, or nothing where there are words.
+    /// The other permitted forms, as a regular expression; if empty: none if there are words, otherwise any.
     const PATTERN: &'static str = "";
 
     fn parse(text: &str) -> Option<Self>;
 
-    /// As it is written, in one way for equal values; nothing of a secret.
+    /// The value as text, the same for equal values; nothing of a secret.
     fn show(&self) -> String;
 
-    /// The same, a secret too.
+    /// The value as text like [`Self::show`], but a secret in full.
     fn effect(&self) -> String {
         self.show()
     }
 
-    /// The same as JSON has it.
+    /// The value as JSON.
     fn json(&self) -> Json {
         let shown = self.show();
         if Self::NUMBER || Self::BOOLEAN {
@@ -56,7 +56,7 @@ pub(super) trait Scalar: Clone {
     }
 }
 
-/// A [`Scalar`] with bounds, which messages show.
+/// A [`Scalar`] with bounds that messages show.
 pub(super) trait Quantity: Scalar + PartialOrd {
     fn is_within(&self, bounds: &RangeInclusive<Self>) -> bool {
         bounds.contains(self)
@@ -152,7 +152,7 @@ impl Scalar for Duration {
 
 impl Quantity for Duration {}
 
-/// Digits and one of the units, nothing between them.
+/// Parses digits directly followed by one of the units.
 fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = text.strip_prefix(digits)?;
@@ -160,7 +160,7 @@ fn with_unit(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     whole_number(digits)?.checked_mul(*factor)
 }
 
-/// The largest unit that leaves a whole number.
+/// Writes the amount in the largest unit that leaves a whole number.
 fn show_unit(amount: u64, units: &[(&str, u64)]) -> String {
     units
         .iter()
@@ -239,7 +239,7 @@ impl Scalar for PathBuf {
     }
 }
 
-/// Scalars that are one of a few words.
+/// Declares scalars that are one of a few words.
 macro_rules! words {
     ($($type:ty, $what:literal, $hint:literal, $boolean:literal: $($word:literal => $value:path),+;)*) => {$(
         impl Scalar for $type {
@@ -265,7 +265,7 @@ macro_rules! words {
 }
 
 words! {
-    Enforcement, "true or false", "write true, or false for a tier that is counted and not refused", true:
+    Enforcement, "true or false", "write true, or false to count requests of the tier without refusing any", true:
         "true" => Enforcement::Enforced, "false" => Enforcement::Shadow;
     ProxyProtocol, "true or false", "write true, or false for connections without such a header", true:
         "true" => ProxyProtocol::Spoken, "false" => ProxyProtocol::Absent;
@@ -316,7 +316,7 @@ impl Quantity for Durability {
     }
 }
 
-/// A part in hundredths.
+/// A share in hundredths.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
 pub(super) struct Percent(pub(super) u64);
 
@@ -342,12 +342,11 @@ pub(super) struct Price(pub(super) u64);
 
 impl Scalar for Price {
     const WHAT: &'static str = "a price";
-    const HINT: &'static str =
-        "write US dollars, with cents after a point or without, such as 99 or 99.50";
+    const HINT: &'static str = "write US dollars, with or without cents, such as 99 or 99.50";
     const NUMBER: bool = true;
     const WHOLE: bool = false;
 
-    /// Digits only: no amount is ever a floating-point number of ours.
+    /// Parses digits only: the gateway holds no amount as a floating-point number.
     fn parse(text: &str) -> Option<Price> {
         let (dollars, cents) = match text.split_once('.') {
             None => (text, 0),
@@ -370,7 +369,7 @@ impl Scalar for Price {
 impl Quantity for Price {}
 
 impl Scalar for AccessLog {
-    const WHAT: &'static str = "a place for the access log";
+    const WHAT: &'static str = "a destination for the access log";
     const HINT: &'static str =
         "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
     const CHOICES: &'static [&'static str] = &["stdout", "stderr", "off"];

@@ -1,8 +1,8 @@
 //! A JSON Schema (2020-12) of `gateway.yaml`, for editors.
 //!
-//! It is made of the rows that read the file, so that it cannot say anything else. Editors accept more than
-//! [`super::Config::load`] does: what depends on two places of the file (an endpoint's upstream, a certificate's key, patterns that
-//! overlap) is beyond a schema.
+//! The schema is made from the rows that read the file, so it cannot differ from them. Editors accept more than
+//! [`super::Config::load`] does: a schema cannot express rules about two places of the file (an endpoint's upstream, a
+//! certificate's key, patterns that overlap).
 
 use serde_json::{Value as Json, json};
 
@@ -10,7 +10,7 @@ use super::rows::{Form, Row, What};
 use super::scalar::Scalar;
 use super::sections;
 
-/// A value with a `${VARIABLE}` may be anything.
+/// A value with a `${VARIABLE}`, which may be anything.
 const VARIABLE: &str = r"\$\{";
 
 /// The schema of the whole file.
@@ -19,7 +19,7 @@ pub(super) fn document() -> Json {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "gateway.yaml of Touchline",
         "description": "Durations are whole numbers with ms, s, m, h or d; sizes with B, KiB, MiB or GiB. ${VARIABLE} in a text is \
-                        replaced by the environment's value. `touchline check` knows more than this schema.",
+        replaced by the environment variable's value. `touchline check` checks more than this schema.",
     });
     merge(&mut document, shape(&sections::form()));
     document
@@ -35,7 +35,7 @@ fn shape(form: &Form) -> Json {
         What::Section(rows) => section(rows),
         What::Either(forms) => json!({ "anyOf": forms.each_ref().map(self::shape) }),
     };
-    // A required value has a default only for the rest of the file to be checked.
+    // The default of a required value only serves to check the rest of the file.
     if let (Some(default), false) = (&form.default, form.is_required) {
         merge(&mut shape, json!({ "default": default }));
     }
@@ -53,7 +53,7 @@ fn section(rows: &[Row]) -> Json {
     let mut properties = serde_json::Map::new();
     for row in rows {
         let mut shape = shape(&row.form);
-        // The sentence of help comes before what the shape says of itself.
+        // The sentence of help precedes the description of the shape.
         let own = shape.get("description").and_then(Json::as_str);
         let description = own.map_or(row.help.to_owned(), |own| format!("{} {own}", row.help));
         merge(&mut shape, json!({ "description": description }));
@@ -78,7 +78,7 @@ fn merge(into: &mut Json, more: Json) {
     }
 }
 
-/// What one scalar may look like.
+/// The schema of one scalar.
 pub(super) fn scalar<T: Scalar>() -> Json {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     if T::NUMBER {

@@ -1,13 +1,13 @@
-//! Texts that must not be shown.
+//! Texts that are never shown.
 
 use std::fmt;
 
-/// A password or a URL with one in it. It has no `Display`, and its `Debug` shows nothing.
+/// A password, or a URL with a password. The type has no `Display`, and its `Debug` shows nothing.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// Hides a text. What a row has read as something else than a secret was shown before.
+    /// Hides a text. If a row read it as another type than a secret, it has already been shown.
     pub(super) fn hide(text: String) -> Secret {
         Secret(text)
     }

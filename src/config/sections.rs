@@ -1,4 +1,4 @@
-//! The sections of the file: the rows of each, what it is made into, and what relates its keys to each other.
+//! The sections of the file: the rows of each, the checked type made from them, and the rules between their keys.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -52,33 +52,33 @@ const fn seconds(seconds: u64) -> Duration {
 rows! {
     /// The whole file.
     struct Root {
-        /// Where clients and operators connect.
+        /// The listeners for clients and operators.
         listen: Listen = serving(always(listen::listen));
-        /// Where keys and counts live: exactly one of embedded (one machine) and redis (any number of gateways). A change needs
-        /// a restart.
+        /// Where keys and counts are stored: exactly one of embedded (one machine) and redis (any number of gateways). A change needs a
+        /// restart.
         store: StoreConfig = restart(always(store::store));
         /// The quota day.
         quota: Quota = restart(plain());
-        /// What keys look like.
+        /// The format of keys.
         keys: Keys = plain();
-        /// The tiers by name: what a key may use. A change holds from the next request and never touches what was used.
+        /// The tiers by name: the quota of a key. A change applies from the next request and leaves the units used so far unchanged.
         tiers: Option<Vec<(TierName, Tier)>> = named("write one such as starter: { daily: 1000 }", traffic::tier);
         /// How a month is billed.
         billing: Billing = plain();
-        /// What can be called, and by whom. No two paths may match the same request.
+        /// The endpoints that clients may call, and the tiers that include them. No two endpoints may match the same path.
         endpoints: Vec<Option<(Path, EndpointRows)>> = required(
             ENDPOINTS_HINT,
             list(|| section(|_, at, rows| Some((at.clone(), rows)))).not_empty("at least one is needed", ENDPOINTS_HINT),
         );
-        /// Which events of keys near their limits are sent, and to which webhook.
+        /// Events of keys near their limits, and the webhook that receives them.
         events: Events = serving(plain());
         /// The services behind the gateway, by name.
         upstreams: Option<Vec<Upstream>> = serving(named(upstreams::HINT, upstreams::upstream));
-        /// What is passed on to upstreams.
+        /// Which headers are passed on.
         forward: Forward = serving(plain());
-        /// Threads.
+        /// Threads of the process.
         runtime: Runtime = serving(restart(plain()));
-        /// Bounds on what one client can take.
+        /// Limits on the resources of one client.
         limits: Limits = plain();
         /// Logs.
         logging: Logging = serving(plain());
@@ -87,11 +87,11 @@ rows! {
     }
 
     struct Quota {
-        /// The IANA zone whose midnights begin a quota day. The store remembers it: it cannot be changed once keys are in use,
-        /// and never without a restart.
+        /// The IANA time zone whose midnights begin a quota day. The store records it: it cannot be changed once keys are in use, and
+        /// never without a restart.
         timezone: Option<Calendar> = text(zone).or_text("UTC");
-        // A day is invoiced, and what came late to it found, before it goes: a month and the longest window fit.
-        /// The ledger closes a day so long after its end: what is settled later is dated when it came.
+        // A day is invoiced, with its late settlements, before it is deleted: a month and the longest window fit.
+        /// How long after its end a day of the ledger is closed. Units settled later are entered on the day on which they arrive.
         settle_window: Duration = within(DAY * 7, HOUR..=DAY * 30);
         /// How long after its end a day of the ledger is kept.
         retention: Duration = within(DAY * 396, DAY * 62..=DAY * 3_660);
@@ -99,37 +99,37 @@ rows! {
 
     /// How a month is billed.
     struct Billing {
-        /// by_day: each tier of a key costs its price for the days that it was held; whole: a key that was held on any day costs a
-        /// whole month.
+        /// by_day: each tier of a key costs its price in proportion to the days on which the key had it; whole: a key that was held on any
+        /// day costs a whole month.
         months: Months = leaf().or(Months::ByDay);
-        /// bill: a key that was not used in the month costs what another does; skip: it costs nothing.
+        /// Keys that were not used in the month: bill, they are billed like any other; skip, they are not billed.
         unused_keys: UnusedKeys = leaf().or(UnusedKeys::Bill);
     }
 
-    /// Keys as issued and as asked for.
+    /// The format of issued keys, and the realm of a 401.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Keys {
-        /// What issued keys begin with.
+        /// The prefix of issued keys.
         prefix: KeyPrefix = text(key_prefix).or_text("fpd");
-        /// What a 401 names in WWW-Authenticate.
+        /// The realm in WWW-Authenticate of a 401.
         realm: String = text(realm).or_text("touchline");
     }
 
-    /// What is passed on to upstreams, and of their answers to clients.
+    /// Which headers are passed on to upstreams, and from their answers to clients.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Forward {
-        /// Request headers of clients that upstreams never see, beside X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop
-        /// headers. A * at the end matches any rest of a name.
+        /// Request headers that are not forwarded to upstreams, besides X-API-Key, X-Consumer-*, X-Forwarded-* and hop-by-hop headers.
+        /// A * at the end matches any rest of a name.
         headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&HEADERS_DENIED);
-        /// Headers of upstreams' answers that clients never see, beside Server, X-RateLimit-* and hop-by-hop headers. A * at the
-        /// end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
+        /// Headers of upstreams' answers that are not passed on to clients, besides Server, X-RateLimit-* and hop-by-hop headers. A * at
+        /// the end matches any rest of a name. The gateway's own Strict-Transport-Security is not removed.
         answer_headers_denied: Vec<HeaderPattern> = texts(header_pattern).or_list(&ANSWER_HEADERS_DENIED);
     }
 
-    /// Threads.
+    /// Threads of the process.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Runtime {
-        /// Worker threads; 0 is one per core. A change needs a restart.
+        /// Worker threads; 0 means one per core. A change needs a restart.
         threads: usize = number(0, 0..=256);
     }
 
@@ -138,16 +138,16 @@ rows! {
     pub struct Logging {
         /// The least important messages of the diagnostic log (standard error).
         level: Level = leaf().or(Level::Info);
-        /// The form of its lines; pretty is for people.
+        /// The format of its lines: json, or pretty for people.
         format: LogFormat = leaf().or(LogFormat::Json);
-        /// Where the access log goes: stdout, stderr, off or a file name with a slash in it.
+        /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
         access_log: AccessLog = leaf().or(AccessLog::Stdout);
-        /// How many in a hundred of the requests that were served have a line in it; all others have one.
+        /// The share of served requests that are logged. Refused and failed requests always are.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }
 }
 
-/// Headers with which clients could speak to an upstream past the gateway's decision, or that are meant for the gateway.
+/// Headers with which clients could bypass the gateway's decision at an upstream, or that are meant for the gateway.
 const HEADERS_DENIED: [&str; 20] = [
     "cookie",
     "authorization",
@@ -170,7 +170,7 @@ const HEADERS_DENIED: [&str; 20] = [
     "x-forwarded-prefix",
     "forwarded",
 ];
-/// Headers of answers that name the caller or the upstream's software, or that speak to browsers and proxies for the gateway.
+/// Headers of answers that name the caller or the upstream's software, or that instruct browsers and proxies in the gateway's place.
 const ANSWER_HEADERS_DENIED: [&str; 5] = [
     "x-consumer-*",
     "x-powered-by",
@@ -188,7 +188,7 @@ pub struct Ledger {
     pub retention: Duration,
 }
 
-/// The whole file; `None` only where it is no configuration at all. The check has the problems.
+/// The whole file; `None` only if it is no configuration at all. The problems are noted in the check.
 pub(super) fn config(
     check: &mut Check<'_>,
     written: Value,
@@ -234,13 +234,13 @@ pub(super) fn config(
     })
 }
 
-/// What may stand in the file.
+/// The permitted content of the file.
 pub(super) fn form() -> Form {
     plain::<Root>().form()
 }
 
 fn zone(name: &str) -> Result<Option<Calendar>, Wrong> {
-    let hint = "write one like UTC or Europe/London";
+    let hint = "write a time zone such as UTC or Europe/London";
     let calendar = Calendar::of_zone(name).map_err(|_| Wrong::not("an IANA time zone", hint))?;
     Ok(Some(calendar))
 }
@@ -259,7 +259,7 @@ fn realm(text: &str) -> Result<String, Wrong> {
 }
 
 fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {
-    let hint = "write one like cookie, or the beginning of one like x-auth-request-*";
+    let hint = "write a name such as cookie, or the beginning of one such as x-auth-request-*";
     let pattern = text.parse::<HeaderPattern>();
     pattern.map_err(|_| Wrong::not("a header name", hint))
 }
@@ -269,7 +269,7 @@ fn network(text: &str) -> Result<Network, Wrong> {
     network.map_err(|error| Wrong::not("a network", error.to_string()))
 }
 
-/// A whole URL of HTTP with a host; it may have a secret in it.
+/// A full HTTP URL with a host; it may contain a secret.
 fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> {
     let url = reqwest::Url::parse(secret.reveal()).ok();
     let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
@@ -278,7 +278,7 @@ fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> 
         .ok_or_else(|| Wrong::new(problem, hint))
 }
 
-/// The one of a secret and its `…_file` that is given, as `parse` reads it. What is wrong is reported without the secret.
+/// A secret from its key or its `…_file` key, whichever is given, as read by `parse`. Problems do not show the secret.
 fn one_of<T>(
     check: &mut Check<'_>,
     at: &Path,
@@ -304,7 +304,7 @@ fn one_of<T>(
     check.accept(at, parse(secret))
 }
 
-/// Of a certificate and its key there are both or neither.
+/// Checks that a certificate and its key are both given or both missing.
 fn certificate_and_key(check: &mut Check<'_>, at: &Path) {
     let (certificate, key) = (at.key("certificate"), at.key("private_key"));
     let (missing, hint) = match (check.is_given(&certificate), check.is_given(&key)) {

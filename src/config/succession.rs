@@ -1,7 +1,7 @@
-//! One configuration taking the place of another in a running gateway: what of it cannot change, and what must not.
+//! Replacing the configuration of a running gateway: the changes that need a restart, and those that are refused.
 //!
-//! The addresses that are listened on, the store, the quota day and the number of threads are what a process was built on:
-//! a change of those waits for a restart. A tier that keys hold must not go, or their next request would have no limit.
+//! A process cannot change its listening addresses, store, quota day and number of threads: a change of these needs a restart.
+//! A tier that keys have must not be removed, or their next request would have no limit.
 
 use std::collections::BTreeSet;
 
@@ -10,21 +10,21 @@ use super::check::Check;
 use super::outline::Path;
 use crate::policy::key_record::TierName;
 
-/// What a configuration is to take the place of.
+/// The configuration to be replaced.
 pub struct Running<'a> {
-    /// The configuration that runs.
+    /// The running configuration.
     pub config: &'a Config,
-    /// How many keys hold a tier, revoked ones not counted, or why that cannot be told. Asked only for tiers that are gone.
+    /// Counts the keys of a tier, without revoked ones, or returns why it cannot. Called only for removed tiers.
     pub keys_of: &'a dyn Fn(&TierName) -> Result<u64, String>,
 }
 
-/// Notes everything that keeps `next` from taking the place of what runs.
+/// Notes everything that prevents `next` from replacing the running configuration.
 pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config) {
     for path in fixed(running.config, next) {
         check.wrong(
             &Path::written(path),
-            "a change of it needs a restart",
-            "restart the gateway, or put it back as it was",
+            "a change of this key needs a restart",
+            "restart the gateway, or restore the old value",
         );
     }
     let at = Path::default().key("tiers");
@@ -32,25 +32,26 @@ pub(super) fn check(check: &mut Check<'_>, running: &Running<'_>, next: &Config)
         if next.tier(tier).is_some() {
             continue;
         }
-        let hint = "give them another with `touchline keys set-tier` first, or keep the tier";
+        let hint =
+            "first move the keys to another tier with `touchline keys set-tier`, or keep the tier";
         match (running.keys_of)(tier) {
             Ok(0) => {}
-            Ok(1) => check.wrong(&at, format!("{tier} is gone, and 1 key holds it"), hint),
+            Ok(1) => check.wrong(&at, format!("{tier} is removed, but 1 key has it"), hint),
             Ok(keys) => check.wrong(
                 &at,
-                format!("{tier} is gone, and {keys} keys hold it"),
+                format!("{tier} is removed, but {keys} keys have it"),
                 hint,
             ),
             Err(why) => check.wrong(
                 &at,
-                format!("{tier} is gone, and whether keys hold it cannot be told: {why}"),
+                format!("{tier} is removed, and whether keys have it is unknown: {why}"),
                 "keep the tier until the store answers",
             ),
         }
     }
 }
 
-/// The paths that differ of those that only a restart changes; of a section that comes or goes not those beneath it.
+/// The changed paths that need a restart; for a section that was added or removed, not the paths beneath it.
 fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
     let (one, other) = (&running.foundation, &next.foundation);
     let differs = |path: &str| one.get(path) != other.get(path);
@@ -58,7 +59,7 @@ fn fixed<'a>(running: &'a Config, next: &'a Config) -> Vec<&'a str> {
         let ends = path.match_indices('.').map(|(end, _)| end);
         ends.filter_map(|end| path.get(..end)).any(differs)
     };
-    // A secret that moves from the file into one of its own changes nothing.
+    // Moving a secret from the file into a file of its own changes nothing.
     let same_store = running.store == next.store;
     let paths: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     let paths = paths.into_iter().map(String::as_str);

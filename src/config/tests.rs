@@ -235,7 +235,7 @@ fn traces_go_where_the_file_says_and_nowhere_by_default() {
         ("{otlp: {}}", "tracing.otlp.url: the key is missing"),
         (
             "{otlp: {url: 'collector:4318'}}",
-            "tracing.otlp.url: it is not the URL of a collector",
+            "tracing.otlp.url: the value is not the URL of a collector",
         ),
         (
             "{otlp: {url: 'http://a/', sample: 101%}}",
@@ -395,11 +395,11 @@ fn shares_are_whole_percentages_and_a_webhook_has_a_url_and_a_secret() {
         ),
         (
             "{webhook: {url: \"ftp://hunter2\", secret: WHSEC}}",
-            "events.webhook.url: it is not the URL of a webhook",
+            "events.webhook.url: the value is not the URL of a webhook",
         ),
         (
             "{webhook: {url: \"http://h/\", secret: hunter2}}",
-            "events.webhook.secret: it is not a signing secret",
+            "events.webhook.secret: the value is not a signing secret",
         ),
         (
             "{webhook: {url: \"http://h/\"}}",
@@ -470,7 +470,7 @@ fn a_name_that_does_not_resolve_is_a_warning_and_one_that_is_given_twice_a_probl
         warnings,
         [
             "g.yaml:3:43: warning: upstreams.u.servers[1]: \"bad.example:1\" cannot be resolved: no such host \
-          (hint: a gateway asks this server once its name resolves)"
+          (hint: a gateway uses this server once its name resolves)"
         ]
     );
     assert_eq!(

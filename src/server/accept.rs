@@ -1,7 +1,7 @@
-//! Accepting: from a client's SYN to a connection that is served.
+//! Accepting connections, from a client's SYN to the connection's task.
 //!
-//! Each connection is a task of its own, which ends with it. Places are counted before the TLS handshake, which is where a
-//! flood of connections costs most.
+//! Each connection is one task, which ends with it. Connection limits are checked before the TLS handshake, which is the most
+//! expensive part of a flood of connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,25 +22,25 @@ use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
 use crate::proxy::{Gate, Snapshot};
 
-/// Pause after a failed accept: the process is out of file descriptors or memory, and only time helps.
+/// The pause after a failed accept: the process has no file descriptors or memory left, and must wait.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// When the gateway stops, an idle connection is closed only after this time: a request that its client was about to send is
-/// then answered, with `Connection: close`, instead of reset.
+/// How long a stopping gateway keeps idle connections open: a request that its client is about to send is then answered, with
+/// `Connection: close`, instead of reset.
 const IDLE_LINGER: Duration = Duration::from_millis(500);
-/// What clients find behind a listener.
+/// The service of a listener.
 #[derive(Clone)]
 pub enum Behind {
     /// The API in clear text.
     Clear,
     /// The API over TLS.
     Tls(Arc<Front>),
-    /// The way to HTTPS.
+    /// The redirect to HTTPS.
     Redirect,
 }
 
 impl Behind {
-    /// Whether proxies speak first here, under a configuration.
+    /// Whether connections begin with a PROXY protocol header, under a configuration.
     fn proxy_protocol(&self, listen: &Listen) -> ProxyProtocol {
         let spoken = match self {
             Behind::Clear => listen.http.as_ref().map(|http| http.proxy_protocol),
@@ -51,20 +51,20 @@ impl Behind {
     }
 }
 
-/// A listener for clients with what stands behind it.
+/// A listener for clients with its service.
 pub struct Door {
     /// Bound and not blocking.
     pub listener: TcpListener,
-    /// What clients find here.
+    /// The service of this listener.
     pub behind: Behind,
-    /// What requests share.
+    /// The state shared by requests.
     pub gate: Arc<Gate>,
     /// All connections of the gateway.
     pub census: Arc<Census>,
 }
 
 impl Door {
-    /// Takes connections until `shutdown` says so; then tells those there are to end with the requests under way.
+    /// Accepts connections until `shutdown`; then each open connection ends after its requests in flight.
     pub async fn serve(self, mut shutdown: watch::Receiver<bool>) {
         let Door {
             listener,
@@ -88,7 +88,7 @@ impl Door {
                     tokio::spawn(room.clone().receive(socket, peer));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    tracing::warn!(%error, "cannot accept a connection");
                     room.note_limit("accept");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
@@ -98,18 +98,18 @@ impl Door {
     }
 }
 
-/// What the system may hold unsent for a client before the gateway waits for it, beside what is under way.
+/// The unsent bytes that the system may buffer for a client, besides those in transit, before the gateway waits.
 const UNSENT_BYTES_MAX: u32 = 128 * 1024;
 
-/// How long a connection may be.
+/// The age limits of a connection.
 struct Times {
-    /// Until it takes no further request.
+    /// The age from which it accepts no further request.
     age: Duration,
-    /// From then on.
+    /// The time from then on until its end.
     last_requests: Duration,
 }
 
-/// The longest that an answer may take to come.
+/// The longest time that an answer may take.
 fn longest_upstream(snapshot: &Snapshot) -> Duration {
     let upstreams = snapshot.config.upstreams.iter();
     upstreams
@@ -134,12 +134,12 @@ struct Room {
 }
 
 impl Room {
-    /// A connection's whole life.
+    /// Serves a connection from beginning to end.
     async fn receive(self: Arc<Room>, mut socket: TcpStream, peer: SocketAddr) {
         let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
         let snapshot = self.gate.snapshot();
         let (limits, listen) = (&snapshot.config.limits, &snapshot.config.listen);
-        // A proxy speaks for many clients: it is counted in all only.
+        // A proxy forwards for many clients, so only the total limit applies to it.
         let proxy = forwarded::is_trusted(peer.ip(), &listen.trusted_proxies);
         let spoken = self.behind.proxy_protocol(listen);
         if spoken == ProxyProtocol::Spoken && !proxy {
@@ -155,18 +155,19 @@ impl Room {
             Ok(seat) => seat,
             Err(full) => return self.note_limit(name_of(full)),
         };
-        // Answers are gathered before they are written, so waiting for more would only delay them.
+        // Answers are already gathered before they are written, so Nagle's algorithm would only delay them.
         let _ = socket.set_nodelay(true);
-        // Without it the system takes megabytes for a client that reads nothing, and what it reads of them is not seen.
+        // Without it the system buffers megabytes for a client that reads nothing, and the gateway cannot measure how fast it reads.
         let _ = SockRef::from(&socket).set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
         let client = match spoken {
             ProxyProtocol::Absent => peer,
-            ProxyProtocol::Spoken => match Box::pin(self.told(&mut socket, limits)).await {
-                Some(Some(told)) => {
-                    if let Err(full) = seat.assign(counted(told.ip()), places) {
+            ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
+            {
+                Some(Some(client)) => {
+                    if let Err(full) = seat.assign(counted(client.ip()), places) {
                         return self.note_limit(name_of(full));
                     }
-                    told
+                    client
                 }
                 Some(None) => peer,
                 None => return self.note_limit("proxy_protocol"),
@@ -181,7 +182,7 @@ impl Room {
                 // In a box, because it is larger than what most connections need.
                 return Box::pin(redirect::serve(gate, socket, client, limits, rule)).await;
             }
-            // It goes only with a restart.
+            // The listener is removed only by a restart.
             (Behind::Redirect, None) => return,
         };
         let Some(transport) = self.shake_hands(socket, tls, limits).await else {
@@ -200,16 +201,20 @@ impl Room {
                 + longest_upstream(&snapshot)
                 + limits.response_write,
         };
-        // A connection that lives on must not hold an old configuration.
+        // A long connection must not keep an old configuration in memory.
         drop(snapshot);
         self.hand_over(opened, connection, times).await;
     }
 
-    /// The client that a proxy tells, or that it speaks for itself; `None` where it says nothing of the kind in time.
-    async fn told(&self, socket: &mut TcpStream, limits: &Limits) -> Option<Option<SocketAddr>> {
-        let told = tokio::time::timeout(limits.request_head, proxied::client_told(socket));
-        let told = told.await.ok()?.ok()?;
-        Some(told.map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())))
+    /// The client named by a proxy's header, or the proxy itself; `None` without a valid header in time.
+    async fn proxied_client(
+        &self,
+        socket: &mut TcpStream,
+        limits: &Limits,
+    ) -> Option<Option<SocketAddr>> {
+        let client = tokio::time::timeout(limits.request_head, proxied::client_of(socket));
+        let client = client.await.ok()?.ok()?;
+        Some(client.map(|client| SocketAddr::new(client.ip().to_canonical(), client.port())))
     }
 
     async fn shake_hands(
@@ -236,8 +241,8 @@ impl Room {
         }
     }
 
-    /// Serves the connection to its end. It is told to end, over HTTP/2 by a GOAWAY, when it is retired, too
-    /// old, or the gateway stops.
+    /// Serves the connection to its end. It is asked to end, over HTTP/2 by a GOAWAY, when it is retired or too old, or when the
+    /// gateway stops.
     async fn hand_over(&self, opened: Opened, connection: Arc<Connection>, times: Times) {
         let (end, ending) = watch::channel(*self.shutdown.borrow());
         let mut shutdown = self.shutdown.clone();
@@ -259,9 +264,9 @@ impl Room {
             }
             connection.retire();
         }
-        // Fails only if nobody serves any more.
+        // Fails only if the connection is no longer served.
         let _ = end.send(true);
-        // Its requests have deadlines of their own; this one is for a client that neither ends nor answers.
+        // Requests have their own deadlines; this one is for a client that neither ends nor answers.
         let _ = tokio::time::timeout(times.last_requests, serving).await;
     }
 

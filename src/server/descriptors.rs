@@ -1,15 +1,15 @@
-//! How many files and sockets the process may open.
+//! The limit of open files and sockets of the process.
 //!
-//! The usual soft limit of 1,024 is far below what an edge needs, and is there for programs that use `select`, which the
-//! gateway does not: it is raised to the hard limit at start.
+//! The usual soft limit of 1,024 exists for programs that use `select` and is far too low for a gateway, which does not: it is
+//! raised to the hard limit at start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Beside connections: listeners, logs, the store's files and connections.
+/// The files other than connections: listeners, logs, the store's files and connections.
 const OTHERS: u64 = 256;
 
-/// Raises the limit as far as it may be, and says where `connections` clients, each with a connection to an upstream,
-/// still do not fit under it.
+/// Raises the limit as far as permitted, and warns if `connections` clients, each with a connection to an upstream, still do not
+/// fit.
 pub fn raise(connections: usize) {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -27,13 +27,13 @@ pub fn raise(connections: usize) {
         tracing::warn!(
             open_files,
             wanted,
-            "limits.connections is more than the process may have: lower it, or raise the hard limit of open files (LimitNOFILE= of \
+            "limits.connections exceeds the open files of the process: lower it, or raise the hard limit of open files (LimitNOFILE= of \
              systemd, ulimit -n)"
         );
     }
 }
 
-/// What so many connections and their requests need.
+/// The number of open files that `connections` clients and their requests need.
 fn wanted(connections: usize) -> u64 {
     let connections = u64::try_from(connections).unwrap_or(u64::MAX);
     connections.saturating_mul(2).saturating_add(OTHERS)

@@ -1,9 +1,9 @@
-//! Entering: from a gateway that is composed to one that accepts connections.
+//! The transition of a composed gateway to one that accepts connections.
 //!
-//! A gateway that succeeds another prepares everything that can fail, then has its predecessor confirm that it goes; only then
-//! it accepts, and offers its listeners to a successor of its own ([`super::handover`] has the conversation).
+//! A gateway that replaces another prepares everything that can fail, then asks its predecessor for confirmation. Only then it
+//! accepts connections, and offers its listeners to its own successor ([`super::handover`] has the conversation).
 //!
-//! Invariant: an error leaves no connection accepted and the predecessor as it was.
+//! Invariant: after an error, no connection was accepted and the predecessor is unchanged.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use super::listeners::{Bound, Listener, Ready};
 use crate::admin::Admin;
 use crate::proxy::Gate;
 
-/// What a gateway accepts connections with.
+/// The parts needed to accept connections.
 pub struct Entrance<'g> {
-    /// Its addresses.
+    /// The listening addresses.
     pub listener: &'g Listener,
-    /// Where a successor asks for them, if one may.
+    /// The path at which a successor requests them, if configured.
     pub upgrade: Option<&'g Path>,
-    /// What requests share.
+    /// The state shared by requests.
     pub gate: &'g Arc<Gate>,
 }
 
 impl Entrance<'_> {
-    /// Accepts connections, in the place of the predecessor if there is one, until `watch` says so; a successor that takes over
-    /// wakes `succeeded`.
+    /// Accepts connections, after replacing the predecessor if there is one, until `watch` changes. A successor that takes over wakes
+    /// `succeeded`.
     pub async fn open(
         self,
         predecessor: Option<Predecessor>,
@@ -40,11 +40,11 @@ impl Entrance<'_> {
         let offer = self.offer()?;
         let ready = self.ready(admin)?;
         if let Some(predecessor) = predecessor {
-            tracing::info!("ready to take over from the gateway that runs");
+            tracing::info!("ready to take over from the running gateway");
             predecessor.take_over().await?;
-            // That one is ending: from here on this one serves, whatever becomes of later upgrades.
+            // The predecessor is ending, so this gateway must serve even if a later upgrade is not possible.
             if let Some(Err(error)) = offer.as_ref().map(Offer::publish) {
-                tracing::error!(%error, "the listeners cannot be offered to a successor: mend listen.upgrade and restart");
+                tracing::error!(%error, "cannot offer the listeners to a successor: correct listen.upgrade and restart");
             }
         } else if let Some(offer) = &offer {
             offer.publish().map_err(|error| self.not_offered(error))?;
@@ -54,9 +54,9 @@ impl Entrance<'_> {
         Ok((bound, offering))
     }
 
-    /// The offer to a successor, which none finds yet.
+    /// The offer to a successor, not yet published.
     fn offer(&self) -> Result<Option<Offer>, ServeError> {
-        // Without a successor to come, the copies are closed here.
+        // Without listen.upgrade, the copies are closed here.
         let spares = self.listener.spares();
         let Some(place) = self.upgrade else {
             return Ok(None);
@@ -74,7 +74,7 @@ impl Entrance<'_> {
         }
     }
 
-    /// The services behind the addresses, which accept nothing yet.
+    /// The services behind the addresses, which do not accept connections yet.
     fn ready(&self, admin: Admin) -> Result<Ready, ServeError> {
         let ready = self.listener.prepare(self.gate, admin);
         ready.map_err(|error| ServeError::System(error.to_string()))

@@ -1,16 +1,14 @@
-//! Telling of keys that came near their limits: each share of a key and day is claimed once in the store, for all
-//! gateways; who made the claim writes the log line and counts it, and where there is a webhook the store keeps the event
-//! until it is delivered.
+//! Events of keys near their limits: each share of a key and day is claimed once in the store, for all gateways. The gateway that
+//! made the claim writes the log line and counts it; with a webhook, the store keeps the event until it is delivered.
 //!
 //! | Room | Job |
 //! |---|---|
-//! | this | claims what requests have shown, off their path |
-//! | [`courier`] | delivers what the store keeps: one gateway at a time |
+//! | this | claims events that requests caused, off their path |
+//! | [`courier`] | delivers the stored events, from one gateway at a time |
 //!
-//! Claim and event are one atomic step of the store. What was seen and not claimed yet is lost with the process, and seen
-//! again with the key's next request. A store that loses its memory is told this process's claims again: with no line and
-//! no count, but the event may be delivered once more, by the same id. What a process had claimed that is gone by then is
-//! seen anew.
+//! Claim and event are one atomic step of the store. An unclaimed event is lost with the process, and detected again at the key's
+//! next request. After a data loss of the store, this process repeats its claims: without a line or a count, but the event may be
+//! delivered once more, with the same id. The claims of a process that has ended by then are detected again.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,45 +21,45 @@ use crate::store::{Claim, Delivery, NodeName};
 
 pub mod courier;
 
-/// How often the store is asked whether it lost something, and what is over forgotten.
+/// How often the store is checked for data loss and finished claims are forgotten.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Between two attempts of a claim.
+/// The pause between two attempts of a claim.
 const RETRY_MIN: Duration = Duration::from_millis(100);
 const RETRY_MAX: Duration = Duration::from_secs(5);
-/// A crossing of a day that has been over for so long is not claimed any more.
+/// How long after the end of its day an event is still claimed.
 const LATE_MAX_SECONDS: i64 = 86_400;
-/// After the store may have lost something, every gateway has made its claims again by then; what is not claimed is seen anew.
+/// The time by which every gateway has repeated its claims after a possible data loss; unclaimed events are then detected again.
 const FORGET_AFTER: Duration = Duration::from_secs(10);
-/// Own claims that are remembered for a store that loses its memory; some 20 MiB.
+/// The most own claims kept for a data loss of the store; some 20 MiB.
 const OWN_MAX: usize = 100_000;
-/// How often whoever stops looks whether all is claimed.
+/// How often a stopping gateway checks whether all events are claimed.
 const STOP_POLL: Duration = Duration::from_millis(10);
 
-/// Claims what the gateway's requests show.
-pub struct Teller {
+/// Claims the events that the gateway's requests cause.
+pub struct Claimer {
     gate: Arc<Gate>,
     node: NodeName,
-    /// Of this process and of days that are not over.
+    /// The claims of this process for days that are not over.
     own: Vec<Crossing>,
     losses: u64,
-    /// When what was seen is to be forgotten.
+    /// When detected events are to be forgotten.
     forget: Option<Instant>,
 }
 
-/// What a claim is made for.
+/// The reason for a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Occasion {
-    /// It was just seen.
+    /// The event was just detected.
     Seen,
-    /// The store may have lost it.
+    /// The store may have lost the claim.
     Again,
 }
 
-impl Teller {
-    /// A teller of the gateway `node`.
-    pub fn new(gate: Arc<Gate>, node: NodeName) -> Teller {
+impl Claimer {
+    /// The claimer of the gateway `node`.
+    pub fn new(gate: Arc<Gate>, node: NodeName) -> Claimer {
         let losses = gate.store.losses();
-        Teller {
+        Claimer {
             gate,
             node,
             own: Vec::new(),
@@ -70,7 +68,7 @@ impl Teller {
         }
     }
 
-    /// Tells until it is dropped.
+    /// Claims until it is dropped.
     pub async fn run(mut self) {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -104,12 +102,12 @@ impl Teller {
         }
         if self.forget.is_some_and(|at| at <= Instant::now()) {
             self.forget = None;
-            // Claims of a gateway that is gone were not made again: the next request of their key shows them.
+            // Claims of an ended gateway were not repeated: the next request of their key causes them again.
             self.gate.crossings.forget();
         }
     }
 
-    /// Claims until the store has said whose it is.
+    /// Claims until the store has answered which gateway has the claim.
     async fn claim(&mut self, crossing: Crossing, occasion: Occasion) {
         let mut pause = RETRY_MIN;
         loop {
@@ -118,15 +116,15 @@ impl Teller {
                 None => Delivery::Unwanted,
             };
             match self.gate.store.claim(&crossing, &self.node, delivery).await {
-                Ok(claim) => return self.tell(crossing, claim, occasion),
+                Ok(claim) => return self.report(crossing, claim, occasion),
                 Err(error) => {
                     if is_late(&crossing, self.gate.store.now()) {
-                        tracing::error!(%error, event = crossing.id(), "given up: the day is long over");
+                        tracing::error!(%error, event = crossing.id(), "event given up: its day is long over");
                         return;
                     }
-                    // A store that is away is told of elsewhere.
+                    // An unreachable store is logged elsewhere.
                     if pause == RETRY_MIN && !error.is_transient() {
-                        tracing::warn!(%error, event = crossing.id(), "an event is not claimed yet; trying again");
+                        tracing::warn!(%error, event = crossing.id(), "an event could not be claimed; retrying");
                     }
                 }
             }
@@ -135,7 +133,7 @@ impl Teller {
         }
     }
 
-    fn tell(&mut self, crossing: Crossing, claim: Claim, occasion: Occasion) {
+    fn report(&mut self, crossing: Crossing, claim: Claim, occasion: Occasion) {
         match (claim, occasion) {
             (Claim::Held, _) => return,
             (Claim::Made | Claim::Undeliverable, Occasion::Again) => {}
@@ -152,14 +150,14 @@ impl Teller {
                     share = crossing.share.percent(),
                     used = crossing.standing.used,
                     limit = crossing.standing.limit,
-                    "a key came to a share of its limit"
+                    "a key reached a share of its limit"
                 );
             }
         }
         if claim == Claim::Undeliverable {
             tracing::error!(
                 event = crossing.id(),
-                "the webhook is not told: too many events wait to be delivered"
+                "no event is sent to the webhook: too many are pending"
             );
         }
         if self.own.len() < OWN_MAX {
@@ -172,7 +170,7 @@ fn is_late(crossing: &Crossing, now: Timestamp) -> bool {
     now.as_second() > crossing.standing.day.end + LATE_MAX_SECONDS
 }
 
-/// Waits until what requests have shown is handed to the store, or the deadline.
+/// Waits until all events that requests caused are claimed, or until the deadline.
 pub async fn settled(gate: &Gate, deadline: Instant) {
     while !gate.crossings.is_told() && Instant::now() < deadline {
         tokio::time::sleep(STOP_POLL).await;

@@ -1,7 +1,7 @@
 //! Exporting spans: OTLP over HTTP, in batches.
 //!
-//! What cannot be delivered is tried again twice while other spans wait in their bounded queue, then dropped and counted.
-//! Nothing waits for it but the end of the gateway, for a moment.
+//! A batch that cannot be delivered is retried twice, while other spans wait in their bounded queue, then dropped and counted.
+//! Only the end of the gateway waits for exports, briefly.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use crate::proxy::Gate;
 use crate::store::NodeName;
 use crate::telemetry::traces::{Span, otlp};
 
-/// Spans of one export.
+/// The most spans of one export.
 const BATCH: usize = 512;
-/// How long a batch is waited for.
+/// How long spans are gathered for a batch.
 const GATHER: Duration = Duration::from_secs(1);
-/// The pauses before a batch is tried again.
+/// The pauses before a batch is retried.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
-/// Exports what requests leave.
+/// Exports the spans of requests.
 pub struct Exporter {
     gate: Arc<Gate>,
     node: NodeName,
     spans: mpsc::Receiver<Vec<Span>>,
-    /// Told when the gateway ends: what waits is exported, once.
+    /// Signals the end of the gateway: pending spans are then exported once.
     end: Arc<Notify>,
     ending: bool,
     caller: Caller,
 }
 
-/// Why a batch was not taken.
+/// Why a batch was not accepted.
 struct Failed {
     why: String,
     is_worth_another: bool,
@@ -58,12 +58,12 @@ impl Exporter {
         }
     }
 
-    /// Exports until it is told to end, and then what is left.
+    /// Exports until the gateway ends, then the pending spans.
     pub async fn run(mut self) {
         while let Some(batch) = self.gather().await {
             match &self.gate.snapshot().config.tracing.otlp {
                 Some(otlp) => self.export(&batch, otlp).await,
-                // Switched off meanwhile.
+                // Tracing was switched off meanwhile.
                 None => self.count("dropped", batch.len()),
             }
         }
@@ -125,7 +125,7 @@ impl Exporter {
 
     async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), Failed> {
         let failed = |error: reqwest::Error, is_worth_another| Failed {
-            // The URL may have a secret in it.
+            // The URL may contain a secret.
             why: error.without_url().to_string(),
             is_worth_another,
         };

@@ -1,16 +1,16 @@
-//! An upgrade without a gap: a gateway that runs hands its listening sockets to its successor.
+//! An upgrade without a gap: a running gateway hands its listening sockets to its successor.
 //!
-//! The running gateway listens on a Unix socket (`listen.upgrade`). `touchline serve --upgrade` reads and checks its own
-//! configuration first, asks there for the listening sockets, opens the store, and reports that it is ready once nothing is
-//! left that can fail. The old gateway confirms, takes nothing new and ends with what it has in flight; on the confirmation the
-//! new one moves its own Unix socket into place and accepts on the same listeners. These are never closed and opened again:
-//! while neither process accepts, connections wait.
+//! The running gateway listens on a Unix socket (`listen.upgrade`). `touchline serve --upgrade` first reads and checks its own
+//! configuration, requests the listening sockets there, opens the store, and reports that it is ready once nothing can fail any
+//! more. The old gateway confirms, accepts no new connection and ends after its requests in flight. On the confirmation the new one
+//! moves its own Unix socket into place and accepts on the same listeners. These are never closed and opened again: while neither
+//! process accepts, connections wait.
 //!
-//! Invariants: until the confirmation the successor accepts no connection and leaves the Unix socket's place alone, so that one
-//! that fails, is killed or hangs until then costs no request and no later upgrade; a successor that the old gateway no longer
-//! waits for does not begin; a gateway that knows the keys is not succeeded by one that does not.
+//! Invariants: until the confirmation the successor accepts no connection and does not replace the Unix socket, so a successor that
+//! fails, is killed or hangs before it costs no request and blocks no later upgrade. A successor that the old gateway no longer
+//! waits for does not begin. A gateway with a key table is not replaced by one without.
 //!
-//! Whoever may open the Unix socket may take the listeners: it is its owner's alone.
+//! A process that may open the Unix socket may take over the listeners, so only its owner may open it.
 
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
 use std::io::{self, BufRead, BufReader, IoSlice, IoSliceMut, Read};
@@ -34,58 +34,58 @@ use tokio::time::{Instant, sleep, timeout};
 
 /// The listeners of a gateway: HTTP, HTTPS, redirect, admin.
 const LISTENERS_MAX: usize = 4;
-/// Their names and addresses take far less.
+/// The limit on their names and addresses, which need far less.
 const LIST_BYTES_MAX: usize = 4 * 1024;
-/// For each step of a conversation with the old gateway.
+/// The timeout of each step of a conversation with the old gateway.
 const STEP: Duration = Duration::from_secs(5);
-/// How long the old gateway waits for a successor that opens its store, and again for one that gets its key table.
+/// How long the old gateway waits while a successor opens its store, and again while it loads its key table.
 const SUCCESSOR_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a successor waits for its key table: longer than Redis takes for a failover.
 const KEYS_PATIENCE: Duration = Duration::from_secs(15);
-/// How often it looks.
+/// How often it checks.
 const KEYS_LOOK: Duration = Duration::from_millis(50);
-/// Sent by a successor that only has to begin.
+/// Sent by a successor that is ready to begin.
 const READY: u8 = b'R';
-/// Follows [`READY`]: the successor begins when that is confirmed. Earlier versions begin by themselves and hang up.
+/// Follows [`READY`]: the successor begins after a confirmation. Earlier versions begin at once and hang up.
 const AWAITS: u8 = b'A';
-/// Asked by a successor without a usable key table: does the old gateway have one?
+/// The question of a successor without a usable key table: does the old gateway have one?
 const KNOWS_KEYS: u8 = b'K';
 /// The two answers; the first also confirms [`READY`].
 const YES: u8 = b'Y';
 const NO: u8 = b'N';
-/// The last byte for a successor that the old gateway waits for no longer.
+/// The last byte to a successor that the old gateway no longer waits for.
 const GIVEN_UP: u8 = b'G';
 
-/// Whether a gateway can serve by its key table now.
+/// Whether a gateway has a usable key table now.
 type Known = dyn Fn() -> bool + Send + Sync;
 
-/// A listening socket as it is handed over.
+/// A listening socket to hand over.
 #[derive(Debug)]
 pub struct Handed {
-    /// Which listener, and the address that its configuration names.
+    /// The listener, and the address in its configuration.
     pub label: Label,
     /// The socket.
     pub listener: TcpListener,
 }
 
-/// What tells listening sockets apart.
+/// The identity of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Label {
-    /// Its path in the configuration.
+    /// The listener's path in the configuration.
     pub path: String,
     /// The address there, which may have port 0.
     pub configured: SocketAddr,
 }
 
-/// A gateway that goes on until its successor is ready.
+/// The old gateway, which continues until its successor is ready.
 #[derive(Debug)]
 pub struct Predecessor(UnixStream);
 
 impl Predecessor {
-    /// Asks the gateway behind the Unix socket for its listeners.
+    /// Requests the listeners of the gateway behind the Unix socket.
     ///
     /// # Errors
-    /// Where nobody answers there.
+    /// If no gateway answers.
     pub fn ask(path: &Path) -> io::Result<(Predecessor, Vec<Handed>)> {
         let stream = UnixStream::connect(path)?;
         stream.set_read_timeout(Some(STEP))?;
@@ -109,7 +109,9 @@ impl Predecessor {
         }
         let labels: Vec<Label> = serde_json::from_slice(&list)?;
         if labels.len() != sockets.len() {
-            return Err(io::Error::other("fewer sockets came than were announced"));
+            return Err(io::Error::other(
+                "fewer sockets arrived than were announced",
+            ));
         }
         let handed = labels.into_iter().zip(sockets);
         let handed = handed.map(|(label, socket)| Handed {
@@ -120,11 +122,11 @@ impl Predecessor {
         Ok((Predecessor(stream), handed))
     }
 
-    /// Waits until `known` says that this process can serve by its key table; not where the old gateway cannot either, or is
-    /// gone.
+    /// Waits until `known` returns that this process has a usable key table; does not wait if the old gateway has none either, or has
+    /// ended.
     ///
     /// # Errors
-    /// [`Withdrawal::NoKeys`] where it still cannot after [`KEYS_PATIENCE`].
+    /// [`Withdrawal::NoKeys`] if it has none after [`KEYS_PATIENCE`].
     pub async fn until_keys_are_known(
         self,
         known: impl Fn() -> bool,
@@ -136,10 +138,10 @@ impl Predecessor {
         match knows_keys(&mut stream).await {
             Ok(YES) => await_keys(known, &mut stream).await?,
             Ok(NO) => {
-                tracing::warn!("neither this gateway nor the one that runs knows any key yet")
+                tracing::warn!("neither this gateway nor the running one has a key table yet")
             }
             Ok(_) => return Err(io::Error::from(io::ErrorKind::InvalidData).into()),
-            // Nobody has read the question. A gateway that has, and hung up, is there and does not know what it means.
+            // The question was not read. A gateway that read it and hung up exists, but is of a version that does not know it.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => gone(),
             Err(error) => return Err(error.into()),
         }
@@ -148,13 +150,13 @@ impl Predecessor {
         Ok(Predecessor(stream))
     }
 
-    /// Takes the place of the old gateway, which takes nothing new from now on. Not asked where it is gone.
+    /// Replaces the old gateway, which accepts no new connection from now on; without asking, if it has ended.
     ///
     /// # Errors
-    /// [`Withdrawal::GivenUp`] and [`Withdrawal::Unanswered`] where it goes on serving instead.
+    /// [`Withdrawal::GivenUp`] and [`Withdrawal::Unanswered`] if the old gateway continues to serve.
     pub async fn take_over(self) -> Result<(), Withdrawal> {
         let mut stream = self.asynchronous()?;
-        // Where this cannot be sent, what was received before says why.
+        // If this cannot be sent, the bytes received before show why.
         let _ = stream.write_all(&[READY, AWAITS]).await;
         let answer = match timeout(STEP, stream.read_u8()).await {
             Ok(answer) => answer,
@@ -163,9 +165,9 @@ impl Predecessor {
         match answer {
             Ok(YES) => Ok(()),
             Ok(_) => Err(Withdrawal::GivenUp),
-            // Earlier versions end without an answer too.
+            // Earlier versions also end without an answer.
             Err(error) if matches!(error.kind(), UnexpectedEof | ConnectionReset) => {
-                tracing::info!("the gateway that ran has ended");
+                tracing::info!("the old gateway has ended");
                 Ok(())
             }
             Err(error) => Err(Withdrawal::Unanswered(error)),
@@ -178,7 +180,8 @@ impl Predecessor {
     }
 }
 
-/// The answer that came after all, once none can come any more: the old gateway either has sent it, or cannot and goes on.
+/// Shuts the connection down and reads an answer that arrived late: the old gateway either sent it before, or cannot send it and
+/// continues to serve.
 fn last_answer(mut stream: UnixStream) -> io::Result<u8> {
     stream.shutdown(Shutdown::Read)?;
     let mut answer = [0];
@@ -188,37 +191,36 @@ fn last_answer(mut stream: UnixStream) -> io::Result<u8> {
     }
 }
 
-/// Why a successor leaves everything to the gateway that runs.
+/// Why a successor ends and the running gateway continues.
 #[derive(Debug, thiserror::Error)]
 pub enum Withdrawal {
-    /// It has no usable key table.
+    /// The successor has no usable key table.
     #[error(
-        "the key table could not be loaded within {} s, and the gateway that runs has one: that one goes on serving; see that \
+        "the key table could not be loaded within {} s, but the running gateway has one and continues to serve; check that \
          the store answers (touchline store status), then upgrade again",
         KEYS_PATIENCE.as_secs()
     )]
     NoKeys,
-    /// The gateway that runs did not say whether it has one.
+    /// The running gateway did not answer whether it has one.
     #[error(
-        "the key table is not loaded, and the gateway that runs does not say whether its own is ({0}): that one is left as it \
-         was; see that the store answers (touchline store status), then upgrade again"
+        "the key table is not loaded, and the running gateway does not answer whether it has one ({0}); it was not replaced; check \
+        that the store answers (touchline store status), then upgrade again"
     )]
     Untold(#[from] io::Error),
-    /// It took too long.
+    /// The successor took too long.
     #[error(
-        "the gateway that runs has waited {} s for this one and goes on serving; see what held this one up, then upgrade again",
+        "the running gateway waited {} s for this one and continues to serve; find the cause of the delay, then upgrade again",
         SUCCESSOR_PATIENCE.as_secs()
     )]
     GivenUp,
-    /// The gateway that runs does not confirm.
+    /// The running gateway does not confirm.
     #[error(
-        "the gateway that runs does not confirm that this one takes its place ({0}): that one is left as it was; see whether it \
-         still serves, then upgrade again or stop it"
+        "the running gateway does not confirm its replacement ({0}); it was not replaced; check whether it upgrade again or stop it"
     )]
     Unanswered(io::Error),
 }
 
-/// What the old gateway answers to [`KNOWS_KEYS`].
+/// The old gateway's answer to [`KNOWS_KEYS`].
 async fn knows_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> {
     predecessor.write_all(&[KNOWS_KEYS]).await?;
     let answer = timeout(STEP, predecessor.read_u8()).await;
@@ -226,15 +228,15 @@ async fn knows_keys(predecessor: &mut tokio::net::UnixStream) -> io::Result<u8> 
 }
 
 fn gone() {
-    tracing::warn!("the gateway that ran is gone: serving without having loaded the key table");
+    tracing::warn!("the old gateway has ended: serving without a loaded key table");
 }
 
-/// Waits for keys, or for the end of the old gateway, after which somebody must serve.
+/// Waits for the key table, or for the end of the old gateway, after which this one must serve.
 async fn await_keys(
     known: impl Fn() -> bool,
     predecessor: &mut tokio::net::UnixStream,
 ) -> Result<(), Withdrawal> {
-    tracing::warn!("the key table is not loaded: the gateway that runs goes on meanwhile");
+    tracing::warn!("the key table is not loaded: the running gateway continues meanwhile");
     let end = Instant::now() + KEYS_PATIENCE;
     while !known() {
         if Instant::now() >= end {
@@ -254,10 +256,10 @@ async fn await_keys(
     Ok(())
 }
 
-/// A listening Unix socket and its place.
+/// A listening Unix socket and its path.
 struct Place {
     path: PathBuf,
-    /// Where the socket is until it is moved to `path`.
+    /// The path of the socket until it is moved to `path`.
     beside: PathBuf,
     socket: tokio::net::UnixListener,
     /// The device and inode of the socket's file.
@@ -265,7 +267,7 @@ struct Place {
 }
 
 impl Place {
-    /// Binds a socket beside its place, open to its owner only before any process can find it.
+    /// Binds a socket at a temporary path, accessible to its owner only before any process can find it.
     fn beside(path: &Path) -> io::Result<Place> {
         let beside = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
         let _ = std::fs::remove_file(&beside);
@@ -280,7 +282,7 @@ impl Place {
         })
     }
 
-    /// Moves the socket to its place, over whatever is there.
+    /// Moves the socket to its path, replacing any file there.
     fn take(&self) -> io::Result<()> {
         std::fs::rename(&self.beside, &self.path)
     }
@@ -292,7 +294,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // There unless it was moved.
+        // The file exists unless it was moved.
         let _ = std::fs::remove_file(&self.beside);
     }
 }
@@ -302,7 +304,7 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
-/// The offer of a running gateway to its successor. Dropping it gives its copies of the sockets up.
+/// The offer of a running gateway to its successor. Dropping it closes its copies of the sockets.
 pub struct Offer {
     place: Place,
     handed: Vec<Handed>,
@@ -310,11 +312,11 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// Prepares an offer of `handed` at `path`, which no process finds before [`Offer::publish`]. `known` says whether this
-    /// gateway can serve by its key table.
+    /// Prepares an offer of `handed` at `path`, which no process finds before [`Offer::publish`]. `known` returns whether this
+    /// gateway has a usable key table. Needs a tokio runtime.
     ///
     /// # Errors
-    /// Where nothing can be written beside the place. Needs a tokio runtime.
+    /// If no file can be created in the directory of `path`.
     pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
         Ok(Offer {
             place: Place::beside(path)?,
@@ -323,10 +325,10 @@ impl Offer {
         })
     }
 
-    /// Puts the offer into its place, over whatever offer was there.
+    /// Publishes the offer at its path, replacing any other offer there.
     ///
     /// # Errors
-    /// Where the place cannot be written.
+    /// If the path cannot be written.
     pub fn publish(&self) -> io::Result<()> {
         self.place.take()
     }
@@ -338,30 +340,30 @@ impl Offer {
                 tokio::time::sleep(STEP).await;
                 continue;
             };
-            tracing::info!("a successor asks for the listeners");
+            tracing::info!("a successor requests the listeners");
             match self.hand_to(successor).await {
                 Ok(()) => return succeeded.notify_one(),
-                Err(error) => tracing::warn!(%error, "the successor is gone: going on as before"),
+                Err(error) => tracing::warn!(%error, "the successor has gone: continuing to serve"),
             }
             self.take_back();
         }
     }
 
-    /// Takes the place back from a successor that is gone: one of an earlier version takes it before it is ready.
+    /// Restores the path after a failed successor: earlier versions take the path before they are ready.
     fn take_back(&mut self) {
         if self.place.is_taken() {
             return;
         }
-        let anew = Place::beside(&self.place.path).and_then(|place| {
+        let restored = Place::beside(&self.place.path).and_then(|place| {
             place.take()?;
             Ok(place)
         });
-        match anew {
+        match restored {
             Ok(place) => {
-                tracing::warn!("listen.upgrade was not this gateway's any more: taken back");
+                tracing::warn!("listen.upgrade was taken by another process: restored");
                 self.place = place;
             }
-            Err(error) => tracing::error!(%error, "listen.upgrade cannot be taken back"),
+            Err(error) => tracing::error!(%error, "listen.upgrade cannot be restored"),
         }
     }
 
@@ -383,18 +385,18 @@ impl Offer {
         if sent < list.len() {
             return Err(io::ErrorKind::WriteZero.into());
         }
-        self.hear(&mut successor).await
+        self.converse(&mut successor).await
     }
 
     /// Answers a successor until it has taken over.
-    async fn hear(&self, successor: &mut tokio::net::UnixStream) -> io::Result<()> {
+    async fn converse(&self, successor: &mut tokio::net::UnixStream) -> io::Result<()> {
         loop {
-            let Ok(said) = timeout(SUCCESSOR_PATIENCE, successor.read_u8()).await else {
-                // It may only hang, and must not begin when it goes on.
+            let Ok(message) = timeout(SUCCESSOR_PATIENCE, successor.read_u8()).await else {
+                // The successor may only hang, and must not begin when it continues.
                 let _ = successor.write_all(&[GIVEN_UP]).await;
                 return Err(io::ErrorKind::TimedOut.into());
             };
-            match said? {
+            match message? {
                 READY => return confirm(successor).await,
                 KNOWS_KEYS => {
                     tracing::warn!("the successor has not loaded the key table");
@@ -407,13 +409,13 @@ impl Offer {
     }
 }
 
-/// Confirms that a successor takes over, which fails where it died since it was ready.
+/// Confirms that a successor takes over. Fails if the successor died after it was ready.
 async fn confirm(successor: &mut tokio::net::UnixStream) -> io::Result<()> {
     let next = timeout(STEP, successor.read_u8()).await;
     match next.map_err(|_| io::ErrorKind::TimedOut)? {
         Ok(AWAITS) => successor.write_all(&[YES]).await,
         Ok(_) => Err(io::ErrorKind::InvalidData.into()),
-        // An earlier version, which has begun.
+        // An earlier version, which has already begun.
         Err(error) if error.kind() == UnexpectedEof => Ok(()),
         Err(error) => Err(error),
     }
@@ -452,9 +454,9 @@ mod tests {
         };
         let (asked, ()) = tokio::join!(asking, answering);
         let offer = offer(&tempfile::tempdir().unwrap());
-        let (taken, heard) = tokio::join!(asked.unwrap().take_over(), offer.hear(&mut old));
+        let (taken, outcome) = tokio::join!(asked.unwrap().take_over(), offer.converse(&mut old));
         taken.unwrap();
-        heard.unwrap();
+        outcome.unwrap();
     }
 
     #[tokio::test]
@@ -507,7 +509,7 @@ mod tests {
         for has_keys in [true, false] {
             let (successor, mut old) = pair();
             let offer = offer(&tempfile::tempdir().unwrap());
-            let given_up = offer.hear(&mut old).await.unwrap_err();
+            let given_up = offer.converse(&mut old).await.unwrap_err();
             assert_eq!(given_up.kind(), io::ErrorKind::TimedOut);
             drop(old);
             let begun = async {
@@ -524,8 +526,8 @@ mod tests {
         let begun = successor.take_over().await;
         assert!(matches!(begun, Err(Withdrawal::Unanswered(_))), "{begun:?}");
         let offer = offer(&tempfile::tempdir().unwrap());
-        let heard = offer.hear(&mut old).await.unwrap_err();
-        assert_eq!(heard.kind(), BrokenPipe);
+        let outcome = offer.converse(&mut old).await.unwrap_err();
+        assert_eq!(outcome.kind(), BrokenPipe);
     }
 
     #[tokio::test]
@@ -546,8 +548,8 @@ mod tests {
         successor.0.write_all(&[READY, AWAITS]).unwrap();
         drop(successor);
         let offer = offer(&tempfile::tempdir().unwrap());
-        let heard = offer.hear(&mut old).await.unwrap_err();
-        assert_eq!(heard.kind(), BrokenPipe);
+        let outcome = offer.converse(&mut old).await.unwrap_err();
+        assert_eq!(outcome.kind(), BrokenPipe);
     }
 
     #[tokio::test]
@@ -556,7 +558,7 @@ mod tests {
         successor.0.write_all(&[READY]).unwrap();
         drop(successor);
         let offer = offer(&tempfile::tempdir().unwrap());
-        offer.hear(&mut old).await.unwrap();
+        offer.converse(&mut old).await.unwrap();
 
         let (successor, mut old) = pair();
         let hears = async move { assert_eq!(old.read_u8().await.unwrap(), READY) };

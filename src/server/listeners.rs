@@ -1,4 +1,4 @@
-//! Listeners: bound before anything starts; those for clients served by [`super::accept`], the admin one by pingora.
+//! Listeners, bound before anything starts: [`super::accept`] serves those for clients, pingora the admin listener.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::IntoRawFd;
@@ -27,7 +27,7 @@ const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
 /// An address that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot listen on {address} ({path}): {error}; choose another address or stop what uses it"
+    "cannot listen on {address} ({path}): {error}; choose another address or stop the process that uses it"
 )]
 pub struct ListenError {
     path: &'static str,
@@ -35,7 +35,7 @@ pub struct ListenError {
     error: std::io::Error,
 }
 
-/// The bound addresses with what stands behind each.
+/// The bound addresses with the service behind each.
 pub struct Listener {
     http: Option<Socket>,
     https: Option<(Socket, Arc<Front>)>,
@@ -46,14 +46,14 @@ pub struct Listener {
 struct Socket {
     label: Label,
     address: SocketAddr,
-    /// For a successor; taken when one may ask.
+    /// Copies for a successor; taken when the offer is made.
     spare: Mutex<Option<TcpListener>>,
     /// Taken when the service starts.
     listener: Mutex<Option<TcpListener>>,
 }
 
 impl Socket {
-    /// The socket that was handed over for this address, or a new one.
+    /// The socket handed over for this address, or a new one.
     fn bind(
         path: &'static str,
         configured: SocketAddr,
@@ -87,7 +87,7 @@ impl Socket {
 }
 
 impl Listener {
-    /// Binds every configured address that is not among those `handed` over, and reads the certificate.
+    /// Binds every configured address except those `handed` over, and reads the certificates.
     pub fn bind(listen: &Listen, mut handed: Vec<Handed>) -> Result<Listener, ServeError> {
         let handed = &mut handed;
         let http = listen
@@ -119,7 +119,7 @@ impl Listener {
         })
     }
 
-    /// Copies of all sockets for a successor; the second time none. As long as they are kept, the addresses stay open.
+    /// Copies of all sockets for a successor; none on a second call. The addresses stay open as long as the copies exist.
     pub fn spares(&self) -> Vec<Handed> {
         let https = self.https.as_ref().map(|(socket, _)| socket);
         let clear = self.http.iter().chain(&self.redirect);
@@ -134,12 +134,12 @@ impl Listener {
             .collect()
     }
 
-    /// What speaks TLS with clients, if anything does.
+    /// The TLS acceptor, if there is an HTTPS listener.
     pub fn front(&self) -> Option<&Arc<Front>> {
         self.https.as_ref().map(|(_, front)| front)
     }
 
-    /// Where the gateway listens, with the ports that the system chose for port 0.
+    /// The gateway's addresses, with the ports that the system chose for port 0.
     pub fn addresses(&self) -> Addresses {
         Addresses {
             event: "listening",
@@ -150,11 +150,11 @@ impl Listener {
         }
     }
 
-    /// Prepares the services behind every address, with everything that can fail; none accepts a connection before
+    /// Prepares the services behind every address, including everything that can fail. None accepts a connection before
     /// [`Ready::open`]. Needs a tokio runtime.
     ///
     /// # Errors
-    /// If the runtime does not take a socket.
+    /// If the runtime does not accept a socket.
     pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
         let census = Census::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
@@ -183,7 +183,7 @@ impl Listener {
     }
 }
 
-/// pingora's own service for operators, who are few and trusted, with its socket.
+/// pingora's own service, with its socket, for operators, who are few and trusted.
 fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)> {
     let listener = socket.listener.lock().take()?;
     let address = socket.address.to_string();
@@ -195,15 +195,15 @@ fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)>
     Some((service, fds))
 }
 
-/// Services that only have to be opened.
+/// Services that are ready to be opened.
 pub struct Ready {
     doors: Vec<Door>,
     admin: Option<(Service<Admin>, Fds)>,
 }
 
 impl Ready {
-    /// Accepts connections at every address. Those of clients close when `watch` says so; the admin listener goes on until the
-    /// [`Bound`] is dropped, so that a stopping gateway can be watched. Needs a tokio runtime.
+    /// Accepts connections at every address. Client listeners close when `watch` changes; the admin listener continues until the
+    /// [`Bound`] is dropped, so that a stopping gateway can be observed. Needs a tokio runtime.
     pub fn open(self, watch: &watch::Receiver<bool>) -> Bound {
         let (admin_stop, admin_watch) = watch::channel(false);
         let mut bound = Bound {
@@ -228,18 +228,18 @@ impl Ready {
 pub struct Bound {
     services: JoinSet<()>,
     admin: JoinSet<()>,
-    /// Without it the admin service would end.
+    /// Kept because the admin service ends without it.
     admin_stop: watch::Sender<bool>,
 }
 
 impl Bound {
     /// Leaves the admin listener to a successor.
     pub fn leave_admin(&self) {
-        // Nobody listens only if the service is gone already.
+        // Fails only if the service has already ended.
         let _ = self.admin_stop.send(true);
     }
 
-    /// Waits until every listener for clients is closed and idle connections have been told to go.
+    /// Waits until every client listener is closed and idle connections were told to close.
     pub async fn closed(&mut self) {
         while self.services.join_next().await.is_some() {}
     }

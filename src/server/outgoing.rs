@@ -1,6 +1,6 @@
-//! Calls of the gateway's own, to a webhook and a collector: they follow no redirect and no proxy of the environment.
+//! The gateway's own calls to a webhook and a collector, which follow no redirect and use no proxy of the environment.
 
-/// Makes its client when it is first needed: a machine that calls nobody needs no roots.
+/// An HTTP client that is made at its first use, so that a gateway without such calls needs no root certificates.
 #[derive(Debug, Default)]
 pub struct Caller(Option<reqwest::Client>);
 
@@ -8,7 +8,7 @@ impl Caller {
     /// The client; clones share its connections.
     ///
     /// # Errors
-    /// Where it cannot be made, for want of roots; the next call tries again.
+    /// If the client cannot be made because root certificates are missing; the next call tries again.
     pub fn client(&mut self) -> Result<reqwest::Client, reqwest::Error> {
         let client = match self.0.take() {
             Some(client) => client,

@@ -1,4 +1,4 @@
-//! Reading what a proxy says before a connection's first byte, and not a byte more.
+//! Reading a proxy's header before a connection's first byte, without reading beyond it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,11 +10,11 @@ use crate::policy::proxy_header::{
     self, ANNOUNCEMENT_BYTES, LINE_BYTES_MAX, NoHeader, START_BYTES, Version,
 };
 
-/// The client that a header of the PROXY protocol tells; `None` where the proxy speaks for itself.
+/// The client named by a PROXY protocol header; `None` if the proxy connects for itself.
 ///
 /// # Errors
 /// If the connection begins with anything else, or ends.
-pub async fn client_told(socket: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
+pub async fn client_of(socket: &mut TcpStream) -> io::Result<Option<SocketAddr>> {
     let invalid = |error: NoHeader| io::Error::new(io::ErrorKind::InvalidData, error);
     let mut start = [0; START_BYTES];
     socket.read_exact(&mut start).await?;
@@ -35,7 +35,7 @@ pub async fn client_told(socket: &mut TcpStream) -> io::Result<Option<SocketAddr
     }
 }
 
-/// Reads on to the end of a line: looks at what is there and takes what belongs to it.
+/// Reads to the end of a line: peeks at the received bytes and takes only those of the line.
 async fn read_line(socket: &mut TcpStream, line: &mut Vec<u8>) -> io::Result<()> {
     let mut ahead = [0; LINE_BYTES_MAX];
     while line.len() < LINE_BYTES_MAX {

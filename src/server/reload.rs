@@ -1,13 +1,11 @@
-//! Keeping what runs equal to the configuration file: a change of it, or SIGHUP, is checked whole and applied whole, or
-//! not at all.
+//! Following the configuration file: a changed file is checked and applied as a whole, after a change or SIGHUP, or not at all.
 //!
-//! Everything that can fail (reading, checking, certificates, the access log's file, asking the store whether keys hold a
-//! tier that is gone) is done before anything is changed; then one pointer is exchanged, and requests that begin see the
-//! new configuration. Those under way keep theirs. What was counted is in the store and not touched; connections of
-//! clients and to upstreams stay.
+//! Everything that can fail (reading, checking, certificates, the access log's file, asking the store whether keys have a removed
+//! tier) is done before anything changes. Then one pointer is exchanged: new requests use the new configuration, requests in flight
+//! keep theirs. Counts are in the store and unaffected; connections of clients and to upstreams stay.
 //!
-//! The file says what should run. So one that was refused is tried again until it is what runs: for a name that can be
-//! resolved again, a certificate that is there by now, a tier whose last key is gone.
+//! A refused file is retried until it is applied, because the cause may end without a change of the file: a name resolves again, a
+//! certificate was written, the last key of a tier was moved.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -30,9 +28,9 @@ use crate::telemetry::access_log::Sink;
 use crate::telemetry::diagnostics;
 use crate::telemetry::metrics::Metrics;
 
-/// Between two looks at the files; a change is applied when two looks in a row saw the same.
+/// The pause between two looks at the files; a change is applied when two looks in a row saw the same.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// Between two attempts with a file that was refused.
+/// The pause between two attempts with a refused file.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Follows one configuration file.
@@ -42,11 +40,11 @@ pub struct Reloader {
     front: Option<Arc<Front>>,
     view: Arc<ArcSwap<ConfigView>>,
     watched: Watched,
-    /// Access logs that were replaced and may still be held by a request that is writing its line.
+    /// Replaced access logs that a request may still be writing to.
     retired: Vec<Arc<Sink>>,
 }
 
-/// What asked for a configuration to be read.
+/// Why the configuration is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Cause {
     /// SIGHUP.
@@ -67,7 +65,7 @@ impl Cause {
     }
 }
 
-/// What is left as it is.
+/// The part that stays unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusing {
     /// Everything.
@@ -85,27 +83,27 @@ impl Refusing {
     }
 }
 
-/// A configuration of which everything that can fail has been done.
+/// A configuration for which everything that can fail has been done.
 struct Prepared {
     snapshot: Snapshot,
-    /// Other certificates, and which of them cannot be used.
+    /// The changed certificates, and those that cannot be used.
     successor: Option<Successor>,
-    /// Another place of the access log; inside, `None` is nowhere.
+    /// A changed destination of the access log; the inner `None` means off.
     sink: Option<Option<Sink>>,
 }
 
 impl Prepared {
-    /// Whether it is what runs.
+    /// Whether it is the running configuration.
     fn changes_nothing(&self, running: &Snapshot) -> bool {
         let (config, running) = (&self.snapshot.config, &running.config);
-        // Their certificates are in files of their own.
+        // Their certificates are in separate files.
         let same_upstreams = config.upstreams == running.upstreams;
         let successor = self.successor.as_ref();
         let same_speaker = successor.is_none_or(|successor| successor.speaker.is_none());
         config.hash == running.hash && same_upstreams && same_speaker
     }
 
-    /// Why some certificates stay what they were.
+    /// Why some certificates stay unchanged.
     fn kept(&self) -> Option<String> {
         let kept = &self.successor.as_ref()?.kept;
         let reasons: Vec<String> = kept.iter().map(ToString::to_string).collect();
@@ -114,7 +112,7 @@ impl Prepared {
 }
 
 impl Reloader {
-    /// A follower of `file`, from which the configuration of `gate` was read. What becomes of it is shown in `view`.
+    /// A follower of `file`, from which the configuration of `gate` was read. Outcomes are shown in `view`.
     pub fn new(
         file: &Path,
         gate: Arc<Gate>,
@@ -134,8 +132,8 @@ impl Reloader {
 
     /// Follows the file until it is dropped.
     pub async fn run(mut self, mut hangup: Signal) {
-        // Any file, a certificate's too, may have been changed since it was read for the start: all are read once more, of which
-        // nothing comes where they hold what they held.
+        // Any file, also a certificate's, may have changed since the start read it: all are read once more, without effect if their
+        // contents are the same.
         let mut settling = Settling::new(Contents::default());
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -149,7 +147,7 @@ impl Reloader {
             let (watched, now) = look(self.watched).await;
             self.watched = watched;
             let cause = if signalled {
-                // What is there now is read now: the operator says that it is whole.
+                // After SIGHUP the file is read at once: the operator has finished writing it.
                 settling = Settling::new(now);
                 Cause::Signal
             } else if settling.note(now) {
@@ -182,7 +180,7 @@ impl Reloader {
                     prepared.changes_nothing(&self.gate.snapshot()),
                 );
                 match kept {
-                    // Said once, not at each attempt.
+                    // Logged once, not at each attempt.
                     Some(reason) if nothing && again(&reason) => {}
                     Some(reason) => {
                         if !nothing {
@@ -190,7 +188,7 @@ impl Reloader {
                         }
                         self.refuse(Refusing::Certificates, reason, cause);
                     }
-                    // A file was written anew with what it held.
+                    // A file was rewritten with the same contents.
                     None if nothing && cause == Cause::Change && view.refused.is_none() => {}
                     None => self.apply(prepared, cause),
                 }
@@ -211,7 +209,7 @@ impl Reloader {
         });
         match preparing.await {
             Ok(prepared) => prepared,
-            Err(error) => Err(format!("the attempt ended half-way: {error}")),
+            Err(error) => Err(format!("the attempt was not completed: {error}")),
         }
     }
 
@@ -252,7 +250,7 @@ impl Reloader {
         warn_of(&self.gate.snapshot());
     }
 
-    /// Says what is left as it is, and why.
+    /// Logs the part that stays unchanged, and why.
     fn refuse(&mut self, what: Refusing, reason: String, cause: Cause) {
         let hash = self.gate.snapshot().config.hash.clone();
         let metrics = &self.gate.metrics;
@@ -263,7 +261,7 @@ impl Reloader {
             configuration = hash,
             cause = cause.as_str(),
             reason,
-            "{} refused: the last good one stays",
+            "{} refused: the last valid one stays",
             what.as_str()
         );
         let refused = Refused {
@@ -283,7 +281,7 @@ impl Reloader {
         }
     }
 
-    /// Lets go of replaced access logs that nobody writes to any more; their last lines may take a second.
+    /// Drops replaced access logs that are no longer written to; their last lines may take a second.
     async fn drop_retired(&mut self) {
         let (idle, busy) = std::mem::take(&mut self.retired)
             .into_iter()
@@ -291,7 +289,7 @@ impl Reloader {
         self.retired = busy;
         let idle: Vec<Arc<Sink>> = idle;
         if !idle.is_empty() {
-            // Ends badly only if the runtime is gone.
+            // Fails only if the runtime has ended.
             let _ = tokio::task::spawn_blocking(move || drop(idle)).await;
         }
     }
@@ -302,11 +300,11 @@ async fn look(mut watched: Watched) -> (Watched, Contents) {
         let now = watched.look();
         (watched, now)
     });
-    // It ends badly only if the runtime does.
+    // Fails only if the runtime has ended.
     looking.await.unwrap_or_default()
 }
 
-/// The files that a configuration is made of, the file itself first, beside those of secrets.
+/// The files of a configuration: the file itself first, then those that it names, including secrets.
 fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
     let https = config.listen.https.iter();
     let own = https.clone().flat_map(|https| &https.certificates);
@@ -363,7 +361,7 @@ fn prepare(
     })
 }
 
-/// How many keys hold each tier, asked of the store where it matters.
+/// The number of keys of each tier, read from the store if needed.
 struct Holders<'a> {
     store: &'a Arc<dyn Store>,
     runtime: tokio::runtime::Handle,
@@ -371,7 +369,7 @@ struct Holders<'a> {
 }
 
 impl<'a> Holders<'a> {
-    /// Not to be asked on a thread of `runtime` that runs tasks: it waits there.
+    /// Blocks: must not be called on a thread of `runtime` that runs tasks.
     fn new(store: &'a Arc<dyn Store>, runtime: tokio::runtime::Handle) -> Holders<'a> {
         Holders {
             store,

@@ -9,7 +9,7 @@ use crate::store::{Keeping, Role, Store, StoreError, embedded, redis};
 /// Opens the configured store for `role`.
 ///
 /// # Errors
-/// Those of the store; a gateway on a Redis that cannot be reached opens all the same and connects later.
+/// The store's errors. If Redis is unreachable, a gateway opens the store all the same and connects later.
 pub async fn open_store(
     config: &Config,
     role: Role,
@@ -18,7 +18,7 @@ pub async fn open_store(
     open_store_at(&config.store, config, role, clock).await
 }
 
-/// Opens another store than the configured one, with the calendar and the ledger's times of the configuration.
+/// Opens a store other than the configured one, with the configuration's calendar and ledger times.
 ///
 /// # Errors
 /// As [`open_store`].

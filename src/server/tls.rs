@@ -1,8 +1,7 @@
-//! TLS with clients: certificates by the name that is asked for, certificates of clients, and another of each in the place of the
-//! present one at any time.
+//! TLS with clients: certificates by server name, client certificates, and their replacement at any time.
 //!
-//! Every pair is read by itself: one whose files cannot be used keeps what it last held, and the others go on. What changes makes a
-//! whole new server side with an empty cache of sessions, so that none outlives the authorities it was let in by.
+//! Every pair is read by itself: a pair whose files cannot be used keeps its last contents, and the others are updated. A change
+//! makes a new TLS server with an empty session cache, so that no session outlives the authorities that admitted it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -25,15 +24,15 @@ mod pair;
 
 use clients::Clients;
 
-/// A certificate or its key that cannot be used.
+/// A certificate or key that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
-    /// A file cannot be read or holds something else.
-    #[error("{file}: {reason}; mend the file, or the {setting} of listen.https that names it", file = file.display())]
+    /// A file cannot be read or has other content.
+    #[error("{file}: {reason}; correct the file, or the {setting} of listen.https that names it", file = file.display())]
     File {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The mistake in it.
         reason: String,
         /// The setting that names it.
         setting: &'static str,
@@ -46,7 +45,7 @@ pub enum CertificateError {
         /// The key file.
         key: PathBuf,
     },
-    /// A client can ask for it by no name.
+    /// The certificate has no name by which a client could request it.
     #[error("the certificate in {certificate} names no DNS host in its subjectAltName, and only the first certificate is shown without a name", certificate = certificate.display())]
     Nameless {
         /// The certificate file.
@@ -60,7 +59,7 @@ pub enum CertificateError {
     SelfSigned(String),
 }
 
-/// What speaks TLS with clients. Handshakes that begin after an exchange see the new certificates; connections stay.
+/// The TLS acceptor. Handshakes that begin after an exchange see the new certificates; connections stay.
 pub struct Front {
     listen: IpAddr,
     speaker: ArcSwap<Speaker>,
@@ -80,19 +79,19 @@ struct Shown {
     key: Arc<CertifiedKey>,
 }
 
-/// What is to speak next.
+/// The next TLS server.
 pub struct Successor {
-    /// It; `None` where it would be what speaks now, be it that its files were written anew.
+    /// The next TLS server; `None` if nothing has changed, even if files were rewritten.
     pub speaker: Option<Speaker>,
-    /// Why some of it is still what was last read.
+    /// Why some of it still has its last contents.
     pub kept: Vec<CertificateError>,
 }
 
 impl Front {
-    /// Begins with what is configured. Reads files.
+    /// Begins with the configured certificates. Reads files.
     ///
     /// # Errors
-    /// With the first that cannot be used.
+    /// With the first one that cannot be used.
     pub fn new(https: &Https) -> Result<Front, CertificateError> {
         let listen = https.address.ip();
         let mut shown = Vec::new();
@@ -107,12 +106,12 @@ impl Front {
         })
     }
 
-    /// What takes the next handshake.
+    /// The acceptor of the next handshake.
     pub fn acceptor(&self) -> TlsAcceptor {
         self.speaker.load().acceptor.clone()
     }
 
-    /// The name of each certificate, which is its file's, and the Unix second at which it, or one above it in its chain, ends.
+    /// The name of each certificate, which is its file's, and the Unix second at which it, or another of its chain, ends.
     pub fn certificate_ends(&self) -> Vec<(String, i64)> {
         let speaker = self.speaker.load();
         let ends = speaker.shown.iter();
@@ -120,11 +119,11 @@ impl Front {
             .collect()
     }
 
-    /// What speaks as is configured now. Reads files; what cannot be used of a pair or authorities that speak already stays as it
-    /// was last read.
+    /// The TLS server of a new configuration. Reads files; a pair or authorities already in use whose files cannot be used keep their
+    /// last contents.
     ///
     /// # Errors
-    /// With the first that is new and cannot be used.
+    /// With the first new one that cannot be used.
     pub fn successor(&self, https: &Https) -> Result<Successor, CertificateError> {
         let present = self.speaker.load();
         let mut kept = Vec::new();
@@ -135,7 +134,7 @@ impl Front {
                 .iter()
                 .find(|known| known.configured == *configured);
             let read = match (known, configured) {
-                // It is made once: nothing of it can have changed.
+                // A self-signed certificate is made once and cannot have changed.
                 (Some(known), Certificate::SelfSigned) => Ok(known.clone()),
                 (_, configured) => Shown::read(configured, number, self.listen),
             };
@@ -162,13 +161,13 @@ impl Front {
         Ok(Successor { speaker, kept })
     }
 
-    /// Lets another speak from the next handshake on.
+    /// Exchanges the TLS server from the next handshake on.
     pub fn exchange(&self, speaker: Speaker) {
         self.speaker.store(Arc::new(speaker));
     }
 }
 
-/// What was read, or what is known of it with the reason noted.
+/// The new contents, or the last known ones with the reason noted.
 fn last_good<T: Clone>(
     read: Result<T, CertificateError>,
     known: Option<&T>,
@@ -256,7 +255,8 @@ impl ByName {
 }
 
 impl ResolvesServerCert for ByName {
-    /// Of those with the name, the first whose kind of key the client knows; for another name, or none, the first of all.
+    /// The first certificate with the name whose kind of key the client supports; without a name, or for an unknown one, the first of
+    /// all.
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         let schemes = hello.signature_schemes();
         let named = hello

@@ -1,7 +1,7 @@
-//! Keeping the upstreams: health checks, names resolved anew, figures of servers.
+//! Maintaining the upstreams: health checks, repeated name resolution, metrics of servers.
 //!
-//! Every chore (one server to be checked, one name to be resolved) has a time of its own, is done beside the requests, and is never
-//! begun again before it has ended. What is found out goes to the upstream, which judges it. Nobody waits for any of it.
+//! Every chore (one server to check, one name to resolve) has its own schedule, runs beside the requests, and never overlaps with
+//! itself. The upstream receives the result and judges it. No request waits for a chore.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,34 +24,34 @@ use crate::proxy::Gate;
 use crate::proxy::upstreams::{Server, Upstream};
 use crate::telemetry::metrics::Metrics;
 
-/// Between two looks at what is due.
+/// The pause between two checks for due chores.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Between two looks at connections to servers that are kept: servers that close theirs wait so long at most.
+/// The pause between two checks of idle upstream connections: a server that closes one waits at most this long.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
-/// For one name. The resolver of the system may wait longer; its thread is then left to it.
+/// The timeout of one name. The system's resolver may take longer; its thread is then left behind.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Between two attempts at a name that has not resolved yet: its server is out meanwhile.
+/// The pause between two attempts at a name that never resolved; its server gets no requests meanwhile.
 const UNRESOLVED_PAUSE: Duration = Duration::from_secs(1);
-/// Who asks, in the log of the server that is checked.
+/// The user agent of health checks.
 const AGENT: &str = concat!("touchline/", env!("CARGO_PKG_VERSION"), " health check");
 
-/// Why requests are sent again: no connection, one that had ended before it was used, a server that has not looked at it, an answer
-/// that broke off, an answer that said that the server is away.
+/// Why requests are retried: no connection, a connection that had ended before its use, a request that the server did not process,
+/// a broken-off answer, a 502, 503 or 504.
 const RETRY_REASONS: [&str; 5] = ["connect", "stale", "refused", "broken", "status"];
 
-/// Keeps the upstreams of whatever configuration runs.
+/// Maintains the upstreams of the running configuration.
 pub struct Upkeep {
     gate: Arc<Gate>,
-    /// Made when it is needed: it reads the certificates that the operating system trusts.
+    /// Made at first use, because it reads the operating system's authorities.
     connector: Option<Arc<Connector>>,
-    /// When each chore is due again; `None` while it is being done.
+    /// When each chore is due again; `None` while it runs.
     due: HashMap<Chore, Option<Instant>>,
     doing: JoinSet<Chore>,
-    /// Servers that have series in the metrics.
+    /// The servers with series in the metrics.
     shown: HashSet<Shown>,
 }
 
-/// Something that is done again and again.
+/// A repeated task.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Chore {
     Check(Arc<str>, SocketAddr),
@@ -62,7 +62,7 @@ enum Chore {
 type Shown = (Arc<str>, String);
 
 impl Upkeep {
-    /// A keeper of the upstreams of `gate`.
+    /// The maintenance of the upstreams of `gate`.
     pub fn new(gate: Arc<Gate>) -> Upkeep {
         Upkeep {
             gate,
@@ -73,7 +73,7 @@ impl Upkeep {
         }
     }
 
-    /// Keeps them until it is dropped.
+    /// Maintains them until it is dropped.
     pub async fn run(mut self) {
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -98,7 +98,7 @@ impl Upkeep {
             }
         }
         while let Some(done) = self.doing.try_join_next() {
-            // One that panicked is forgotten below, and begun again.
+            // A chore that panicked is forgotten below, and begun again.
             let Ok(done) = done else { continue };
             let again = chores.get(&done).map(|(_, again)| now + *again);
             self.due.insert(done, again);
@@ -108,7 +108,7 @@ impl Upkeep {
         }
         self.due.retain(|chore, _| chores.contains_key(chore));
         for (chore, (upstream, again)) in chores {
-            // A server is checked at once. A name was resolved when the configuration was read, or failed to.
+            // A server is checked at once. A name was resolved, or failed to be, when the configuration was read.
             let first = match &chore {
                 Chore::Check(..) => now,
                 Chore::Resolve(_, name) if is_unresolved(&upstream, name) => now,
@@ -157,7 +157,7 @@ impl Upkeep {
         self.connector.clone()
     }
 
-    /// Shows every server of the moment, and none that is gone.
+    /// Updates the series of the present servers, and removes those of former ones.
     fn show<'a>(&mut self, upstreams: impl Iterator<Item = &'a Arc<Upstream>>) {
         let metrics = &self.gate.metrics;
         let mut shown = HashSet::new();
@@ -186,7 +186,7 @@ impl Upkeep {
         }
         for (upstream, server) in self.shown.difference(&shown) {
             let values = [&**upstream, server.as_str()];
-            // It fails only where there is no such series.
+            // Fails only if there is no such series.
             let _ = metrics.upstream_server_up.remove_label_values(&values);
             let _ = metrics
                 .upstream_server_answered
@@ -197,7 +197,7 @@ impl Upkeep {
     }
 }
 
-/// Lets counters be seen before anything is counted, so that the first is an increase.
+/// Creates counters before anything is counted, so that Prometheus sees the first count as an increase.
 fn show_counters(metrics: &Metrics, upstream: &str) {
     for (counter, values) in [
         (&metrics.upstream_connections, ["new", "reused"].as_slice()),
@@ -216,7 +216,7 @@ fn show_counters(metrics: &Metrics, upstream: &str) {
     }
 }
 
-/// What is to be done for an upstream, with the pause after each.
+/// The chores of an upstream, with the pause after each.
 fn chores_of(upstream: &Arc<Upstream>) -> Vec<(Chore, Duration)> {
     let mut chores = Vec::new();
     if let Some(health) = &upstream.health {
@@ -259,7 +259,7 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
     upstream.note_checked(server, checked, &gate.metrics);
 }
 
-/// Asks for the health path on a connection of its own, as requests are sent: the same TLS, HTTP and header. Any 2xx will do.
+/// Requests the health path on a connection of its own, with the TLS, HTTP version and header of other requests. Any 2xx passes.
 async fn ask(
     connector: &Connector,
     upstream: &Upstream,
@@ -267,7 +267,7 @@ async fn ask(
     health: &HealthCheck,
 ) -> pingora::Result<()> {
     let mut peer = upstream.peer(server, health.timeout);
-    // Room for further requests would keep the connection.
+    // A capacity for further requests would keep the connection open.
     peer.options.max_h2_streams = 1;
     let (mut session, _) = connector.get_http_session(&peer).await?;
     let mut request = RequestHeader::build("GET", health.path.as_bytes(), None)?;
@@ -313,7 +313,7 @@ fn absolute(peer: &HttpPeer, server: &Server, health: &HealthCheck) -> pingora::
     )
 }
 
-/// Hands what a name was resolved to on to the upstream; where it could not be, its servers stay.
+/// Passes the addresses of a name on to the upstream; if the name did not resolve, its servers stay.
 fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result<Vec<SocketAddr>>) {
     let (upstream_name, metrics) = (&*upstream.name, &gate.metrics);
     let failures = metrics
@@ -325,7 +325,7 @@ fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result
             let addresses = address::of_one_family(found);
             if upstream.note_resolved(name, &addresses) {
                 let note = match is_out {
-                    true => "the name resolves: its server is asked",
+                    true => "the name resolves: its server gets requests",
                     false => "the name has other addresses",
                 };
                 tracing::info!(upstream = upstream_name, name, ?addresses, "{note}");
@@ -334,8 +334,8 @@ fn note_resolved(gate: &Gate, upstream: &Upstream, name: &str, found: io::Result
             }
         }
         Err(error) if is_out => {
-            // The start logged it, and each second is too often.
-            tracing::debug!(upstream = upstream_name, name, %error, "the name cannot be resolved: its server stays out");
+            // The start logged it already, and this happens each second.
+            tracing::debug!(upstream = upstream_name, name, %error, "the name cannot be resolved: its server still gets no requests");
             failures.inc();
         }
         Err(error) => {

@@ -1,9 +1,8 @@
-//! Noticing that files changed, whoever changed them and how.
+//! Detecting changes of files by polling their names.
 //!
-//! Files are looked at again and again by their names: that sees an editor that puts a new file into the place of the old
-//! one, Kubernetes' swap of a symbolic link above it, and file systems that report no events to the kernel (network,
-//! overlay and FUSE mounts), and needs no library. A look costs one `stat` a file; contents are read only where that
-//! differs, or is too fresh to tell two writes apart.
+//! Polling detects an editor that replaces the file, Kubernetes' swap of a symbolic link above it, and changes on file systems
+//! without kernel events (network, overlay and FUSE mounts), and needs no library. It costs one `stat` per file; contents are read
+//! only if the result differs, or is too recent to distinguish two writes.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -12,16 +11,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
-/// Two writes within the granularity of a file system's clock, 2 s at worst, may leave the same time.
+/// The granularity of a file system's clock, 2 s at worst: two writes within it may leave the same time.
 const FRESH: Duration = Duration::from_secs(3);
-/// More than any configuration or certificate that is taken; of a larger file the beginning is compared.
+/// The part of a file that is compared: more than any accepted configuration or certificate.
 const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
-/// What some files held at one moment.
+/// The contents of some files at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Contents(Vec<Option<[u8; 32]>>);
 
-/// Files under observation.
+/// The watched files.
 #[derive(Debug, Default)]
 pub struct Watched {
     files: Vec<File>,
@@ -30,15 +29,15 @@ pub struct Watched {
 #[derive(Debug)]
 struct File {
     path: PathBuf,
-    /// The stamp of the last look and the digest of what was read then.
+    /// The stamp of the last look and the digest of the contents read then.
     known: Option<(Stamp, Option<[u8; 32]>)>,
 }
 
-/// What `stat` says of a file, with symbolic links followed; `None`: there is none.
+/// The result of `stat` for a file, with symbolic links followed; `None` if there is no file.
 type Stamp = Option<[i128; 6]>;
 
 impl Watched {
-    /// Observes `files`, none of which needs to exist.
+    /// Watches `files`, none of which needs to exist.
     pub fn new(files: impl IntoIterator<Item = PathBuf>) -> Watched {
         let files = files.into_iter();
         Watched {
@@ -46,12 +45,12 @@ impl Watched {
         }
     }
 
-    /// Whether these files are observed, in this order.
+    /// Whether these files are watched, in this order.
     pub fn is_of<'a>(&self, files: impl IntoIterator<Item = &'a Path>) -> bool {
         self.files.iter().map(|file| file.path.as_path()).eq(files)
     }
 
-    /// What the files hold now. Waits for the disk.
+    /// The present contents of the files. Waits for the disk.
     pub fn look(&mut self) -> Contents {
         Contents(self.files.iter_mut().map(File::look).collect())
     }
@@ -86,7 +85,7 @@ fn stamp_of(metadata: &Metadata) -> [i128; 6] {
     ]
 }
 
-/// Whether the file was changed so lately, or by another clock, that a later change could leave the same stamp.
+/// Whether the file was changed so recently, or by another clock, that a later change could leave the same stamp.
 fn is_fresh(metadata: &Metadata) -> bool {
     let changed = u64::try_from(metadata.ctime().max(metadata.mtime())).unwrap_or(0);
     let changed = UNIX_EPOCH + Duration::from_secs(changed);
@@ -105,7 +104,7 @@ fn digest_of(path: &Path) -> Option<[u8; 32]> {
     Some(Sha256::digest(bytes).into())
 }
 
-/// Tells when changed files have come to rest, so that a file which is still being written is left alone.
+/// Detects when changed files are stable, so that a file that is still being written is not read.
 #[derive(Debug)]
 pub struct Settling {
     taken: Contents,
@@ -113,12 +112,12 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// Begins with contents that are in use.
+    /// Begins with the contents in use.
     pub fn new(taken: Contents) -> Settling {
         Settling { taken, seen: None }
     }
 
-    /// Takes what was just looked at; whether it is new and was the same at the look before.
+    /// Takes the result of the latest look. Returns whether it is new and the same as at the look before.
     pub fn note(&mut self, now: Contents) -> bool {
         if now == self.taken {
             self.seen = None;

@@ -1,7 +1,7 @@
-//! The access log: one JSON object a line and request, written by a thread of its own.
+//! The access log: one JSON object per line and request, written by its own thread.
 //!
-//! Writing never holds a request up: lines go into a bounded queue, and what does not fit is dropped and counted. JSON
-//! escaping makes every client-sent value harmless; the key itself is never here.
+//! Writing never delays a request: lines are put into a bounded queue, and lines that do not fit are dropped and counted. JSON
+//! escaping makes every value from a client harmless. The key itself is never logged.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -22,21 +22,21 @@ mod file;
 mod line;
 mod queue;
 
-/// A thread's own room for a line, which is written into the queue whole.
+/// A thread's own buffer for a line, which is then put into the queue as a whole.
 const LINE_BYTES: usize = 1_024;
 
 thread_local! {
     static LINE: RefCell<Vec<u8>> = RefCell::new(Vec::with_capacity(LINE_BYTES));
 }
 
-/// Where lines go.
+/// The destination of lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Destination {
     /// Standard output.
     Stdout,
     /// Standard error.
     Stderr,
-    /// A file, appended to; found again by its name when it was moved away.
+    /// A file that is appended to, and created again after it was moved away.
     File(PathBuf),
     /// Nowhere.
     Off,
@@ -45,11 +45,11 @@ pub enum Destination {
 /// One answered request.
 #[derive(Debug)]
 pub struct Line<'a> {
-    /// When the request's header had been read.
+    /// When the request's header was read.
     pub time: Timestamp,
-    /// The id that the client got and the upstream saw.
+    /// The request id that the client and the upstream received.
     pub request_id: &'a str,
-    /// The client's address, with its port where it is known.
+    /// The client's address, with its port if known.
     pub client: Option<Client>,
     /// `HTTP/1.0`, `HTTP/1.1` or `HTTP/2`.
     pub protocol: &'static str,
@@ -63,29 +63,29 @@ pub struct Line<'a> {
     pub key_id: Option<&'a str>,
     /// The key's tier.
     pub tier: Option<&'a str>,
-    /// The status that the client got; 0 if it got none.
+    /// The status sent to the client; 0 if none was.
     pub status: u16,
     /// `served`, an error code, `cut` (the upstream broke off), `client_closed` or `redirected` (to HTTPS).
     pub outcome: &'a str,
     /// The quota or rate that refused the request, for a 429.
     pub policy: Option<&'static str>,
-    /// What an enforced tier would have refused it for: `tier`, `burst`, `concurrent` or `daily`.
+    /// The check that an enforced tier would have refused: `tier`, `burst`, `concurrent` or `daily`.
     pub would_refuse: Option<&'static str>,
-    /// How many in a hundred such requests have a line, where not all have.
+    /// The percentage of such requests that are logged, if not all are.
     pub sample_percent: Option<u8>,
     /// Units charged.
     pub units: u32,
-    /// Whether they were given back.
+    /// Whether they were refunded.
     pub refunded: bool,
-    /// From the request's header to the end of the answer.
+    /// The time from the request's header to the end of the answer.
     pub duration_ms: Duration,
-    /// What of it the store took.
+    /// The part of it spent waiting for the store.
     pub store_ms: Duration,
-    /// From forwarding to the upstream's header.
+    /// The time from forwarding to the upstream's header.
     pub upstream_ms: Option<Duration>,
     /// Body bytes sent to the client.
     pub bytes_sent: usize,
-    /// Why the request failed inside, for a 500 and a cut answer; that a key was shown, for a redirect.
+    /// The internal cause of a 500 or a cut answer; for a redirect, that the request had a key.
     pub cause: Option<&'a str>,
 }
 
@@ -135,13 +135,13 @@ impl AccessLog {
             line.write(text);
             text.push(b'\n');
             queue.put(text);
-            // A monstrous path leaves nothing behind.
+            // The buffer does not keep the size of a very long path.
             text.shrink_to(LINE_BYTES);
         });
     }
 
-    /// Writes to `sink` from now on. Answers the one until now, whose queued lines are still written; whoever drops it last
-    /// waits for that.
+    /// Writes to `sink` from now on. Returns the previous sink, whose queued lines are still written; its last owner waits for that
+    /// when dropping it.
     pub fn redirect(&self, sink: Option<Sink>) -> Option<Arc<Sink>> {
         self.sink.swap(sink.map(Arc::new))
     }

@@ -1,6 +1,6 @@
-//! The diagnostic log: what happened to the gateway itself, on standard error.
+//! The diagnostic log: events of the gateway itself, on standard error.
 //!
-//! One line per event, JSON for programs or text for people. Requests are not logged here: they have the access log.
+//! One line per event, as JSON for programs or text for people. Requests are in the access log instead.
 
 use std::io;
 use std::sync::OnceLock;
@@ -9,18 +9,18 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, Registry, reload};
 
-/// How lines are written.
+/// The format of lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
     /// Text for people.
     Pretty,
 }
 
-/// What writes lines in one format.
+/// The writer of one format.
 type Writer = Box<dyn Layer<Registry> + Send + Sync>;
-/// What lets lines through, and what writes them.
+/// The filter of lines, and their writer.
 type Handles = (
     reload::Handle<
         EnvFilter,
@@ -31,16 +31,16 @@ type Handles = (
 
 static HANDLES: OnceLock<Handles> = OnceLock::new();
 
-/// Sends the program's and its libraries' events at `level` (`error` to `trace`) and above to standard error. pingora reports broken client
-/// connections as errors; they are not ours to act on and are kept out. A later call changes level and format; events of the
-/// very moment may be written either way.
+/// Writes events of the program and its libraries at `level` (`error` to `trace`) and above to standard error. pingora reports broken
+/// client connections as errors; these are filtered out, because operators cannot act on them. A later call changes level and
+/// format; events at that moment may be written either way.
 pub fn install(level: &str, format: Format) {
     let mut first = false;
     let (filter, writer) = HANDLES.get_or_init(|| {
         first = true;
         let (writer, writer_handle) = reload::Layer::new(writer(format));
         let (filter, filter_handle) = reload::Layer::new(filter(level));
-        // Fails only where a subscriber is installed already, as in a test that brings its own.
+        // Fails only if a subscriber is already installed, as in a test with its own.
         let _ = tracing_subscriber::registry()
             .with(writer)
             .with(filter)
@@ -48,7 +48,7 @@ pub fn install(level: &str, format: Format) {
         (filter_handle, writer_handle)
     });
     if !first {
-        // Fails only where the subscriber is gone, and it never goes.
+        // Fails only if the subscriber was dropped, which never happens.
         let _ = writer.reload(self::writer(format));
         let _ = filter.reload(self::filter(level));
     }
@@ -62,8 +62,8 @@ fn filter(level: &str) -> EnvFilter {
 
 fn writer(format: Format) -> Writer {
     let layer = tracing_subscriber::fmt::layer()
-        // A line that cannot be written (a full disk) is lost. Saying so on standard error would fail too, and that panics
-        // in whichever task had something to log: the store's, for one, would never connect again.
+        // A line that cannot be written (a full disk) is lost. The default is to print that to standard error, which fails too and
+        // panics in the task that logs: the store's task, for example, would never connect again.
         .log_internal_errors(false)
         .with_writer(io::stderr);
     match format {

@@ -1,7 +1,7 @@
 //! The last hour of one gateway in samples of ten seconds, for plots without Prometheus.
 //!
-//! A sample says what the metric families gained since the one before. There are [`SAMPLES_MAX`] at most, 64 KiB
-//! in all whatever happens; the history begins with the process and ends with it.
+//! A sample has the increase of the metric families since the previous one. There are at most [`SAMPLES_MAX`], 64 KiB in total.
+//! The history begins and ends with the process.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use serde::Serialize;
 use super::metrics::Metrics;
 use super::reading::{Durations, series};
 
-/// Between two samples.
+/// The time between two samples.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(10);
-/// An hour of them.
+/// The number of samples: one hour.
 pub const SAMPLES_MAX: usize = 360;
 
-/// What became of requests, in the few kinds that a plot can tell apart.
+/// The outcomes of requests, in the few kinds that a plot can show.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Answered {
-    /// Served, and led to HTTPS.
+    /// Served, or redirected to HTTPS.
     pub served: u64,
-    /// Refused for what they were: 400 to 405, 413, 414, 431.
+    /// Refused as invalid or not permitted: 400 to 405, 413, 414, 431.
     pub refused: u64,
     /// 429.
     pub limited: u64,
-    /// 500, and answers that were cut: failures of ours or the upstream's.
+    /// 500 and cut answers: failures of the gateway or the upstream.
     pub failed: u64,
     /// The client went away.
     pub client_closed: u64,
@@ -43,7 +43,7 @@ impl Answered {
                 "RATE_LIMIT_EXCEEDED" => &mut sum.limited,
                 "INTERNAL_ERROR" | "cut" => &mut sum.failed,
                 "client_closed" => &mut sum.client_closed,
-                // Every other code of the contract refuses a request for what it is.
+                // Every other code of the contract is a refusal of this kind.
                 _ => &mut sum.refused,
             };
             *place += one.count();
@@ -62,14 +62,14 @@ impl Answered {
     }
 }
 
-/// Parts of durations, in seconds, as far as the buckets of the metric families tell; `None` where there were none.
+/// Quantiles of durations, in seconds, estimated from the buckets of the metric families; `None` without durations.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quantiles {
     /// The median.
     pub p50: Option<f64>,
-    /// What 95 of 100 do not exceed.
+    /// The 95th percentile.
     pub p95: Option<f64>,
-    /// What 99 of 100 do not exceed.
+    /// The 99th percentile.
     pub p99: Option<f64>,
 }
 
@@ -83,26 +83,26 @@ impl Quantiles {
     }
 }
 
-/// What happened in a span of some ten seconds.
+/// One sample, of about ten seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Sample {
-    /// When the span ended.
+    /// The end of the sample.
     pub at: Timestamp,
-    /// How long it was.
+    /// The length of the sample.
     pub seconds: f64,
-    /// Requests that ended in it, by what became of them.
+    /// The requests that ended in it, by outcome.
     pub requests: Answered,
-    /// From a request's header to the end of its answer.
+    /// The time from a request's header to the end of its answer.
     pub duration_seconds: Quantiles,
-    /// Of waits for the store.
+    /// The time that requests waited for the store.
     pub store_seconds: Quantiles,
-    /// Requests being answered at its end.
+    /// Requests in flight at its end.
     pub in_flight: i64,
     /// Client connections at its end.
     pub connections: i64,
 }
 
-/// What the families stood at.
+/// The values of the families.
 #[derive(Debug, Default)]
 struct Reading {
     requests: Answered,
@@ -133,7 +133,7 @@ struct State {
 }
 
 impl History {
-    /// Ends a sample at `at` that began `span` before. Costs a walk over some families: a millisecond at most.
+    /// Ends a sample at `at` that began `span` before. Costs a walk over some families, at most a millisecond.
     pub fn note(&self, metrics: &Metrics, at: Timestamp, span: Duration) {
         let now = Reading::of(metrics);
         let mut state = self.state.lock();

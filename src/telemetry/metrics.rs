@@ -25,7 +25,7 @@ const HANDSHAKE_FAILURES: [&str; 7] = [
     "closed",
     "other",
 ];
-/// The label value where a request has no endpoint, no tier or no upstream.
+/// The label value of a request without endpoint, tier or upstream.
 pub const NONE: &str = "none";
 
 /// The families and the registry they are in.
@@ -38,24 +38,24 @@ pub struct Metrics {
     pub request_duration: HistogramVec,
     /// `touchline_upstream_duration_seconds{upstream}`: from forwarding to the upstream's header.
     pub upstream_duration: HistogramVec,
-    /// `touchline_upstream_server_answered{upstream,server}`: 1 where the last request or check was answered, 0 where it failed; no
-    /// series of a server that nothing was sent to.
+    /// `touchline_upstream_server_answered{upstream,server}`: 1 if the last request or check was answered, 0 if it failed; no series for
+    /// a server that nothing was sent to.
     pub upstream_server_answered: IntGaugeVec,
     /// `touchline_upstream_server_up{upstream,server}`: 1 while neither checks nor requests have taken the server out.
     pub upstream_server_up: IntGaugeVec,
-    /// `touchline_upstream_in_flight_requests{upstream,server}`: requests under way.
+    /// `touchline_upstream_in_flight_requests{upstream,server}`: requests in flight.
     pub upstream_in_flight: IntGaugeVec,
-    /// `touchline_upstream_connections_total{upstream,kind}`: what requests were sent on, `new` and `reused` connections.
+    /// `touchline_upstream_connections_total{upstream,kind}`: connections used for requests, `new` and `reused`.
     pub upstream_connections: IntCounterVec,
-    /// `touchline_upstream_retries_total{upstream,reason}`: requests sent again, by why.
+    /// `touchline_upstream_retries_total{upstream,reason}`: retried requests, by reason.
     pub upstream_retries: IntCounterVec,
     /// `touchline_upstream_ejections_total{upstream}`: servers taken out by failing requests.
     pub upstream_ejections: IntCounterVec,
     /// `touchline_upstream_checks_total{upstream,outcome}`: health checks, `passed` and `failed`.
     pub upstream_checks: IntCounterVec,
-    /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved anew.
+    /// `touchline_upstream_resolve_failures_total{upstream}`: names that could not be resolved again.
     pub upstream_resolve_failures: IntCounterVec,
-    /// `touchline_store_duration_seconds{operation}`: what a request waited for the store.
+    /// `touchline_store_duration_seconds{operation}`: how long a request waited for the store.
     pub store_duration: HistogramVec,
     /// `touchline_store_errors_total{operation}`: calls of the store that failed.
     pub store_errors: IntCounterVec,
@@ -65,13 +65,13 @@ pub struct Metrics {
     pub refunds: IntCounterVec,
     /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
     pub shadow_refusals: IntCounterVec,
-    /// `touchline_quota_crossings_total{tier,share}`: keys that came to a share of their limit, each once a day.
+    /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
     pub quota_crossings: IntCounterVec,
     /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
     pub webhook_attempts: IntCounterVec,
-    /// `touchline_webhook_pending`: events to be delivered, on the gateway that delivers them.
+    /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
     pub webhook_pending: IntGauge,
-    /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` for want of room or of a collector.
+    /// `touchline_trace_spans_total{outcome}`: spans `exported`, and `dropped` because the queue was full or the collector failed.
     pub trace_spans: IntCounterVec,
     /// `touchline_limit_hits_total{limit}`: requests refused by a limit of the gateway.
     pub limit_hits: IntCounterVec,
@@ -83,11 +83,11 @@ pub struct Metrics {
     pub store_up: IntGauge,
     /// `touchline_store_degraded`: 1 while charges are decided without the store.
     pub store_degraded: IntGauge,
-    /// `touchline_journal_pending_units`: units served without the store that it has not been told of.
+    /// `touchline_journal_pending_units`: units served without the store and not yet settled with it.
     pub journal_pending: IntGauge,
     /// `touchline_journal_failed`: 1 while the journal cannot be written.
     pub journal_failed: IntGauge,
-    /// `touchline_clock_leap_seconds`: by how much the clock leapt last; 0 while it can be relied on.
+    /// `touchline_clock_leap_seconds`: the size of the clock's last leap; 0 while the clock is reliable.
     pub clock_leap: Gauge,
     /// `touchline_keys`: keys in the replica of the key table.
     keys: IntGauge,
@@ -95,18 +95,18 @@ pub struct Metrics {
     keys_loaded: IntGauge,
     /// `touchline_keys_age_seconds`: since the key table was known to be current; no series before it was.
     keys_age: GaugeVec,
-    /// `touchline_gateways_silent`: gateways that did not sign off and are not heard of any more, as this one last read.
+    /// `touchline_gateways_silent`: silent gateways, which neither report nor signed off, as last read by this one.
     pub gateways_silent: IntGauge,
-    /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or one above it
-    /// in its chain, ends; the label is its file.
+    /// `touchline_certificate_end_seconds{certificate}`: the Unix time at which a certificate shown to clients, or another of
+    /// its chain, ends; the label is its file.
     certificate_end: IntGaugeVec,
-    /// `touchline_tls_handshakes_failed_total{reason}`: handshakes of clients that came to nothing, deadlines apart.
+    /// `touchline_tls_handshakes_failed_total{reason}`: failed handshakes of clients, except timeouts.
     pub handshakes_failed: IntCounterVec,
     /// `touchline_access_log_dropped_lines_total`: lines lost because the log could not be written, or not fast enough.
     pub access_log_dropped: IntCounter,
     /// `touchline_config_reloads_total{outcome}`: configurations `applied` and `refused` since the start.
     pub config_reloads: IntCounterVec,
-    /// `touchline_config_refused`: 1 while the file is not what runs.
+    /// `touchline_config_refused`: 1 while the configuration file is refused.
     pub config_refused: IntGauge,
     /// `touchline_config_applied_timestamp_seconds`: when the running configuration was applied.
     pub config_applied: Gauge,
@@ -118,7 +118,7 @@ impl Metrics {
     /// All families in a registry of their own.
     ///
     /// # Errors
-    /// Only where two families have one name, which a test excludes.
+    /// Only if two families have the same name, which a test excludes.
     pub fn new() -> Result<Metrics, prometheus::Error> {
         let registry = Registry::new();
         let counter = |name: &str, help: &str, labels: &[&str]| {
@@ -154,7 +154,7 @@ impl Metrics {
         registry.register(Box::new(keys_age.clone()))?;
         let clock_leap = Gauge::new(
             "touchline_clock_leap_seconds",
-            "By how much the clock leapt last; 0 while it can be relied on",
+            "Size of the clock's last leap; 0 while the clock is reliable",
         )?;
         registry.register(Box::new(clock_leap.clone()))?;
         let access_log_dropped = IntCounter::new(
@@ -207,7 +207,7 @@ impl Metrics {
             &["outcome"],
         )?;
         for outcome in ["applied", "refused"] {
-            // From the start on, so that the first one is seen as an increase.
+            // Created at the start, so that Prometheus sees the first one as an increase.
             config_reloads.with_label_values(&[outcome]);
         }
         let webhook_attempts = counter(
@@ -220,7 +220,7 @@ impl Metrics {
         }
         let trace_spans = counter(
             "touchline_trace_spans_total",
-            "Spans exported, and dropped for want of room or of a collector",
+            "Spans exported, and dropped because the queue was full or the collector failed",
             &["outcome"],
         )?;
         for outcome in ["exported", "dropped"] {
@@ -247,29 +247,29 @@ impl Metrics {
             )?,
             upstream_server_answered: gauges(
                 "touchline_upstream_server_answered",
-                "1 where the last request or check was answered, 0 where it failed",
+                "1 if the last request or check was answered, 0 if it failed",
             )?,
             upstream_server_up: gauges(
                 "touchline_upstream_server_up",
-                "1 while the server of an upstream is asked",
+                "1 while the server of an upstream gets requests",
             )?,
             upstream_in_flight: gauges(
                 "touchline_upstream_in_flight_requests",
-                "Requests that a server of an upstream has under way",
+                "Requests in flight at a server of an upstream",
             )?,
             upstream_connections: counter(
                 "touchline_upstream_connections_total",
-                "Connections that requests were sent on, new and reused",
+                "Connections used for requests, new and reused",
                 &["upstream", "kind"],
             )?,
             upstream_retries: counter(
                 "touchline_upstream_retries_total",
-                "Requests that were sent again, by why",
+                "Retried requests by reason",
                 &["upstream", "reason"],
             )?,
             upstream_ejections: counter(
                 "touchline_upstream_ejections_total",
-                "Servers that failing requests took out for a while",
+                "Servers taken out for a while by failing requests",
                 &["upstream"],
             )?,
             upstream_checks: counter(
@@ -279,7 +279,7 @@ impl Metrics {
             )?,
             upstream_resolve_failures: counter(
                 "touchline_upstream_resolve_failures_total",
-                "Names of servers that could not be resolved anew",
+                "Names of servers that could not be resolved again",
                 &["upstream"],
             )?,
             store_duration: histogram(
@@ -305,18 +305,18 @@ impl Metrics {
             )?,
             shadow_refusals: counter(
                 "touchline_shadow_refusals_total",
-                "Requests served that their tier would have refused if it were enforced",
+                "Served requests that their tier would have refused if it were enforced",
                 &["tier", "refusal"],
             )?,
             quota_crossings: counter(
                 "touchline_quota_crossings_total",
-                "Keys that came to a share of their limit, each once a day",
+                "Keys that reached a share of their limit, each once a day",
                 &["tier", "share"],
             )?,
             webhook_attempts,
             webhook_pending: gauge(
                 "touchline_webhook_pending",
-                "Events to be delivered, on the gateway that delivers them",
+                "Events pending for the webhook, on the gateway that delivers them",
             )?,
             limit_hits: counter(
                 "touchline_limit_hits_total",
@@ -335,7 +335,7 @@ impl Metrics {
             )?,
             journal_pending: gauge(
                 "touchline_journal_pending_units",
-                "Units served without the store that it has not been told of",
+                "Units served without the store and not yet settled with it",
             )?,
             journal_failed: gauge(
                 "touchline_journal_failed",
@@ -346,7 +346,7 @@ impl Metrics {
             keys_age,
             gateways_silent: gauge(
                 "touchline_gateways_silent",
-                "Gateways that did not sign off and are not heard of any more",
+                "Silent gateways, which neither report nor signed off",
             )?,
             clock_leap,
             certificate_end,
@@ -355,7 +355,7 @@ impl Metrics {
             config_reloads,
             config_refused: gauge(
                 "touchline_config_refused",
-                "1 while the configuration file is not what runs",
+                "1 while the configuration file is refused",
             )?,
             config_applied,
             config_info,
@@ -370,7 +370,7 @@ impl Metrics {
             .unwrap_or_default()
     }
 
-    /// Notes that the configuration with this hash runs since `applied`.
+    /// Records the running configuration by its hash, and when it was applied.
     pub fn config_runs(&self, hash: &str, applied: Timestamp) {
         self.config_info.reset();
         self.config_info.with_label_values(&[hash]).set(1);
@@ -378,7 +378,7 @@ impl Metrics {
         self.config_refused.set(0);
     }
 
-    /// Notes whether the key table is loaded, how many keys it has, and how long ago it was known to be current, if ever.
+    /// Records whether the key table is loaded, its number of keys, and how long ago it was known to be current, if ever.
     pub fn key_table(&self, loaded: bool, keys: usize, age: Option<Duration>) {
         self.keys_loaded.set(loaded.into());
         self.keys.set(i64::try_from(keys).unwrap_or(i64::MAX));
@@ -391,7 +391,7 @@ impl Metrics {
         }
     }
 
-    /// Notes when each certificate that is shown now ends, by its name, in Unix seconds.
+    /// Records when each present certificate ends, by its name, in Unix seconds.
     pub fn certificates_end(&self, ends: &[(String, i64)]) {
         for (name, end) in ends {
             self.certificate_end.with_label_values(&[name]).set(*end);
@@ -401,14 +401,14 @@ impl Metrics {
                 let gone = |name: &&str| ends.iter().all(|(kept, _)| kept != name);
                 let labels = metric.get_label().iter();
                 for name in labels.map(|label| label.value()).filter(gone) {
-                    // It was there a moment ago.
+                    // The series existed a moment ago.
                     let _ = self.certificate_end.remove_label_values(&[name]);
                 }
             }
         }
     }
 
-    /// Notes how long a request waited for the store and whether it failed.
+    /// Records how long a request waited for the store and whether the call failed.
     pub fn store_call(&self, operation: &str, waited: Duration, failed: Result<(), ()>) {
         self.store_duration
             .with_label_values(&[operation])

@@ -1,4 +1,4 @@
-//! Reading metric families back, for whoever shows them without Prometheus.
+//! Reading metric families back, to show them without Prometheus.
 
 use prometheus::core::Collector;
 use prometheus::proto::{Metric, MetricType};
@@ -7,19 +7,19 @@ use prometheus::proto::{Metric, MetricType};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Series {
     labels: Vec<(String, String)>,
-    /// What it stands at.
+    /// The present value.
     pub value: f64,
 }
 
 impl Series {
-    /// The value of a label; empty where there is no such label.
+    /// The value of a label; empty if there is no such label.
     pub fn label(&self, name: &str) -> &str {
         let mut labels = self.labels.iter();
         let label = labels.find(|(label, _)| label == name);
         label.map_or("", |(_, value)| value)
     }
 
-    /// The same as a whole number, as all counters are.
+    /// The value as a whole number, which all counters are.
     pub fn count(&self) -> u64 {
         // Whole, not negative, and far below 2^53.
         self.value as u64
@@ -50,7 +50,7 @@ fn labels(metric: &Metric) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What a histogram holds, all its series together.
+/// The contents of a histogram, all its series together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Durations {
     /// Upper bounds in seconds, rising, with the number of durations up to each.
@@ -60,7 +60,7 @@ pub struct Durations {
 }
 
 impl Durations {
-    /// Of a family of histograms that share their buckets.
+    /// Reads a family of histograms that share their buckets.
     pub fn of(family: &impl Collector) -> Durations {
         let mut sum = Durations::default();
         for family in family.collect() {
@@ -79,7 +79,7 @@ impl Durations {
         sum
     }
 
-    /// What has come since the family stood at `earlier`.
+    /// The increase since `earlier`.
     pub fn since(&self, earlier: &Durations) -> Durations {
         let before = |place: usize| earlier.up_to.get(place).map_or(0, |(_, count)| *count);
         let up_to = self.up_to.iter().enumerate();
@@ -91,9 +91,8 @@ impl Durations {
         }
     }
 
-    /// The duration in seconds that this part of them (0 to 1) does not exceed, as far as the buckets tell: within one,
-    /// durations are taken to be spread evenly, as Prometheus' `histogram_quantile` does; beyond the last, its bound. `None`
-    /// of none.
+    /// The quantile (0 to 1) of the durations in seconds, estimated like Prometheus' `histogram_quantile`: durations are assumed to be
+    /// spread evenly within a bucket; beyond the last bucket, its bound. `None` without durations.
     pub fn quantile(&self, part: f64) -> Option<f64> {
         if self.count == 0 {
             return None;

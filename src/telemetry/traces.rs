@@ -1,22 +1,22 @@
 //! Spans, and the queue in which they wait to be exported.
 //!
-//! A request never waits for it: what does not fit is dropped, and counted by whoever asks. Spans are made of the same facts
-//! as the access log: never of a key, a header's value or a path.
+//! A request never waits for the queue: spans that do not fit are dropped, and the caller counts them. Spans are made from the same
+//! facts as the access log, never from a key, a header's value or a path.
 
 use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 pub mod otlp;
 
-/// Requests whose spans may wait: some megabytes.
+/// The most requests whose spans may wait: some megabytes.
 pub const WAITING_MAX: usize = 2_048;
 
-/// What a span is of.
+/// The kind of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A request of a client.
     Server,
-    /// A step of ours.
+    /// A step of the gateway.
     Internal,
     /// A request to an upstream.
     Client,
@@ -43,41 +43,41 @@ impl From<i64> for Value {
     }
 }
 
-/// A span that is over.
+/// A finished span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Span {
-    /// The trace.
+    /// The trace id.
     pub trace_id: u128,
-    /// Its id, not 0.
+    /// The span id, not 0.
     pub id: u64,
-    /// The span that it is part of.
+    /// The id of the parent span.
     pub parent: Option<u64>,
-    /// Its name, of a fixed set: words of ours, methods and configured patterns.
+    /// The name, from a fixed set: the gateway's words, methods and configured patterns.
     pub name: String,
-    /// What it is of.
+    /// The kind.
     pub kind: Kind,
-    /// When it began.
+    /// The beginning.
     pub began: Timestamp,
-    /// When it was over.
+    /// The end.
     pub ended: Timestamp,
-    /// Attributes, by OpenTelemetry's names where it has one.
+    /// Attributes, with OpenTelemetry's names if there is one.
     pub attributes: Vec<(&'static str, Value)>,
-    /// Whether what it is of failed.
+    /// Whether the request or step failed.
     pub is_failed: bool,
 }
 
-/// Where spans are left to be exported.
+/// The queue of spans to be exported.
 #[derive(Debug)]
 pub struct Tracer(mpsc::Sender<Vec<Span>>);
 
 impl Tracer {
-    /// A queue of [`WAITING_MAX`], with the end that is read.
+    /// A queue of [`WAITING_MAX`], with its receiver.
     pub fn new() -> (Tracer, mpsc::Receiver<Vec<Span>>) {
         let (sender, receiver) = mpsc::channel(WAITING_MAX);
         (Tracer(sender), receiver)
     }
 
-    /// Leaves the spans of a request; whether there was room. Never waits.
+    /// Queues the spans of a request. Returns whether there was space. Never waits.
     pub fn leave(&self, spans: Vec<Span>) -> bool {
         self.0.try_send(spans).is_ok()
     }

@@ -156,7 +156,7 @@ async fn an_exhausted_quota_is_told_after_the_burst() {
     })
     .await;
     assert_rate(&policies, "burst", 1, 0);
-    // A quota that is used up takes no place among the requests under way.
+    // A quota that is used up takes no place among the requests in flight.
     eventually("a token came", async || {
         let answer = client.get(&key, MARKETS).await;
         let policies = answer.json()["violated-policies"].clone();

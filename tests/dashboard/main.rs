@@ -463,7 +463,7 @@ async fn ask_for_a_token(browser: &mut Browser, sight: &mut Sight) {
     for (written, outcome) in [
         (
             "wrong",
-            "document.querySelector('#state').textContent === 'That is not the token.'",
+            "document.querySelector('#state').textContent === 'The token is wrong.'",
         ),
         (
             TOKEN,

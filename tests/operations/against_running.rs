@@ -131,10 +131,10 @@ async fn what_the_gateway_would_refuse_is_told_and_exits_1() {
     let ran = run_on(&file, &["check", &asked(&scene)]).await;
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(
-        ran.stdout.contains("keys that hold pro, which is gone: 1"),
+        ran.stdout.contains("keys of the removed tier pro: 1"),
         "{ran:?}"
     );
-    assert!(ran.stderr.contains("a tier is gone"), "{ran:?}");
+    assert!(ran.stderr.contains("it removes a tier"), "{ran:?}");
 
     let file = next(&scene, &text_of(&scene).replace("daily", "dayly"));
     let said = run_on(&file, &["check", &asked(&scene)]).await.failed(78);

@@ -280,10 +280,7 @@ async fn a_backup_is_read_by_its_owner_only_and_restored_into_either_kind_of_sto
     let mode = std::fs::metadata(&file).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
     let refused = run_beside(&scene.gateways[0], &backup).await.failed(1);
-    assert!(
-        refused.contains("exists and is not overwritten"),
-        "{refused}"
-    );
+    assert!(refused.contains("already exists"), "{refused}");
     let here = scene.gateways[0].config.clone();
     let before = holdings(&here).await;
     for (name, store) in [
@@ -369,7 +366,7 @@ async fn a_store_that_holds_something_is_not_filled_unless_told_and_a_rehearsal_
         let words = ["store", "copy", "--to", text(&to)];
         let refused = run_on(&here, &words).await.failed(1);
         assert!(
-            refused.contains("holds 3 keys") && refused.contains("--merge"),
+            refused.contains("already has 3 keys") && refused.contains("--merge"),
             "{refused}"
         );
         let again = copied(&here, &to, &["--merge", "--dry-run"]).await;

@@ -99,7 +99,7 @@ fn write_ending_pair(directory: &Path, name: &str, days: i64) -> (PathBuf, PathB
 
 #[tokio::test]
 async fn the_end_of_the_certificate_is_shown_and_warned_of() {
-    const WARNED: &str = "the certificate of listen.https ends soon";
+    const WARNED: &str = "a certificate of listen.https expires soon";
     let directory = tempfile::tempdir().unwrap();
     for (days, warned) in [(10, true), (-3, true), (40, false)] {
         let pair = write_ending_pair(directory.path(), "pair", days);

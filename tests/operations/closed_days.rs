@@ -269,7 +269,7 @@ async fn redis_keeps_no_chain_of_closed_days() {
         .start()
         .await;
     let export = run_beside(&scene.gateways[0], &["usage", "export"]).await;
-    assert!(export.failed(1).contains("keeps no chain"));
+    assert!(export.failed(1).contains("chain of closed days"));
     let json = ["usage", "verify", "--output", "json"];
     let told = run_beside(&scene.gateways[0], &json).await.done();
     let told: Value = serde_json::from_str(&told).unwrap();

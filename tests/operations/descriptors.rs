@@ -29,7 +29,7 @@ fn open_files(scene: &mut Scene) -> (String, String) {
 
 #[tokio::test]
 async fn the_soft_limit_of_open_files_is_raised_and_a_hard_one_that_is_too_small_is_told() {
-    const TOLD: &str = "limits.connections is more than the process may have";
+    const TOLD: &str = "limits.connections exceeds the open files of the process";
     let directory = tempfile::tempdir().unwrap();
     let small = after(&directory, "ulimit -S -n 256; ulimit -H -n 2000");
     let mut scene = Scene::builder(small).start().await;

@@ -165,7 +165,7 @@ async fn requests_that_outlast_the_grace_are_cut_off_and_the_gateway_ends_with_0
     assert!(in_flight.await.unwrap().is_err());
     let said = scene.gateways[0].output();
     assert!(
-        said.contains("were cut off by the end of limits.shutdown_grace"),
+        said.contains("were cut because limits.shutdown_grace ended"),
         "{said}"
     );
     assert_eq!(

@@ -164,7 +164,8 @@ async fn what_was_served_beyond_the_limit_while_redis_was_away_is_on_the_invoice
     assert_eq!(counts.map(|name| &line[name]), [9, 4, 5], "{invoice}");
     let words = ["usage", "invoice", "--month", &month];
     let table = run_beside(&scene.gateways[0], &words).await.done();
-    let sentence = "4 units were served over the limit while Redis was away; they are not billed.";
+    let sentence =
+        "4 units were served above the limit while Redis was unreachable; they are not billed.";
     assert!(table.contains(sentence), "{table}");
     let rules = "Billing rules (months: by_day, unused_keys: bill):";
     assert!(table.contains(rules), "{table}");

@@ -274,14 +274,14 @@ async fn a_reader_that_went_away_is_no_failure_unless_a_key_is_lost() {
     let said = run("keys issue --tier pro --customer Acme").failed(1);
     assert!(said.contains("was issued but could not be shown"), "{said}");
     let said = run(&format!("keys rotate {} --overlap 1h", key.id)).failed(1);
-    assert!(said.contains("the rotation was taken back"), "{said}");
+    assert!(said.contains("the rotation was reverted"), "{said}");
     let show = ["keys", "show", &key.id, "--output", "json"];
     let shown = json(&scene.cli(&show).await);
     assert_eq!(shown["previous_until"], Value::Null);
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 200);
     let said = run(&format!("keys rotate {} --overlap 0s --yes", key.id)).failed(1);
-    assert!(said.contains("rotate it again"), "{said}");
+    assert!(said.contains("rotate the key again"), "{said}");
     let answer = scene.client(Protocol::Http1).get(&key, MARKETS).await;
     assert_eq!(answer.status, 401);
 }

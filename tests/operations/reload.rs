@@ -230,7 +230,7 @@ async fn a_file_that_cannot_be_used_leaves_the_last_good_one_in_force_and_says_w
     assert_eq!(applied, started);
     let name = "touchline_config_reloads_total{outcome=\"refused\"}";
     assert_eq!(sample(&scene, name).await, Some(1.0));
-    let refusal = "configuration refused: the last good one stays";
+    let refusal = "configuration refused: the last valid one stays";
     let said = logged(&mut scene, refusal, 1).await;
     assert_eq!(said[0]["reason"], reason);
     assert_eq!(said[0]["configuration"], before["hash"]);
@@ -289,7 +289,7 @@ async fn what_only_a_restart_changes_is_refused_with_its_key_and_line() {
         scene.gateways[0].put_file(&text);
         let line = if path == "store" { "store:" } else { new };
         let position = format!("yaml:{}:", line_of(&scene, line));
-        let told = format!(": {path}: a change of it needs a restart");
+        let told = format!(": {path}: a change of this key needs a restart");
         let reason = refused_with(&scene, &[&position, &told]).await;
         assert_eq!(reason.lines().count(), 1, "{reason}");
     }
@@ -319,7 +319,7 @@ async fn a_tier_that_keys_hold_stays_until_they_hold_another() {
         }
         scene.gateways[0].configure(&scene.spec);
         let line = format!("yaml:{}:", line_of(&scene, "tiers:"));
-        refused_with(&scene, &[&line, "pro is gone, and 2 keys hold it"]).await;
+        refused_with(&scene, &[&line, "pro is removed, but 2 keys have it"]).await;
         let client = scene.client(Protocol::Http1);
         let answer = client.get(&one, MARKETS).await;
         assert_eq!(answer.header("x-ratelimit-limit"), Some("3000"));
@@ -351,7 +351,7 @@ async fn whether_keys_hold_a_tier_is_not_guessed_while_redis_is_away() {
         endpoint.tiers.retain(|tier| tier != "pro");
     }
     scene.gateways[0].configure(&scene.spec);
-    refused_with(&scene, &["pro is gone", "cannot be told"]).await;
+    refused_with(&scene, &["pro is removed", "unknown"]).await;
     scene.redis.as_mut().unwrap().restart().await;
     applied_after(&scene, &before).await;
 }

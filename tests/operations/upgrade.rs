@@ -48,7 +48,7 @@ async fn a_successor_that_does_not_come_up_leaves_the_gateway_as_it_was() {
     eventually("the gateway says so", async || {
         scene.gateways[0]
             .output()
-            .contains("going on as before")
+            .contains("continuing to serve")
             .then_some(())
     })
     .await;
@@ -135,13 +135,13 @@ async fn a_successor_that_knows_no_key_leaves_the_gateway_that_does_as_it_was() 
     let (mut scene, key, elsewhere) = successor_without_keys().await;
     let client = scene.client(Protocol::Http1);
     let said = scene.gateways[0].fail_to_upgrade(&elsewhere).await;
-    assert!(said.contains("that one goes on serving"), "{said}");
+    assert!(said.contains("continues to serve"), "{said}");
     assert!(said.contains("touchline store status"), "{said}");
     assert_eq!(scene.gateways[0].process().ended(), None);
     assert_eq!(client.get(&key, MARKETS).await.status, 200);
     eventually("the gateway says so", async || {
         let output = scene.gateways[0].output();
-        let parts = ["has not loaded the key table", "going on as before"];
+        let parts = ["has not loaded the key table", "continuing to serve"];
         parts.iter().all(|part| output.contains(part)).then_some(())
     })
     .await;
@@ -163,7 +163,7 @@ async fn a_successor_takes_over_as_soon_as_redis_tells_it_the_keys() {
     let comes_back = async {
         eventually("the successor waits", async || {
             let said = std::fs::read_to_string(&said).unwrap();
-            said.contains("the gateway that runs goes on meanwhile")
+            said.contains("the running gateway continues meanwhile")
                 .then_some(())
         })
         .await;
@@ -274,7 +274,7 @@ async fn a_successor_killed_when_it_was_ready_fails_no_request_and_the_next_one_
         scene.gateways[0].put_file(&elsewhere);
         scene.redis.as_mut().unwrap().kill9();
         let mut successor = scene.gateways[0].begin_upgrade(&format!("successor-{round}"));
-        logs(&successor, "the gateway that runs goes on meanwhile").await;
+        logs(&successor, "the running gateway continues meanwhile").await;
         // As long as this one does not run, the successor cannot hear from it.
         scene.gateways[0].process().stop();
         // New connections wait for it, and are none of the successor's.
@@ -290,7 +290,7 @@ async fn a_successor_killed_when_it_was_ready_fails_no_request_and_the_next_one_
         scene.gateways[0].process().resume();
         eventually("the gateway goes on", async || {
             let output = scene.gateways[0].output();
-            (output.matches("going on as before").count() == round).then_some(())
+            (output.matches("continuing to serve").count() == round).then_some(())
         })
         .await;
         assert_eq!(scene.gateways[0].process().ended(), None);
@@ -340,10 +340,10 @@ async fn a_second_successor_is_refused_while_the_first_one_waits_for_its_keys() 
     let good = std::fs::read_to_string(&scene.gateways[0].config).unwrap();
     scene.gateways[0].put_file(&elsewhere);
     let mut first = scene.gateways[0].begin_upgrade("first");
-    logs(&first, "the gateway that runs goes on meanwhile").await;
+    logs(&first, "the running gateway continues meanwhile").await;
     let said = scene.gateways[0].fail_to_upgrade(&good).await;
     assert!(
-        said.contains("does not hand its listeners over now"),
+        said.contains("does not hand over its listeners now"),
         "{said}"
     );
     first.kill9();

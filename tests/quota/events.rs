@@ -84,7 +84,7 @@ fn logged(scene: &Scene) -> Vec<String> {
     let mut events = Vec::new();
     for gateway in &scene.gateways {
         for line in gateway.output().lines() {
-            if !line.contains("a key came to a share of its limit") {
+            if !line.contains("a key reached a share of its limit") {
                 continue;
             }
             let line: Value = serde_json::from_str(line).unwrap();

@@ -75,7 +75,7 @@ async fn the_status_of_a_redis_tells_its_server_gateways_and_broken_promises() {
         "allkeys-lru",
         "GATEWAY",
         "warning",
-        "0 wait for the webhook",
+        "0 pending for the webhook",
     ] {
         assert!(table.contains(part), "{part}: {table}");
     }
@@ -96,7 +96,7 @@ async fn the_status_of_an_embedded_store_tells_its_file_and_gateways() {
     assert_eq!(told["keys"], 1);
     assert_eq!(told["gateways"].as_array().unwrap().len(), 1);
     let table = scene.cli(&["store", "status"]).await;
-    for part in ["touchline.db", "0 wait for the webhook"] {
+    for part in ["touchline.db", "0 pending for the webhook"] {
         assert!(table.contains(part), "{part}: {table}");
     }
 }
@@ -151,7 +151,7 @@ async fn a_command_says_so_when_no_replica_of_redis_has_confirmed_its_change() {
     replica.hang();
     let said = said_of().await;
     assert!(
-        said.contains("none of the 1 replicas of Redis has confirmed"),
+        said.contains("none of the 1 replicas of Redis confirmed"),
         "{said}"
     );
     replica.resume();

@@ -19,7 +19,7 @@
   };
   const plural = (count, one, many) => number(count) + " " + (count === 1 ? one : many);
 
-  // Whatever the JSON says is put on the page as text, never as markup.
+  // Values from the JSON are put on the page as text, never as markup.
   function node(tag, look, ...inside) {
     const made = document.createElement(tag);
     if (look) made.className = look;
@@ -32,7 +32,7 @@
     if (text !== undefined) made.textContent = text;
     return made;
   }
-  // Names that customers chose are kept apart from what stands beside them, in whatever direction they run.
+  // Customers' names are isolated from the text around them, whatever their writing direction.
   const foreign = (text) => node("bdi", "", text);
   const time = (text) => {
     const made = node("time", "", moment(text));
@@ -40,7 +40,7 @@
     return made;
   };
 
-  // What has not changed is left alone, so that a selection stays.
+  // Unchanged parts are left alone, so that a selection stays.
   const shown = new WeakMap();
   function fill(place, facts, build) {
     const facts_text = JSON.stringify(facts);
@@ -76,13 +76,13 @@
       : readiness.status === "degraded" ? state("warn", "▲", "degraded")
       : state("bad", "■", "not ready");
     const store = readiness.store_up ? state("good", "●", "up") : state("bad", "■", "away");
-    const without = { serves: "served from the journal", denies: "requests are refused", journal_failed: "the journal cannot be written: requests are refused", no_keys: "no key is known: requests are refused" };
+    const without = { serves: "served from the journal", denies: "requests are refused", journal_failed: "the journal cannot be written: requests are refused", no_keys: "there is no key table: requests are refused" };
     const storeNote = [];
     if (!readiness.store_up) storeNote.push(without[readiness.without_store] || readiness.without_store);
-    if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " to be told");
+    if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " not settled");
     const keysNote = !readiness.keys_loaded ? "never loaded"
-      : !readiness.keys_usable ? "too old to be used"
-      : readiness.keys_age_seconds > 5 ? "known " + rounded(readiness.keys_age_seconds) + " s ago" : "current";
+      : !readiness.keys_usable ? "too old to use"
+      : readiness.keys_age_seconds > 5 ? "current " + rounded(readiness.keys_age_seconds) + " s ago" : "current";
     const all = last ? Object.values(last.requests).reduce((sum, one) => sum + one, 0) : 0;
     const rate = last ? rounded(all / last.seconds) : "–";
     const failed = last ? last.requests.failed : 0;
@@ -104,22 +104,22 @@
 
   function showToday(figures) {
     const { today, today_error: error } = figures;
-    const trouble = error ? " The store could not be asked just now: " + error : "";
+    const trouble = error ? " The store could not be read: " + error : "";
     if (!today) {
-      by("today-note").textContent = error ? trouble.trim() : "The store is being asked …";
+      by("today-note").textContent = error ? trouble.trim() : "Reading the store …";
       by("near-note").textContent = "";
-      rows("today", [], () => [], "Nothing is known yet.");
-      rows("near", [], () => [], "Nothing is known yet.");
+      rows("today", [], () => [], "No data yet.");
+      rows("near", [], () => [], "No data yet.");
       return;
     }
-    const rest = today.unattributed === 0 ? "" : ", " + number(today.unattributed) + " of them at no endpoint (yet)";
+    const rest = today.unattributed === 0 ? "" : ", " + number(today.unattributed) + " of them not yet attributed to an endpoint";
     by("today-note").textContent = "Quota day " + today.date + ", until " + moment(today.ends) + ": "
       + plural(today.used, "unit", "units") + " used" + rest + ". Read from the store at " + clock(today.read) + "." + trouble;
     rows("today", today.tiers, (tier) => [
       head("", foreign(tier.tier)), count(tier.keys), count(tier.requests), count(tier.charged), count(tier.refunded),
       count(tier.refused_quota), count(tier.refused_tier), count(tier.refused_burst), count(tier.refused_concurrent),
       count(tier.refused_not_found), count(tier.refused_method),
-    ], "Nobody has called today.");
+    ], "No requests today.");
     const reached = today.reached.map((one) => plural(one.keys, "key", "keys") + " at " + one.percent + " % or more");
     by("near-note").textContent = reached.join(", ") + ".";
     rows("near", today.nearest, (key) => {
@@ -129,14 +129,14 @@
       bar.style.width = Math.min(share, 100) + "%";
       const track = node("span", "track", bar);
       track.setAttribute("aria-hidden", "true");
-      // Rounded down: 100 % is said of what is used up only.
-      const said = number(Math.floor(share * 10) / 10) + " %" + (word ? " " + word : "");
+      // Rounded down: only an exhausted quota shows 100 %.
+      const percentage = number(Math.floor(share * 10) / 10) + " %" + (word ? " " + word : "");
       return [
         head("free", foreign(key.customer), key.label ? node("small", "", foreign(key.label)) : "",
           node("small", "code", key.key_id)),
-        node("td", ("number share " + look).trim(), said, track), count(key.used), count(key.limit), cell(key.tier),
+        node("td", ("number share " + look).trim(), percentage, track), count(key.used), count(key.limit), cell(key.tier),
       ];
-    }, "No key has used anything today.");
+    }, "No key has used any units today.");
   }
 
   const PLOTS = {
@@ -165,17 +165,17 @@
     const points = samples.map((one) => ({ at: Date.parse(one.at), values: series.map((line) => line.of(one)) }));
     const most = nice(Math.max(id === "rate" ? 1 : 0.1, ...points.flatMap((point) => point.values.filter((value) => value !== null))));
     const end = points.length > 0 ? points.at(-1).at : Date.now();
-    // What there is, but not less than some minutes.
+    // The available samples, but at least some minutes.
     const first = points.length > 0 ? points[0].at : end;
     const span = Math.max(Math.ceil((end - first) / MINUTE_MS), LEAST_MINUTES);
     const x = (at) => width - RIGHT - (end - at) / (span * MINUTE_MS) * (width - LEFT - RIGHT);
     const y = (value) => HEIGHT - BOTTOM - value / most * (HEIGHT - TOP - BOTTOM);
     const svg = drawn("svg", { role: "img", viewBox: `0 0 ${width} ${HEIGHT}` });
-    const told = points.length === 0 ? "No sample yet." : series.map((line, at) => {
+    const summary = points.length === 0 ? "No sample yet." : series.map((line, at) => {
       const value = points.at(-1).values[at];
       return line.name + " " + (value === null ? "none" : rounded(value));
     }).join(", ") + " at the end. The table below has all figures.";
-    svg.append(drawn("title", {}, titles[id] + ": " + told));
+    svg.append(drawn("title", {}, titles[id] + ": " + summary));
     for (const part of [0, 0.5, 1]) {
       const at = y(most * part);
       svg.append(drawn("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
@@ -214,7 +214,7 @@
     svg.append(cursor);
     const read = (which) => {
       const point = points[which];
-      by(id + "-reading").textContent = !point ? "No sample yet: the first comes ten seconds after the start."
+      by(id + "-reading").textContent = !point ? "No sample yet: the first is taken ten seconds after the start."
         : clock(samples[which].at) + ": " + series.map((line, at) =>
           line.name + " " + (point.values[at] === null ? "–" : rounded(point.values[at]))).join(", ");
     };
@@ -273,13 +273,13 @@
     const servers = upstreams.flatMap((upstream) => upstream.servers.map((server) => ({ name: upstream.name, ...server })));
     rows("servers", servers, (server) => [
       head("", foreign(server.name)), node("td", "code", server.server),
-      node("td", "nowrap", !server.up ? state("bad", "■", "out") : server.answered === null ? state("", "○", "not asked yet")
+      node("td", "nowrap", !server.up ? state("bad", "■", "out") : server.answered === null ? state("", "○", "no request yet")
         : server.answered ? state("good", "●", "answers") : state("warn", "▲", "fails")), count(server.in_flight),
-    ], "No server is known.");
+    ], "No servers.");
     rows("troubles", upstreams, (upstream) => [
       head("", foreign(upstream.name)), count(upstream.retries), count(upstream.ejections), count(upstream.checks_failed),
       count(upstream.resolve_failures),
-    ], "No upstream is known.");
+    ], "No upstreams.");
   }
 
   function showConfiguration(figures) {
@@ -288,7 +288,7 @@
       ["Running: ", node("span", "code", config.hash), ", since ", time(config.applied), "."]);
     by("refused").hidden = !config.refused;
     if (config.refused) {
-      by("refused-note").textContent = "At " + moment(config.refused.at) + "; what ran before runs on.";
+      by("refused-note").textContent = "At " + moment(config.refused.at) + "; the previous configuration is still running.";
       fill(by("refused-reason"), config.refused.reason, () => [config.refused.reason]);
     }
     rows("reloads", figures.reloads, (one) => [
@@ -314,8 +314,8 @@
       + Intl.DateTimeFormat().resolvedOptions().timeZone + "). Durations are estimated from the buckets of the metrics.";
   }
 
-  // What is said once is not said again, so that nobody is told of every refresh.
-  function say(text) {
+  // An unchanged state is not announced again at every refresh.
+  function announce(text) {
     if (by("state").textContent !== text) by("state").textContent = text;
   }
 
@@ -335,7 +335,7 @@
         sessionStorage.removeItem(TOKEN);
         by("figures").hidden = true;
         by("entry").hidden = false;
-        say(token ? "That is not the token." : "A token is needed.");
+        announce(token ? "The token is wrong." : "A token is needed.");
         by("token").focus();
         return;
       }
@@ -347,9 +347,9 @@
       answeredAt = clock(latest.time);
       show(latest);
       if (!latest.today && !latest.today_error) again = SOON_MS;
-      say(paused ? "Paused at " + answeredAt : "Live, every " + REFRESH_MS / 1000 + " seconds");
+      announce(paused ? "Paused at " + answeredAt : "Live, every " + REFRESH_MS / 1000 + " seconds");
     } catch (error) {
-      say("No answer" + (answeredAt ? " since " + answeredAt : "") + " (" + error.message + ")");
+      announce("No answer" + (answeredAt ? " since " + answeredAt : "") + " (" + error.message + ")");
     } finally {
       asking = false;
     }
@@ -367,7 +367,7 @@
     paused = !paused;
     by("pause").setAttribute("aria-pressed", String(paused));
     clearTimeout(timer);
-    if (paused) say("Paused" + (answeredAt ? " at " + answeredAt : ""));
+    if (paused) announce("Paused" + (answeredAt ? " at " + answeredAt : ""));
     else refresh();
   });
   document.addEventListener("visibilitychange", () => {

@@ -10,20 +10,20 @@ use crate::cli::key_argument::{KeyArgument, KeyParser};
 use crate::cli::output::{RecordFormat, parse_date, parse_name};
 use crate::policy::audit::Author;
 
-/// The longest overlap: a secret that may have leaked is not left valid for longer by a slip.
+/// The longest overlap, so that a typing error does not leave a leaked secret valid for longer.
 const OVERLAP_MAX: Duration = Duration::from_secs(90 * 86_400);
 const OVERLAP_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d", 86_400)];
 
-/// Who makes a change, for the audit trail.
+/// The author of a change, for the audit trail.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct By {
-    /// Who makes the change, for the audit trail; the user and host of this process if left out.
+    /// The author of the change in the audit trail; the user and host of this process if left out.
     #[arg(long, env = "TOUCHLINE_ACTOR", value_parser = parse_name, value_name = "NAME")]
     by: Option<String>,
 }
 
 impl By {
-    /// The author that the trail shows.
+    /// The author for the trail.
     pub(super) fn author(&self, reason: Option<&str>) -> Author {
         Author {
             who: self.by.clone().unwrap_or_else(user_and_host),
@@ -32,49 +32,49 @@ impl By {
     }
 }
 
-/// Who makes a change and why, for the audit trail.
+/// The author of a change and the reason, for the audit trail.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Signature {
     #[command(flatten)]
     by: By,
-    /// Why, for the audit trail.
+    /// The reason, kept in the audit trail.
     #[arg(long, value_parser = parse_name, value_name = "TEXT")]
     reason: Option<String>,
 }
 
 impl Signature {
-    /// The author that the trail shows.
+    /// The author for the trail.
     pub(in crate::cli) fn author(&self) -> Author {
         self.by.author(self.reason.as_deref())
     }
 }
 
-/// Whom the operating system takes this process for.
+/// The user and host of this process, from the operating system.
 fn user_and_host() -> String {
-    let part = |told: Result<String, whoami::Error>| {
-        let told = told.ok().and_then(|name| parse_name(&name).ok());
-        told.unwrap_or_else(|| "unknown".to_owned())
+    let part = |name: Result<String, whoami::Error>| {
+        let name = name.ok().and_then(|name| parse_name(&name).ok());
+        name.unwrap_or_else(|| "unknown".to_owned())
     };
     format!("{}@{}", part(whoami::username()), part(whoami::hostname()))
 }
 
-/// A change that always cuts somebody off.
+/// A change after which a client always loses access.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CutArguments {
     /// The public id of the key, or the key itself.
     #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
-    /// Do not ask; needed where there is no terminal.
+    /// Do not ask for confirmation; required without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
-/// A change without more to say, that cuts nobody off.
+/// A change without further arguments, after which no client loses access.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct PlainArguments {
     /// The public id of the key, or the key itself.
@@ -82,7 +82,7 @@ pub(in crate::cli) struct PlainArguments {
     pub(super) id: KeyArgument,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -92,15 +92,15 @@ pub(in crate::cli) struct RotateArguments {
     /// The public id of the key, or the key itself.
     #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
-    /// How long the old secret stays valid, such as 24h, at most 90d; 0s ends it at once.
+    /// How long the old secret stays valid, such as 24h, at most 90d; with 0s it ends at once.
     #[arg(long, value_parser = parse_overlap, value_name = "DURATION")]
     pub(super) overlap: Duration,
-    /// Do not ask before a valid secret ends at once; needed for that where there is no terminal.
+    /// Do not ask for confirmation if a valid secret ends at once; then required without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -112,12 +112,12 @@ pub(in crate::cli) struct SetTierArguments {
     pub(super) id: KeyArgument,
     /// A tier of the configuration.
     pub(super) tier: String,
-    /// Do not ask before units or endpoints are lost; needed for that where there is no terminal.
+    /// Do not ask for confirmation if the key loses units or endpoints; then required without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -130,12 +130,12 @@ pub(in crate::cli) struct SetExpiryArguments {
     /// The last day of the subscription, in the quota's time zone, or `never`.
     #[arg(value_parser = parse_last_day, value_name = "DATE|never")]
     pub(super) last_day: LastDay,
-    /// Do not ask before the subscription ends at once; needed for that where there is no terminal.
+    /// Do not ask for confirmation if the subscription ends at once; then required without a terminal.
     #[arg(long)]
     pub(super) yes: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -145,7 +145,7 @@ pub(in crate::cli) struct SetLabelArguments {
     /// The public id of the key, or the key itself.
     #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
-    /// What the customer calls it.
+    /// The customer's name for the key.
     #[arg(value_parser = parse_name, required_unless_present = "none", conflicts_with = "none")]
     pub(super) text: Option<String>,
     /// Remove the label.
@@ -153,7 +153,7 @@ pub(in crate::cli) struct SetLabelArguments {
     pub(super) none: bool,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -163,12 +163,12 @@ pub(in crate::cli) struct SetCustomerArguments {
     /// The public id of the key, or the key itself.
     #[arg(value_parser = KeyParser)]
     pub(super) id: KeyArgument,
-    /// Who pays.
+    /// The customer who pays for the key.
     #[arg(value_parser = parse_name)]
     pub(super) text: String,
     #[command(flatten)]
     pub(super) signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
@@ -181,25 +181,25 @@ pub(in crate::cli) struct GrantArguments {
     /// The units, at least 1.
     #[arg(long, value_name = "UNITS")]
     pub(super) extra: NonZeroU64,
-    /// The quota day; today unless said.
+    /// The quota day; today if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     pub(super) day: Option<Date>,
-    /// Why; kept in the audit trail and shown by `keys show`.
+    /// The reason, kept in the audit trail and shown by `keys show`.
     #[arg(long, value_parser = parse_name, value_name = "TEXT")]
     pub(super) reason: String,
     #[command(flatten)]
     pub(super) by: By,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,
 }
 
-/// When a subscription is to end.
+/// The end of a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LastDay {
-    /// It does not.
+    /// None.
     Never,
-    /// With this day.
+    /// The end of this day.
     On(Date),
 }
 

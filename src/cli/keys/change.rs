@@ -1,4 +1,4 @@
-//! Making one change: on what is stored at that moment, once, and not before whoever is asked has agreed.
+//! Making one change: once, on the record as stored at that moment, and only after the operator's confirmation if one is needed.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -14,37 +14,37 @@ use crate::policy::key_record::{KeyRecord, TierName};
 use crate::policy::lifecycle::{self, Change, Loss, Offer};
 use crate::store::{ChangeError, ChangeMark, StoreError};
 
-/// How often a change is tried anew: because somebody else changed the key at the same time, or after asking.
+/// How often a change is attempted: another command may change the key at the same time, or while the operator is asked.
 const CHANGE_TRIES: usize = 5;
 
-/// Whether the operator has agreed to cut somebody off.
+/// Whether the operator has confirmed that a client loses access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consent {
-    /// With `--yes`.
+    /// Confirmed with `--yes`.
     Given,
-    /// Not yet: ask on the terminal.
+    /// Not confirmed: ask on the terminal.
     Ask,
 }
 
 impl Consent {
-    /// What `--yes` stands for.
+    /// The meaning of `--yes`.
     pub(super) fn of(yes: bool) -> Consent {
         if yes { Consent::Given } else { Consent::Ask }
     }
 }
 
-/// What became of a change.
+/// The outcome of a change.
 pub(super) struct Outcome {
-    /// The store's time when it was made.
+    /// The store's time of the change.
     pub(super) now: Timestamp,
-    /// The record before.
+    /// The record before the change.
     pub(super) before: KeyRecord,
-    /// The record after, and the place of the change; `None` where the record was so already.
+    /// The record after the change, and the change's mark; `None` if the record was already so.
     pub(super) made: Option<(KeyRecord, ChangeMark)>,
 }
 
 impl Outcome {
-    /// The record as it is now.
+    /// The present record.
     pub(super) fn after(&self) -> &KeyRecord {
         self.made
             .as_ref()
@@ -52,12 +52,12 @@ impl Outcome {
     }
 }
 
-/// Makes the change that `wish` tells for the store's time, anew on what is stored whenever somebody else was quicker; so it is
-/// made once. `verb` begins the question, such as `Suspend`; `author` goes into the audit trail.
+/// Makes the change that `wish` returns for the store's time, once: if another command changes the record first, `wish` is applied
+/// to the new record. `verb` begins the question, such as `Suspend`; `author` is recorded in the audit trail.
 ///
 /// # Errors
-/// [`UsageError`] if somebody would be cut off, nobody agreed and there is no terminal to ask on. Nothing is changed then, nor
-/// where the change is refused or the answer was no.
+/// [`UsageError`] if a client would lose something, nobody confirmed it and there is no terminal to ask on. Nothing is changed then,
+/// nor if the change is refused or the answer is no.
 pub(super) async fn make(
     session: &Session,
     id: KeyId,
@@ -85,7 +85,7 @@ pub(super) async fn make(
         let settled = losses.is_empty() || agreed.as_ref() == Some(&losses);
         if consent == Consent::Ask && !settled {
             ask(&question(verb, &before, &losses), &losses)?;
-            // While the operator thought, the time went on and the record may have changed: both are read again.
+            // Time passed while the operator was asked, and the record may have changed: both are read again.
             agreed = Some(losses);
             continue;
         }
@@ -112,7 +112,7 @@ pub(super) async fn make(
                     | Change::Grant { .. } => "",
                 };
                 bail!(
-                    "whether {id} was changed{unseen} is unknown, {error}: look with `touchline keys show {id}` before you try again"
+                    "it is unknown whether {id} was changed{unseen}, {error}: check with `touchline keys show {id}` before you try again"
                 );
             }
             Err(
@@ -124,7 +124,7 @@ pub(super) async fn make(
             }
         }
     }
-    bail!("somebody else keeps changing the key {id}: nothing was changed, try again")
+    bail!("other commands keep changing the key {id}: nothing was changed, try again")
 }
 
 fn offer(config: &Config, name: &TierName) -> Option<Offer> {
@@ -139,7 +139,7 @@ fn offer(config: &Config, name: &TierName) -> Option<Offer> {
     })
 }
 
-fn told(losses: &[Loss]) -> String {
+fn effects(losses: &[Loss]) -> String {
     let texts: Vec<String> = losses.iter().map(Loss::to_string).collect();
     texts.join("; ")
 }
@@ -150,14 +150,14 @@ fn question(verb: &str, record: &KeyRecord, losses: &[Loss]) -> String {
         record.id,
         escape(&record.customer),
         record.tier,
-        told(losses)
+        effects(losses)
     )
 }
 
-/// Asks on the terminal; anything but yes is no.
+/// Asks on the terminal; any answer but yes is no.
 fn ask(question: &str, losses: &[Loss]) -> anyhow::Result<()> {
     if !io::stdin().is_terminal() {
-        let what = told(losses);
+        let what = effects(losses);
         return Err(UsageError(format!(
             "nothing was changed. The effect would be: {what}. There is no terminal to ask on: add --yes to confirm"
         ))

@@ -1,4 +1,4 @@
-//! Finding keys and showing them; nothing here changes any.
+//! Finding and showing keys, without changing any.
 
 use std::io::Write;
 
@@ -16,31 +16,31 @@ use crate::policy::key_record::{Action, KeyRecord, TierName};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ListArguments {
-    /// Only of this customer, written as it is stored.
+    /// Only keys of this customer, written exactly as stored.
     #[arg(long)]
     customer: Option<String>,
-    /// Only of this tier: a configured one, or one that keys still have.
+    /// Only keys of this tier: a configured one, or a removed one that keys still have.
     #[arg(long)]
     tier: Option<TierName>,
-    /// Only in this state.
+    /// Only keys in this state.
     #[arg(long, value_enum)]
     state: Option<ShownState>,
-    /// Only with this text in id, customer or label; small and capital letters are the same.
+    /// Only keys with this text in id, customer or label, ignoring case.
     #[arg(long, value_name = "TEXT")]
     search: Option<String>,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
 }
 
-/// A key's state as the table shows it.
+/// The state of a key in a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ShownState {
-    /// In use, and its subscription has not ended.
+    /// Active, and its subscription has not ended.
     Active,
     /// Refused until resumed.
     Suspended,
-    /// Refused for ever.
+    /// Refused permanently.
     Revoked,
     /// Active, but its subscription has ended.
     Expired,
@@ -58,7 +58,7 @@ impl ShownState {
 }
 
 impl ListArguments {
-    /// Whether a record meets every filter.
+    /// Whether a record matches every filter.
     fn holds(&self, record: &KeyRecord, now: Timestamp) -> bool {
         let state = KeyView::of(record, now).shown_state();
         self.customer
@@ -84,7 +84,7 @@ fn has_text(record: &KeyRecord, text: &str) -> bool {
     .any(|field| field.to_lowercase().contains(&text))
 }
 
-/// Lists the keys that meet the filters.
+/// Lists the keys that match the filters.
 pub(super) async fn list(
     session: &Session,
     wanted: &ListArguments,
@@ -124,7 +124,7 @@ pub(super) async fn list(
     }
 }
 
-/// Shows one key and what it used today.
+/// Shows one key and the units it used today.
 pub(super) async fn show(
     session: &Session,
     id: KeyId,
@@ -161,7 +161,7 @@ pub(super) async fn show(
         RecordFormat::Table => {
             let mut fields = view.detail.fields(&session.config.calendar, &view.granted);
             let limit = limit.map_or_else(
-                || "a limit unknown: the tier is not configured".to_owned(),
+                || "an unknown limit: the tier is not configured".to_owned(),
                 |limit| limit.to_string(),
             );
             fields.push(("used today", format!("{used} of {limit}")));

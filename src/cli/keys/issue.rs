@@ -1,4 +1,4 @@
-//! The commands that make a secret: it is shown once, and nowhere kept.
+//! The commands that make a secret, which is shown once and stored nowhere.
 
 use std::io::Write;
 
@@ -25,10 +25,10 @@ pub(in crate::cli) struct IssueArguments {
     /// The subscription tier.
     #[arg(long)]
     pub(super) tier: String,
-    /// Who pays.
+    /// The customer who pays for the key.
     #[arg(long, value_parser = parse_name)]
     customer: String,
-    /// What the customer calls this key.
+    /// The customer's name for the key.
     #[arg(long, value_parser = parse_name)]
     label: Option<String>,
     /// The last day of the subscription, in the quota's time zone.
@@ -36,7 +36,7 @@ pub(in crate::cli) struct IssueArguments {
     expires: Option<Date>,
     #[command(flatten)]
     signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
@@ -93,7 +93,7 @@ pub(super) async fn issue(
         }
     };
     if let Err(error) = shown {
-        // Not the error itself: a closed pipe is no success here.
+        // Not the error itself, because a closed pipe counts as success elsewhere.
         bail!(
             "the key {} was issued but could not be shown ({error}): revoke it and issue another",
             record.id
@@ -143,7 +143,7 @@ pub(super) async fn rotate(
         }
     };
     if let Err(error) = shown {
-        // Not the error itself: a closed pipe is no success here.
+        // Not the error itself, because a closed pipe counts as success elsewhere.
         return Err(unshown(session, &outcome.before, record, &author, &error).await);
     }
     if order.output == RecordFormat::Table {
@@ -156,8 +156,8 @@ pub(super) async fn rotate(
     session.applied(Some(mark)).await
 }
 
-/// Takes a rotation back whose new key nobody has seen, so that it cannot push out the secret in use; but not where that secret
-/// was to end at once. Answers what the operator is told.
+/// Reverts a rotation whose new key could not be shown, so that the secret in use stays valid; not if that secret was to end at
+/// once. Returns the error for the operator.
 async fn unshown(
     session: &Session,
     before: &KeyRecord,
@@ -166,9 +166,9 @@ async fn unshown(
     error: &anyhow::Error,
 ) -> anyhow::Error {
     let id = after.id;
-    let said = format!("the new key of {id} could not be shown ({error})");
+    let failure = format!("the new key of {id} could not be shown ({error})");
     if after.previous.is_none() {
-        return anyhow!("{said} and the old one has ended: rotate it again");
+        return anyhow!("{failure} and the old one has ended: rotate the key again");
     }
     let restored = KeyRecord {
         version: after.version,
@@ -180,9 +180,9 @@ async fn unshown(
     };
     let restored = audit::signed(after, restored, Action::UndoRotate, &unseen);
     match session.store.update_key(restored).await {
-        Ok(_) => anyhow!("{said}: the rotation was taken back, the old key stays valid"),
+        Ok(_) => anyhow!("{failure}: the rotation was reverted, the old key stays valid"),
         Err(undo) => anyhow!(
-            "{said}, nor could the rotation be taken back ({undo}): look with `touchline keys show {id}`; rotating it again ends the old key"
+            "{failure}, and the rotation could not be reverted ({undo}): check with `touchline keys show {id}`; rotating it again ends the old key"
         ),
     }
 }

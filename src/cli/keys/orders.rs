@@ -1,4 +1,4 @@
-//! The changes that are told in one sentence: state, tier, subscription, names, grants.
+//! The changes whose result is one sentence: state, tier, subscription, names, grants.
 
 use std::io::Write;
 
@@ -18,7 +18,7 @@ use crate::policy::calendar::Calendar;
 use crate::policy::key_record::TierName;
 use crate::policy::lifecycle::Change;
 
-/// How far ahead units may be granted: each day with a grant stays in the record.
+/// How far ahead units may be granted. The limit bounds the record, which keeps each day with a grant.
 const GRANT_DAYS_AHEAD_MAX: i64 = 400;
 
 pub(super) async fn suspend(
@@ -33,7 +33,7 @@ pub(super) async fn suspend(
         Ok(Change::Suspend)
     })
     .await?;
-    let sentence = told(&outcome, &format!("{id} is suspended"));
+    let sentence = sentence_of(&outcome, &format!("{id} is suspended"));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
 
@@ -48,12 +48,12 @@ pub(super) async fn resume(
         Ok(Change::Resume)
     })
     .await?;
-    let sentence = told(&outcome, &format!("{id} is active"));
+    let sentence = sentence_of(&outcome, &format!("{id} is active"));
     finish(session, &outcome, order.output, None, &sentence, out).await?;
     let expires = outcome.after().expires;
     if expires.is_some_and(|expires| expires <= outcome.now) {
         note(&format!(
-            "Its subscription has ended all the same: `touchline keys set-expiry {id} DATE` renews it."
+            "Its subscription has ended: renew it with `touchline keys set-expiry {id} DATE`."
         ));
     }
     Ok(())
@@ -71,7 +71,7 @@ pub(super) async fn revoke(
         Ok(Change::Revoke)
     })
     .await?;
-    let sentence = told(&outcome, &format!("{id} is revoked"));
+    let sentence = sentence_of(&outcome, &format!("{id} is revoked"));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
 
@@ -141,8 +141,8 @@ pub(super) async fn set_label(
     })
     .await?;
     let sentence = match label {
-        Some(label) => told(&outcome, &format!("{id} is labelled {}", escape(label))),
-        None => told(&outcome, &format!("{id} is without a label")),
+        Some(label) => sentence_of(&outcome, &format!("{id} is labelled {}", escape(label))),
+        None => sentence_of(&outcome, &format!("{id} is without a label")),
     };
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
@@ -159,7 +159,7 @@ pub(super) async fn set_customer(
         Ok(Change::SetCustomer(customer.clone()))
     })
     .await?;
-    let sentence = told(&outcome, &format!("{id} is of {}", escape(customer)));
+    let sentence = sentence_of(&outcome, &format!("{id} is of {}", escape(customer)));
     finish(session, &outcome, order.output, None, &sentence, out).await
 }
 
@@ -170,7 +170,7 @@ pub(super) async fn grant(
 ) -> anyhow::Result<()> {
     let id = order.id.id(session).await?;
     let calendar = &session.config.calendar;
-    // The day of this command, also where it is tried again beyond midnight: the grant is shown with it.
+    // The day is fixed here, so that a retry after midnight grants for the same day.
     let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
     let author = order.by.author(Some(&order.reason));
     let outcome = make(session, id, "Grant to", Consent::Ask, &author, |_| {
@@ -187,11 +187,11 @@ pub(super) async fn grant(
         .tier(&record.tier)
         .map(|tier| record.limit_on(date, tier.daily.get()));
     let limit = limit.map_or_else(
-        || "of a tier that is not configured".to_owned(),
+        || "its tier is not configured".to_owned(),
         |limit| format!("its limit is {limit} that day"),
     );
     let reason = escape(&order.reason);
-    let sentence = format!("{id} has {extra} units more on {date} ({reason}): {limit}");
+    let sentence = format!("{id} has {extra} extra units on {date} ({reason}): {limit}");
     let granted = GrantView {
         date,
         extra,
@@ -208,7 +208,7 @@ pub(super) async fn grant(
     .await
 }
 
-/// The day that units are granted for: `wanted`, or the one at `now`.
+/// The day of a grant: `wanted`, or the day at `now`.
 fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyhow::Result<Date> {
     let today = calendar.day_at(now)?.date;
     let date = wanted.unwrap_or(today);
@@ -222,14 +222,14 @@ fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyho
     Ok(date)
 }
 
-fn told(outcome: &Outcome, sentence: &str) -> String {
+fn sentence_of(outcome: &Outcome, sentence: &str) -> String {
     match outcome.made {
         Some(_) => sentence.to_owned(),
         None => format!("{sentence} already"),
     }
 }
 
-/// Tells what became of a change, and waits until the gateways have applied it.
+/// Writes the outcome of a change, and waits until the gateways have applied it.
 async fn finish(
     session: &Session,
     outcome: &Outcome,
@@ -253,7 +253,7 @@ async fn finish(
             out.flush()?;
         }
     }
-    // An operator who repeats a command, which then changes nothing, wants to know whether the change holds.
+    // Also after a command that changed nothing: it may repeat one whose change was not confirmed.
     session
         .applied(outcome.made.as_ref().map(|(_, mark)| mark))
         .await

@@ -1,7 +1,7 @@
 //! Moving keys in and out: `touchline keys import` and `keys export`.
 //!
-//! Both speak the same rows (see [`rows`]), so that what is exported with digests can be imported elsewhere. Invariants: nothing
-//! is written unless the whole file is right; nothing that is told of a file, its mistakes included, repeats a key or a digest.
+//! Both use the same rows (see [`rows`]), so that an export with digests can be imported elsewhere. Invariants: nothing is written
+//! unless the whole file is valid; no message about a file or its mistakes repeats a key or a digest.
 
 mod check;
 mod export;
@@ -17,29 +17,29 @@ use super::{Session, UsageError, note};
 pub(super) use self::export::{ExportArguments, export};
 pub(super) use self::import::{ImportArguments, import};
 
-/// The forms of a file of keys.
+/// The formats of a file of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FileFormat {
     /// Rows with a header line (RFC 4180).
     Csv,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Jsonl,
 }
 
 impl FileFormat {
-    /// The form that was asked for, or that the name of the file ends with; `None` where neither says so.
+    /// The requested format, or the format from the end of the file name; `None` if neither is known.
     fn of(asked: Option<FileFormat>, file: &Path) -> Option<FileFormat> {
         let ending = file.extension().and_then(|ending| ending.to_str());
-        let told = match ending {
+        let by_ending = match ending {
             Some("csv") => Some(FileFormat::Csv),
             Some("jsonl" | "ndjson") => Some(FileFormat::Jsonl),
             Some(_) | None => None,
         };
-        asked.or(told)
+        asked.or(by_ending)
     }
 }
 
-/// Whether a file's name stands for standard input or output.
+/// Whether a file name means standard input or output.
 fn is_standard(file: &Path) -> bool {
     file == Path::new("-")
 }

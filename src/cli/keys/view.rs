@@ -1,4 +1,4 @@
-//! Records as operators see them: in tables, JSON and CSV, and never with a digest.
+//! Records in tables, JSON and CSV for operators, never with a digest.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub(super) const LIST_HEADER: [&str; 8] = [
     "id", "customer", "label", "tier", "state", "expires", "created", "updated",
 ];
 
-/// A record as operators see it: nothing of its secret.
+/// A record for operators, without anything of its secret.
 #[derive(Debug, Serialize)]
 pub(super) struct KeyView<'a> {
     id: KeyId,
@@ -40,12 +40,12 @@ pub(super) struct IssuedView<'a> {
     pub(super) record: KeyView<'a>,
 }
 
-/// A record with what lists have no room for.
+/// A record with the details that lists leave out.
 #[derive(Serialize)]
 pub(super) struct DetailView<'a> {
     #[serde(flatten)]
     pub(super) record: KeyView<'a>,
-    /// The end of the old secret, while a rotation's overlap lasts.
+    /// The end of the old secret, during a rotation's overlap.
     pub(super) previous_until: Option<Timestamp>,
     pub(super) grants: &'a BTreeMap<Date, u64>,
 }
@@ -54,12 +54,12 @@ pub(super) struct DetailView<'a> {
 pub(super) struct ShownView<'a> {
     #[serde(flatten)]
     pub(super) detail: DetailView<'a>,
-    /// Every grant with its reason, in the order they were made.
+    /// Every grant with its reason, in the order in which they were made.
     pub(super) granted: Vec<GrantedView<'a>>,
     pub(super) today: TodayView,
 }
 
-/// A grant as the audit trail tells it.
+/// A grant from the audit trail.
 #[derive(Serialize)]
 pub(super) struct GrantedView<'a> {
     date: Date,
@@ -82,7 +82,7 @@ impl<'a> GrantedView<'a> {
     }
 }
 
-/// The outcome of a change; `key` only where there is a new one, `grant` only where units were granted.
+/// The outcome of a change, with `key` only if there is a new one and `grant` only if units were granted.
 #[derive(Serialize)]
 pub(super) struct ChangedView<'a> {
     pub(super) changed: bool,
@@ -125,7 +125,7 @@ impl<'a> KeyView<'a> {
         }
     }
 
-    /// The state, or that the subscription of an active key has ended.
+    /// The state; for an active key, whether its subscription has ended.
     pub(super) fn shown_state(&self) -> &'static str {
         match (self.state, self.expired) {
             (KeyState::Active, true) => "expired",
@@ -133,7 +133,7 @@ impl<'a> KeyView<'a> {
         }
     }
 
-    /// For people: the last day of the subscription, instants without fractions. In the order of [`LIST_HEADER`].
+    /// The cells for people: the last day of the subscription, instants without fractions. In the order of [`LIST_HEADER`].
     pub(super) fn fields(&self, calendar: &Calendar) -> Vec<(&'static str, String)> {
         vec![
             ("id", self.id.to_string()),
@@ -173,7 +173,7 @@ impl<'a> DetailView<'a> {
         }
     }
 
-    /// For people; a day's grants with the reasons of those that are in `granted`.
+    /// The fields for people; a day's grants with the reasons of those in `granted`.
     pub(super) fn fields(
         &self,
         calendar: &Calendar,
@@ -186,12 +186,12 @@ impl<'a> DetailView<'a> {
         for (date, units) in self.grants {
             let of_day = granted.iter().filter(|granted| granted.date == *date);
             let reasons: Vec<&str> = of_day.filter_map(|granted| granted.reason).collect();
-            let told = format!("{units} on {date}");
+            let grant = format!("{units} on {date}");
             fields.push((
                 "grant",
                 match reasons.is_empty() {
-                    true => told,
-                    false => format!("{told} ({})", reasons.join("; ")),
+                    true => grant,
+                    false => format!("{grant} ({})", reasons.join("; ")),
                 },
             ));
         }
@@ -199,12 +199,12 @@ impl<'a> DetailView<'a> {
     }
 }
 
-/// When a subscription ends, for people.
+/// The end of a subscription, for people.
 pub(super) fn end(calendar: &Calendar, expires: Option<Timestamp>) -> String {
     expires.map_or_else(|| "never".to_owned(), |expires| last_day(calendar, expires))
 }
 
-/// The last day that a subscription ending at `expires` is valid through, or the instant where it ends within a day.
+/// The last day on which a subscription ending at `expires` is valid, or the instant if it ends within a day.
 pub(super) fn last_day(calendar: &Calendar, expires: Timestamp) -> String {
     let day = expires
         .checked_sub(1.nanosecond())

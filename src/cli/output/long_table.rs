@@ -1,4 +1,4 @@
-//! A table whose rows are never in memory together: they come twice in batches, once to be measured and once to be written.
+//! A table whose rows are never all in memory: they arrive twice in batches, first to be measured, then to be written.
 
 use std::io::Write;
 
@@ -6,14 +6,14 @@ use comfy_table::{ColumnConstraint, Width};
 
 use super::{COLUMNS, lines, table};
 
-/// Rows of a batch.
+/// The rows of a batch.
 pub(in crate::cli) const BATCH_ROWS: usize = 1_000;
 
-/// See above.
+/// The table; see the module.
 pub(in crate::cli) struct LongTable<'n> {
     header: &'n [&'n str],
     numbers: &'n [&'n str],
-    /// Of each column as far as it was measured, with its padding.
+    /// The width of each column, as far as measured, with its padding.
     widths: Vec<u16>,
     is_begun: bool,
 }
@@ -39,14 +39,15 @@ impl<'n> LongTable<'n> {
         }
     }
 
-    /// Writes rows; the header first; broken where the terminal is too narrow. A cell that is wider than what was measured moves the rest of its batch to the right.
+    /// Writes rows, the header first, broken if the terminal is too narrow. A cell wider than measured moves the rest of its batch to
+    /// the right.
     pub(in crate::cli) fn write(
         &mut self,
         out: &mut dyn Write,
         rows: &[Vec<String>],
     ) -> std::io::Result<()> {
         let mut table = table(self.header, self.numbers, rows);
-        // Where cells are broken, each batch is arranged by itself.
+        // If cells are broken, each batch is arranged by itself.
         let columns: u32 = self.widths.iter().copied().map(u32::from).sum();
         if COLUMNS
             .get()

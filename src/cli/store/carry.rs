@@ -1,8 +1,8 @@
-//! `touchline store backup`, `restore` and `copy`: what a store holds, carried into a file and out of it, or straight into
-//! another store, beside running gateways.
+//! `touchline store backup`, `restore` and `copy`: moves the content of a store into a file, out of it, or into another store,
+//! while gateways may run.
 //!
-//! Nothing is doubled by carrying it twice (see [`crate::store::carried`]): whatever was interrupted is begun anew, and what
-//! was used meanwhile is brought by carrying again.
+//! Repeating any of them counts nothing twice (see [`crate::store::carried`]): an interrupted command is run again, and so
+//! transfers what was counted meanwhile.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
@@ -26,21 +26,20 @@ use crate::store::carried::{Carried, Taken, Taking};
 use crate::store::redis::journal_facts;
 use crate::store::{Role, Store};
 
-/// Pieces that are taken in at once: some milliseconds in which other processes wait for the embedded store.
+/// Pieces written at once: some milliseconds in which other processes wait for the embedded store.
 const BATCH: usize = 250;
-/// Pieces that are read ahead.
+/// The number of pieces read ahead.
 const AHEAD: usize = 1_000;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct BackupArguments {
-    /// The file, which must not be there yet and is made readable by its owner only: digests of keys are in it. `-` is
-    /// standard output.
+    /// The file. It must not exist yet, and is readable by its owner only, because it has digests of keys. `-` is standard output.
     file: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RestoreArguments {
-    /// The file; it is read twice, the first time to see that it is whole.
+    /// The file. It is read twice, first to check that it is complete.
     file: PathBuf,
     #[command(flatten)]
     how: How,
@@ -48,8 +47,8 @@ pub(in crate::cli) struct RestoreArguments {
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CopyArguments {
-    /// The store to copy: a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db); the configured
-    /// one if left out.
+    /// The store to copy: a configuration file (.yaml), redis://HOST:PORT/DATABASE, or a database file (.db); the configured store if
+    /// left out.
     #[arg(long, value_name = "STORE")]
     from: Option<String>,
     /// The store to copy into, named in the same way.
@@ -61,19 +60,19 @@ pub(in crate::cli) struct CopyArguments {
 
 #[derive(Debug, Args)]
 struct How {
-    /// Take it into a store that holds something already. Of two records of a key the newer is kept, and what was counted in
-    /// both stores is counted once.
+    /// Write into a store that is not empty. Of two records of a key the newer is kept, and units counted in both stores are counted
+    /// once.
     #[arg(long)]
     merge: bool,
-    /// Write nothing, only say what would be written.
+    /// Write nothing, only report what would be written.
     #[arg(long)]
     dry_run: bool,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
-/// What was done, or would be.
+/// The result, or the expected result of a rehearsal.
 #[derive(Debug, Serialize)]
 struct Outcome {
     /// The file or store that was read.
@@ -88,9 +87,9 @@ struct Outcome {
     taken: Taken,
 }
 
-/// Where pieces go, batch by batch.
+/// The destination of pieces, batch by batch.
 struct Target {
-    /// `None`: a database that does not exist, which a rehearsal does not make.
+    /// `None` for a missing database, which a rehearsal does not create.
     store: Option<Arc<dyn Store>>,
     taking: Taking,
     batch: Vec<Carried>,
@@ -113,7 +112,7 @@ pub(super) fn backup(
     };
     if order.file == Path::new("-") {
         let contents = on_runtime(write_backup(&from, &header, BufWriter::new(out)))?;
-        note(&format!("{} backed up", told(&contents)));
+        note(&format!("{} backed up", summary(&contents)));
         return Ok(());
     }
     let shown = order.file.display();
@@ -122,11 +121,11 @@ pub(super) fn backup(
         .and_then(|contents| Ok(file.sync_all().map(|()| contents)?));
     match written {
         Ok(contents) => {
-            note(&format!("{} backed up to {shown}", told(&contents)));
+            note(&format!("{} backed up to {shown}", summary(&contents)));
             Ok(())
         }
         Err(error) => {
-            // A part of a backup is good for nothing, and in the way of the next attempt.
+            // A partial backup is useless, and would block the next attempt.
             let _ = std::fs::remove_file(&order.file);
             Err(error)
         }
@@ -161,8 +160,8 @@ pub(super) fn restore(
     same_zone(&shown, &header.zone, to.config.calendar.name())?;
     let made = to_the_second(header.made);
     note(&format!(
-        "{shown}: {} of a store ({}), made {made} by {}",
-        told(whole.contents()),
+        "{shown}: {} of a store ({}), created {made} by {}",
+        summary(whole.contents()),
         header.store,
         header.by
     ));
@@ -180,12 +179,12 @@ pub(super) fn restore(
         interrupted(filled, &target)?;
         Ok(target)
     })?;
-    target.tell((shown, to.shown()), &order.how, out)
+    target.report((shown, to.shown()), &order.how, out)
 }
 
 fn opened(file: &Path) -> anyhow::Result<Reader<BufReader<File>>> {
     let shown = file.display();
-    let file = File::open(file).with_context(|| format!("{shown} cannot be read"))?;
+    let file = File::open(file).with_context(|| format!("cannot read {shown}"))?;
     Reader::begin(BufReader::new(file)).with_context(|| shown.to_string())
 }
 
@@ -218,21 +217,21 @@ pub(super) fn copy(
         interrupted(filled, &target)?;
         Ok(target)
     })?;
-    target.tell((from.shown(), to.shown()), &order.how, out)
+    target.report((from.shown(), to.shown()), &order.how, out)
 }
 
-/// Counts of the one are not the other's where midnights differ.
+/// Refuses stores with different midnights, whose counts do not correspond.
 fn same_zone(from: &str, theirs: &str, ours: &str) -> anyhow::Result<()> {
     if theirs != ours {
         bail!(
-            "{from} counts days in the zone {theirs}, and the store to write in the zone {ours}: set quota.timezone to {theirs} \
+            "{from} counts days in the time zone {theirs}, the store to write in {ours}: set quota.timezone to {theirs} \
              and use a new store"
         );
     }
     Ok(())
 }
 
-/// Says so where gateways of this machine have counted what their Redis may not know.
+/// Writes a note if the journals of this machine have counts that their Redis may not have.
 fn note_journal(from: &StorePlace) {
     let journal = match &from.store {
         StoreConfig::Embedded(_) => None,
@@ -242,8 +241,8 @@ fn note_journal(from: &StorePlace) {
         && journal.pending_units + journal.unsettled_counts > 0
     {
         note(&format!(
-            "{} holds {} units and {} counts that Redis may not know yet: if no gateway runs on that store any more, start one \
-             until touchline store status shows none, and copy again with --merge",
+            "{} has {} units and {} counts that Redis may not have yet: if no gateway runs on that store any more, run one \
+            until touchline store status shows none, then copy again with --merge",
             journal.path.display(),
             journal.pending_units,
             journal.unsettled_counts
@@ -254,7 +253,7 @@ fn note_journal(from: &StorePlace) {
 async fn open_source(from: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
     if let Some(path) = from.missing_file() {
         bail!(
-            "there is no database {}; see that --from or store.embedded.path names the one to read",
+            "there is no database {}: correct --from or store.embedded.path",
             path.display()
         );
     }
@@ -266,30 +265,30 @@ async fn open(place: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
     Ok(server::open_store_at(&place.store, &place.config, Role::Command, clock).await?)
 }
 
-/// Has all that a store holds taken, piece by piece.
+/// Writes the whole content of a store, piece by piece.
 async fn carry(
     from: &dyn Store,
     mut take: impl AsyncFnMut(Carried) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let (told, mut heard) = mpsc::channel(AHEAD);
+    let (sender, mut receiver) = mpsc::channel(AHEAD);
     let listen = async move {
-        while let Some(piece) = heard.recv().await {
+        while let Some(piece) = receiver.recv().await {
             take(piece).await?;
         }
         anyhow::Ok(())
     };
-    let (said, listened) = tokio::join!(from.carry_out(told), listen);
+    let (sent, listened) = tokio::join!(from.carry_out(sender), listen);
     listened?;
-    Ok(said?)
+    Ok(sent?)
 }
 
-/// An error with what it leaves behind.
+/// An error with a note on its consequences.
 fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()> {
     let Err(error) = filled else { return Ok(()) };
     let begun = target.taking == Taking::Write && target.taken != Taken::default();
     match begun {
         true => Err(error.context(
-            "it was not finished; what was written stays and does no harm: when this is mended, run it again with --merge",
+            "the command was not completed; the part already written does no harm: correct the cause and run it again with --merge",
         )),
         false => Err(error),
     }
@@ -318,8 +317,8 @@ impl Target {
             if status.keys + status.days > 0 {
                 target.close().await;
                 bail!(
-                    "{} holds {} keys and {} days already: name an empty store, or add --merge to take it in beside what is \
-                     there (after an interruption, for what was used since, or for both stores in one)",
+                    "{} already has {} keys and {} days: name an empty store, or add --merge to write into it all the same \
+                    (after an interruption, to transfer later counts, or to combine both stores)",
                     to.shown(),
                     status.keys,
                     status.days
@@ -354,7 +353,7 @@ impl Target {
         }
     }
 
-    fn tell(
+    fn report(
         &mut self,
         (from, to): (String, String),
         how: &How,
@@ -374,7 +373,7 @@ impl Target {
     }
 }
 
-/// What comes of a batch in an empty store.
+/// The result of a batch in an empty store.
 fn all_new(batch: &[Carried]) -> Taken {
     let mut contents = Contents::default();
     batch.iter().for_each(|piece| contents.count(piece));
@@ -387,7 +386,7 @@ fn all_new(batch: &[Carried]) -> Taken {
     }
 }
 
-fn told(contents: &Contents) -> String {
+fn summary(contents: &Contents) -> String {
     format!(
         "{} keys, {} audit entries, {} days of keys, {} events",
         contents.keys, contents.audit_entries, contents.key_days, contents.events
@@ -412,7 +411,7 @@ fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
         (
             "keys",
             format!(
-                "{} read: {} new and {} newer {written}, {} there already",
+                "{} read: {} new and {} newer {written}, {} already stored",
                 read.keys, taken.keys_added, taken.keys_replaced, taken.keys_held
             ),
         ),
@@ -426,14 +425,14 @@ fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
         (
             "days of keys",
             format!(
-                "{} read: {} {written}, {} there already",
+                "{} read: {} {written}, {} already stored",
                 read.key_days, taken.key_days_added, taken.key_days_held
             ),
         ),
         (
             "events",
             format!(
-                "{} read: {} {written}, {} there already",
+                "{} read: {} {written}, {} already stored",
                 read.events, taken.events_added, taken.events_held
             ),
         ),

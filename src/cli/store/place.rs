@@ -6,16 +6,16 @@ use crate::cli::UsageError;
 use crate::config::{Config, Purpose, RedisPlace, StoreConfig};
 use crate::store::redis::settings::without_password;
 
-/// A store and the configuration by which its days are told.
+/// A store and the configuration that defines its days.
 pub(super) struct StorePlace {
     /// The store.
     pub(super) store: StoreConfig,
-    /// The rest: zone, settle window, retention.
+    /// The rest of the configuration: zone, settle window, retention.
     pub(super) config: Config,
 }
 
 impl StorePlace {
-    /// The store that the configuration file names.
+    /// The store of the configuration file.
     pub(super) fn configured(path: &Path) -> anyhow::Result<StorePlace> {
         let config = Config::load_for(path, Purpose::Commands)?;
         Ok(StorePlace {
@@ -24,7 +24,7 @@ impl StorePlace {
         })
     }
 
-    /// The store that an argument names; `configuration` is the file that tells the days of one that has no file of its own.
+    /// The store that an argument names; `configuration` is the file that defines the days of a store named without a file.
     pub(super) fn of(text: &str, configuration: &Path) -> anyhow::Result<StorePlace> {
         let ending = Path::new(text)
             .extension()
@@ -57,7 +57,7 @@ impl StorePlace {
         }
     }
 
-    /// Its database file, where it is one that does not exist.
+    /// The store's database file, if it is missing.
     pub(super) fn missing_file(&self) -> Option<PathBuf> {
         match &self.store {
             StoreConfig::Embedded(file) if !file.path.exists() => Some(file.path.clone()),
@@ -65,7 +65,7 @@ impl StorePlace {
         }
     }
 
-    /// What operators are told of it, without password.
+    /// The store's name in messages, without password.
     pub(super) fn shown(&self) -> String {
         match &self.store {
             StoreConfig::Embedded(file) => file.path.display().to_string(),

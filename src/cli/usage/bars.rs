@@ -1,4 +1,4 @@
-//! Bars behind the rows of a table: for people at a terminal only, as wide as it has room.
+//! Bars behind the rows of a table, on terminals only and as wide as the terminal permits.
 
 use std::io::IsTerminal;
 
@@ -8,18 +8,18 @@ use crate::cli::output::is_coloured;
 
 /// The longest bar.
 const WIDTH_MAX: usize = 40;
-/// Shorter bars tell nothing.
+/// The shortest useful bar.
 const WIDTH_MIN: usize = 8;
-/// Between a row and its bar.
+/// The space between a row and its bar.
 const GAP: usize = 2;
 const EIGHTHS: [char; 8] = [' ', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
 
-/// Where a table is written to.
+/// The output of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Screen {
     /// Columns of the terminal; `None` for a file or a pipe.
     pub columns: Option<usize>,
-    /// Whether it shows colours and is asked to.
+    /// Whether to write colours.
     pub is_coloured: bool,
 }
 
@@ -34,17 +34,17 @@ impl Screen {
         }
     }
 
-    /// How long bars may be behind lines of `width` columns; `None` where there is no place for any.
+    /// The longest bar behind lines of `width` columns; `None` if there is no space for bars.
     fn room(&self, width: usize) -> Option<usize> {
         let left = self.columns?.checked_sub(width + GAP)?.min(WIDTH_MAX);
         (left >= WIDTH_MIN).then_some(left)
     }
 }
 
-/// Puts a bar behind each line; `amounts` are those of the lines, which have no bar where they have none.
+/// Puts a bar behind each line with an amount.
 pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option<i64>]) {
     if lines.len() != amounts.len() {
-        // A terminal too narrow for the table, whose rows take several lines, has no room for bars.
+        // If rows take several lines, the terminal has no space for bars.
         return;
     }
     let width = lines.iter().map(|line| line.chars().count()).max();
@@ -68,7 +68,7 @@ pub(super) fn put_behind(screen: Screen, lines: &mut [String], amounts: &[Option
     }
 }
 
-/// The part of `room` that `amount` is of `most`, to an eighth of a column; something for everything above nothing.
+/// A bar of `amount / most` of `room`, to an eighth of a column; never empty for a positive amount.
 fn bar(amount: i64, most: i64, room: usize) -> String {
     let (Ok(amount), Ok(most)) = (u128::try_from(amount), u128::try_from(most)) else {
         return String::new();

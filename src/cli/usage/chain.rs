@@ -12,18 +12,18 @@ use super::{Session, range};
 use crate::cli::output::parse_date;
 use crate::store::chain::{Check, Checked, Piece};
 
-/// Pieces that are read ahead.
+/// The number of pieces read ahead.
 const AHEAD: usize = 1_000;
 /// The format of an export.
 const FORMAT: u64 = 1;
 
-/// Before any day that was ever charged.
+/// A date before any charged day.
 const FIRST: Date = Date::constant(1, 1, 1);
 
 /// The days of an export.
 #[derive(Debug, Args)]
 pub(super) struct Span {
-    /// The first quota day; the first of all if left out.
+    /// The first quota day; the earliest in the ledger if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
     /// The last quota day; today if left out.
@@ -47,7 +47,7 @@ struct Head {
     to: Date,
 }
 
-/// Compares the chain with its digests, and closed days among `days` with their rows; `None` where the store keeps no chain.
+/// Compares the chain with its digests, and closed days among `days` with their rows; `None` if the store has no chain.
 pub(super) async fn check(
     session: &Session,
     days: Option<(Date, Date)>,
@@ -72,14 +72,14 @@ pub(super) async fn check(
 /// Writes the chain and the rows of the ledger, one JSON value a line.
 ///
 /// # Errors
-/// Where the store keeps no chain.
+/// If the store has no chain.
 pub(super) async fn export(
     session: &Session,
     span: &Span,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let chained = session.store.chained().context(
-        "this store keeps no chain of closed days, only the embedded one does: see touchline usage --output json",
+        "only the embedded store has a chain of closed days: use touchline usage --output json",
     )?;
     let now = session.store.server_time().await?;
     let today = session.config.calendar.day_at(now)?.date;
@@ -95,7 +95,7 @@ pub(super) async fn export(
     )?;
     let (sender, pieces) = mpsc::channel(AHEAD);
     let write = async {
-        // Dropped with the first failure, which ends the reading.
+        // Dropped at the first failure, which ends the reading.
         let mut pieces = pieces;
         while let Some(piece) = pieces.recv().await {
             write_line(out, &Line::Piece(&piece))?;

@@ -1,4 +1,4 @@
-//! Sums over the ledger: what a row stands for, and its counts.
+//! Sums over the ledger: the groups of a report, and their counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use crate::policy::api_key::KeyId;
 use crate::store::ledger::UNKNOWN_TIER;
 use crate::store::{DayUsage, Totals};
 
-/// The row of what belongs to a day but to none of its endpoints.
+/// The row of units that belong to a day but to no endpoint.
 const NOT_AT_AN_ENDPOINT: &str = "(unattributed)";
 
-/// What one row of a report stands for.
+/// The group that one row of a report shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum By {
@@ -27,7 +27,7 @@ pub(super) enum By {
     Customer,
     /// An endpoint.
     Endpoint,
-    /// The tier that the keys had then.
+    /// The tier that the keys had at that time.
     Tier,
     /// A calendar month of quota days.
     Month,
@@ -50,7 +50,7 @@ pub(super) const NUMBERS: [&str; 13] = [
     "refused_method",
 ];
 
-/// Sums. `used` is exact; what is told by endpoint or tier may lag behind it by up to a second.
+/// Sums. `used` is exact; the counts by endpoint or tier may lag behind it by up to a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub used: i64,
@@ -69,7 +69,7 @@ impl Counts {
         }
     }
 
-    /// What a day has beside its entries.
+    /// The counts of a day that are in none of its entries.
     fn beside(usage: &DayUsage) -> Counts {
         Counts {
             used: usage.unattributed,
@@ -129,9 +129,9 @@ impl Serialize for Counts {
 /// One row.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Row {
-    /// Column and cell; `None` where the key table does not know the key.
+    /// Column and cell; `None` if the key is not in the key table.
     pub names: Vec<(&'static str, Option<String>)>,
-    /// How many keys are in it; not told of a key.
+    /// The number of keys in the row; not set for a row of one key.
     pub keys: Option<usize>,
     pub counts: Counts,
 }
@@ -186,7 +186,7 @@ impl By {
     }
 }
 
-/// The parts by name, and under the name `rest` what the day has beside them.
+/// The parts by name, and the counts in none of them under the name `rest`.
 fn with_rest(
     usage: &DayUsage,
     parts: &BTreeMap<String, Totals>,

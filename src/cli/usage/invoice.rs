@@ -1,8 +1,8 @@
 //! `touchline usage invoice`: a month by customer, key and tier, ready to be billed.
 //!
-//! Which days are billed, and what part of a price they are, is [`crate::policy::billing`]'s. Keys are read some at a time, and of
-//! each its lines are kept, some 200 bytes each: memory grows with the keys, not with what they used. Nothing is written before
-//! everything was read, so that a failing store leaves no part of an invoice.
+//! [`crate::policy::billing`] decides which days are billed and for which part of the price. Keys are read in batches, and only
+//! their lines are kept, some 200 bytes each: memory grows with the keys, not with their use. Nothing is written before everything
+//! was read, so a failing store leaves no partial invoice.
 
 use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
@@ -29,7 +29,7 @@ mod lines;
 
 use lines::{Key, Line};
 
-/// How long before the month a day may have ended to which something came in it: longer than any journal is kept.
+/// How long before the month a day may have ended that got late units in the month: longer than any journal is kept.
 const LATE_DAYS_MAX: i32 = 40;
 const CURRENCY: &str = "USD";
 const COLUMNS: [&str; 16] = [
@@ -50,7 +50,7 @@ const COLUMNS: [&str; 16] = [
     "amount_cents",
     "use",
 ];
-/// The columns of CSV that have the rules.
+/// The columns of the billing rules in CSV.
 const RULE_COLUMNS: [&str; 3] = ["months", "unused_keys", "rule"];
 
 /// A calendar month.
@@ -98,13 +98,13 @@ impl Month {
     }
 }
 
-/// By what the keys of a month are billed.
+/// The facts by which the keys of a month are billed.
 struct Terms<'c> {
     config: &'c Config,
     month: Month,
     /// The days of the month that have begun.
     days: Vec<Day>,
-    /// Whether all days of the month are closed: nothing of it changes any more.
+    /// Whether all days of the month are closed, so that nothing in it can change.
     closed: bool,
 }
 
@@ -127,7 +127,7 @@ impl<'c> Terms<'c> {
         })
     }
 
-    /// Whether a key's record alone shows what it held in the month: its last change was before, or its first.
+    /// Whether a key's record alone shows its tier in the month: its last change was before the month, or was its first.
     fn is_told_by(&self, record: &KeyRecord) -> bool {
         let first = self.days.first().map_or(i64::MAX, |day| day.start);
         let is_new = matches!(record.last_change.action, Action::Issue | Action::Import);
@@ -196,7 +196,7 @@ pub(super) async fn run(
     let lines = read(session, &terms, customer).await?;
     if !terms.closed {
         note(&format!(
-            "{month} is not closed yet: its days can change until quota.settle_window after they end."
+            "{month} is not closed yet: each of its days can change until quota.settle_window after its end."
         ));
     }
     let out = &mut BufWriter::new(out);
@@ -247,7 +247,7 @@ async fn read(
     Ok(lines)
 }
 
-/// What a key held; its audit trail is read where its record is not enough.
+/// The tiers of a key; reads its audit trail if its record is not enough.
 async fn life(session: &Session, terms: &Terms<'_>, record: &KeyRecord) -> anyhow::Result<Life> {
     if terms.is_told_by(record) {
         return Ok(Life::of(record, &[]));
@@ -272,7 +272,7 @@ fn json(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Resu
     Ok(out.write_all(b"\n")?)
 }
 
-/// The rules are in every row.
+/// Writes CSV, with the rules in every row.
 fn csv(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
     let rules = terms.config.billing;
     let fields = [
@@ -289,7 +289,7 @@ fn csv(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Resul
     Ok(writer.flush()?)
 }
 
-/// For people: dollars in place of cents, the month only once, and the rules below.
+/// Writes a table for people: dollars instead of cents, the month only once, and the rules below.
 fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
     let header = COLUMNS.map(|name| name.strip_suffix("_cents").unwrap_or(name));
     let [_, header @ ..] = header;
@@ -310,13 +310,13 @@ fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Res
     footer(terms, &sums, out)
 }
 
-/// What is below the table: by which rules it was made.
+/// The notes below the table: its billing rules.
 fn footer(terms: &Terms<'_>, sums: &Sums, out: &mut dyn Write) -> anyhow::Result<()> {
     let rules = Rules::of(terms.config);
     let mut text = String::new();
     if sums.over > 0 {
         text += &format!(
-            "\n{} units were served over the limit while Redis was away; they are not billed.\n",
+            "\n{} units were served above the limit while Redis was unreachable; they are not billed.\n",
             sums.over
         );
     }

@@ -12,7 +12,7 @@ use crate::cli::key_argument::id_of;
 use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
 use crate::store::DayUsage;
 
-/// What a table shows of the numbers always, and what only where there is any.
+/// The numbers that a table always shows, and those it shows only if any is not 0.
 const SHOWN: [&str; 4] = ["used", "requests", "charged", "refunded"];
 const SHOWN_IF_ANY: [&str; 3] = ["unattributed", "over", "adjusted"];
 
@@ -23,11 +23,11 @@ struct Report<'a> {
     by: By,
     rows: &'a [Row],
     total: &'a Counts,
-    /// The ledger itself, by day, key and endpoint: what programs reconcile.
+    /// The ledger itself, by day, key and endpoint, for programs that reconcile it.
     days: &'a [DayUsage],
 }
 
-/// Reads the ledger and writes it in the form asked for.
+/// Reads the ledger and writes it in the requested format.
 pub(super) async fn run(
     session: &Session,
     asked: &Asked,

@@ -1,7 +1,7 @@
-//! `touchline usage verify`: the ledger held against the counts, closed days against their digests, and what does not hold.
+//! `touchline usage verify`: compares the ledger with the counts, and closed days with their digests.
 //!
-//! A gateway that charges is now and then caught between a count and its entry in the ledger, for less than a second. So
-//! what does not hold is looked at again until it does, for at most [`PATIENCE`].
+//! A running gateway writes a count before its entry in the ledger, less than a second apart. A mismatch is therefore checked
+//! again until it is gone, for at most [`PATIENCE`].
 
 use std::io::Write;
 use std::time::Duration;
@@ -17,17 +17,17 @@ use crate::policy::api_key::KeyId;
 use crate::store::chain::Checked;
 use crate::store::{Proof, Totals};
 
-/// How long a day may need until it reconciles: several times what a gateway takes to write.
+/// How long a day may take to reconcile: several times the delay of a gateway's entries.
 const PATIENCE: Duration = Duration::from_secs(3);
 const PAUSE: Duration = Duration::from_millis(250);
-/// Faults that a table shows.
+/// The most faults that a table shows.
 const SHOWN_MAX: usize = 100;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Verdict {
     from: Date,
     to: Date,
-    /// Days of keys that were checked.
+    /// The number of checked pairs of key and day.
     key_days: usize,
     used: u64,
     /// Charged minus refunded, at all endpoints.
@@ -37,7 +37,7 @@ struct Verdict {
     over: u64,
     /// Units settled after their day was closed.
     adjusted: i64,
-    /// The chain of closed days, where the store keeps one.
+    /// The chain of closed days, if the store has one.
     chain: Option<Chain>,
     faults: Vec<Fault>,
 }
@@ -46,28 +46,28 @@ struct Verdict {
 struct Chain {
     entries: u64,
     closed_days: u64,
-    /// The last of them.
+    /// The last closed day.
     closed_through: Option<Date>,
-    /// Closed days among those asked for, whose rows were held against their digest; none where a key or customer was asked for.
+    /// The number of requested closed days whose rows were compared with their digest; 0 for a single key or customer.
     compared_days: u64,
-    /// How often rows came to a closed day.
+    /// How often rows were added to a closed day.
     reopenings: u64,
-    /// That of the last entry, which covers all before it.
+    /// The digest of the last entry, which covers all entries before it.
     digest: String,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Fault {
     date: Date,
-    /// `None` where the day as a whole does not hold.
+    /// `None` if the fault is of the whole day.
     key: Option<KeyId>,
     fault: String,
 }
 
-/// Proves the days asked for and says what was checked.
+/// Verifies the requested days and writes the result.
 ///
 /// # Errors
-/// Where something does not hold, with the first key and day.
+/// If anything does not reconcile, with the first key and day.
 pub(super) async fn run(
     session: &Session,
     asked: &Asked,
@@ -94,7 +94,7 @@ pub(super) async fn run(
         }
     }
     let mut verdict = verdict((from, to), &proofs);
-    // A day's digest is one of all its keys.
+    // A day's digest covers all keys, so it cannot be compared for some.
     let is_of_all = asked.key.is_none() && asked.customer.is_none();
     let days = is_of_all.then_some((from, to));
     let mut missing = None;
@@ -116,9 +116,9 @@ pub(super) async fn run(
     }
     match (digest, &verdict.chain, missing) {
         (None, _, _) | (Some(_), Some(_), None) => Ok(()),
-        (Some(_), None, _) => anyhow::bail!("this store keeps no chain of closed days"),
+        (Some(_), None, _) => anyhow::bail!("only the embedded store has a chain of closed days"),
         (Some(_), Some(_), Some(digest)) => anyhow::bail!(
-            "no entry of the chain of closed days has the digest {digest}: the chain is not the one that it was taken from"
+            "no entry of the chain of closed days has the digest {digest}: the chain was changed or replaced since that digest was taken"
         ),
     }
 }
@@ -142,7 +142,7 @@ impl Verdict {
     }
 }
 
-/// Whether another look may find it otherwise.
+/// Whether a second check may have another result.
 fn is_unsettled(proof: &Proof) -> bool {
     !proof.faults.is_empty() || proof.usage.unattributed != 0
 }
@@ -192,15 +192,12 @@ fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
         faults => format!("does not reconcile in {faults} places"),
     };
     let (closed, digest) = match &verdict.chain {
-        None => (
-            "this store keeps no chain of them".to_owned(),
-            "-".to_owned(),
-        ),
+        None => ("this store has no chain of them".to_owned(), "-".to_owned()),
         Some(chain) => {
             let through = chain.closed_through;
             let through = through.map_or_else(String::new, |date| format!(" through {date}"));
             let counts = format!(
-                "{}{through}, {} compared, {} times reopened",
+                "{}{through}, {} compared, reopened {} times",
                 chain.closed_days, chain.compared_days, chain.reopenings
             );
             (counts, chain.digest.clone())

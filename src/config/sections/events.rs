@@ -1,4 +1,4 @@
-//! What is reported of keys near their limits, and to whom.
+//! Events of keys near their limits, and the webhook that receives them.
 
 use std::time::Duration;
 
@@ -10,42 +10,42 @@ use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
 use crate::policy::crossing::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {
-    /// What is reported of keys near their limits, and to whom.
+    /// Events of keys near their limits, and the webhook that receives them.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Events {
-        /// Shares of a key's limit, such as 80%: each is told once for a key and day, by log line, metric and webhook. [] tells
+        /// Shares of a key's limit, such as 80%. Each is reported once for a key and day, by log line, metric and webhook; [] reports
         /// nothing.
         shares: Shares = texts(share).or_list(&["80%", "95%", "100%"]).then(shares);
-        /// Who is told by HTTP POST; without it nobody.
+        /// The webhook that receives events by HTTP POST; without it, none is sent.
         webhook: Option<Webhook> = section(webhook);
     }
 
     struct WebhookRows {
-        /// Where events go: http:// or https://.
+        /// The URL of the webhook: http:// or https://.
         url: Option<Secret> = leaf();
-        /// A file with the URL instead.
+        /// A file with the URL.
         url_file: Option<Secret> = secret_file();
-        /// What they are signed with (Standard Webhooks): whsec_ and the base64 of 24 to 64 bytes.
+        /// The secret that signs events (Standard Webhooks): whsec_ and the base64 of 24 to 64 bytes.
         secret: Option<Secret> = leaf();
-        /// A file with it instead.
+        /// A file with the secret.
         secret_file: Option<Secret> = secret_file();
-        /// How long one attempt may take.
+        /// The timeout of one attempt.
         timeout: Duration = within(seconds(5), MS * 100..=MINUTE);
-        /// An event that is older is not tried again.
+        /// The age after which an event is no longer sent.
         give_up: Duration = within(72 * HOUR, MINUTE..=144 * HOUR);
     }
 }
 
-/// Where events are delivered.
+/// The webhook that receives events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Webhook {
-    /// An `http` or `https` URL; what it leads to is often a secret.
+    /// An `http` or `https` URL; its path is often a secret.
     pub url: Secret,
-    /// What events are signed with.
+    /// The secret that signs events.
     pub secret: SigningSecret,
-    /// How long one attempt may take.
+    /// The timeout of one attempt.
     pub timeout: Duration,
-    /// An event that is older is not tried again.
+    /// The age after which an event is no longer sent.
     pub give_up: Duration,
 }
 
@@ -53,14 +53,14 @@ fn webhook(check: &mut Check<'_>, at: &Path, rows: WebhookRows) -> Option<Webhoo
     let url = one_of(check, at, "url", (rows.url, rows.url_file), |url| {
         http_url(
             url,
-            "it is not the URL of a webhook",
+            "the value is not the URL of a webhook",
             "write https://host/path",
         )
     });
     let secret = (rows.secret, rows.secret_file);
     let secret = one_of(check, at, "secret", secret, |secret| {
         SigningSecret::parse(secret.reveal())
-            .map_err(|error| Wrong::new("it is not a signing secret", error.to_string()))
+            .map_err(|error| Wrong::new("the value is not a signing secret", error.to_string()))
     });
     Some(Webhook {
         url: url?,

@@ -1,4 +1,4 @@
-//! The TLS listener: certificates of its own and of clients.
+//! The TLS listener: its certificates, and those of clients.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,36 +12,36 @@ use crate::config::outside::readable;
 use crate::config::rows::{between, file, leaf, list, needed, optional, restart, rows, text};
 
 const SELF_SIGNED: &str = "self-signed";
-/// Each is read at start and looked at twice a second.
+/// The limit on certificates. Each is read at start and checked for changes twice a second.
 const CERTIFICATES_MAX: usize = 1_000;
 const CERTIFICATES_HINT: &str = "write - certificate: FILE and private_key: FILE";
 
 rows! {
     pub(super) struct HttpsRows {
-        /// IP address and port; port 0 is whatever port is free. A change needs a restart.
+        /// IP address and port; port 0 means any free port. A change needs a restart.
         address: SocketAddr = restart(leaf().or(loopback(8443)));
-        /// `self-signed` (loopback addresses only), or a PEM file with the chain, the server's own certificate first. A renewed
-        /// file is presented from the next handshake on.
+        /// `self-signed` (loopback addresses only), or a PEM file with the chain, the server's own certificate first. A renewed file
+        /// is used from the next handshake on.
         certificate: String = text(named).or_text(SELF_SIGNED);
         /// The PEM file of the certificate's key.
         private_key: Option<PathBuf> = file(readable);
-        /// Several certificates in the place of `certificate`: a client is shown the one for the name that it asks for (SNI), else
-        /// the first.
+        /// Several certificates instead of `certificate`: a client gets the one for the server name that it sends (SNI), else the
+        /// first.
         certificates: Vec<Option<CertificateRows>> = list(optional)
             .at_most(CERTIFICATES_MAX)
             .not_empty("at least one is needed", CERTIFICATES_HINT);
-        /// Certificates of clients; without this section none is asked for.
+        /// Certificates of clients; without this section, clients are not asked for one.
         client_certificates: Option<ClientCertificates> = optional();
-        // `max-age` of `Strict-Transport-Security`: 0 takes back what was said before.
-        /// For how long browsers are told to come with TLS only (Strict-Transport-Security); without it they are told nothing.
+        // `max-age` of `Strict-Transport-Security`: browsers delete an earlier value when they receive 0.
+        /// How long browsers must use TLS only (Strict-Transport-Security); without it, the header is not sent.
         hsts: Option<Duration> = between(Duration::ZERO..=DAY * 1_000);
-        /// Whether every connection begins with a header of the PROXY protocol, before TLS, from one of listen.trusted_proxies.
+        /// If true, every connection must begin, before TLS, with a PROXY protocol header from one of listen.trusted_proxies.
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }
 
     pub(super) struct CertificateRows {
-        /// A PEM file with the chain, the server's own certificate first. Its names are the DNS names of its subjectAltName;
-        /// `*.example.com` stands for one label.
+        /// A PEM file with the chain, the server's own certificate first. It is used for the DNS names of its subjectAltName;
+        /// the `*` of `*.example.com` matches one label.
         certificate: PathBuf = needed(CERTIFICATES_HINT, file(readable));
         /// The PEM file of the certificate's key.
         private_key: PathBuf = needed(CERTIFICATES_HINT, file(readable));
@@ -50,9 +50,9 @@ rows! {
     /// Certificates of clients.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct ClientCertificates {
-        /// A PEM file of the authorities that sign certificates of clients. Read anew when it changes.
+        /// A PEM file of the authorities that sign certificates of clients. Read again when it changes.
         authorities: PathBuf = needed("write authorities: FILE, with the certificates that sign those of clients", file(readable));
-        /// Whether a client without a certificate is refused; one with a certificate of another authority always is.
+        /// Whether a client without a certificate is refused. A client with a certificate of another authority always is.
         mode: ClientMode = leaf().or(ClientMode::Required);
     }
 }
@@ -60,15 +60,15 @@ rows! {
 /// The TLS listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Https {
-    /// Its address.
+    /// The address to listen on.
     pub address: SocketAddr,
-    /// What it shows to clients: at least one, none twice, the first to those that ask for no name or an unknown one.
+    /// The certificates shown to clients: at least one, none twice. The first is for clients that send no server name or an unknown one.
     pub certificates: Vec<Certificate>,
-    /// Whose certificates clients show, where they are asked for any.
+    /// The certificates that clients are asked for, if any.
     pub client_certificates: Option<ClientCertificates>,
-    /// For how long browsers are told to come with TLS only, if they are (RFC 6797).
+    /// How long browsers must use TLS only (RFC 6797), if the header is sent.
     pub hsts: Option<Duration>,
-    /// Whether proxies speak first.
+    /// Whether connections begin with a PROXY protocol header.
     pub proxy_protocol: ProxyProtocol,
 }
 
@@ -87,7 +87,7 @@ pub enum Certificate {
 }
 
 impl Certificate {
-    /// What it is called in logs and metrics: its file.
+    /// The certificate's name in logs and metrics: its file.
     pub fn label(&self) -> String {
         match self {
             Certificate::SelfSigned => "self-signed".to_owned(),
@@ -99,9 +99,9 @@ impl Certificate {
 /// Whether a client needs a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientMode {
-    /// Without one its handshake fails.
+    /// The handshake of a client without a certificate fails.
     Required,
-    /// It may do without; one that it shows must be good.
+    /// A client needs no certificate; one that it sends must be valid.
     Optional,
 }
 
@@ -110,7 +110,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
     let certificates = if check.is_given(&at.key("certificates")) {
         for at in [&certificate_at, &key_at] {
             if check.is_given(at) {
-                let hint = "move it into certificates, whose first is the default";
+                let hint = "move this certificate into the list certificates; its first entry is the default";
                 check.wrong_key(at, "there is a list of certificates too", hint);
             }
         }
@@ -125,7 +125,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
         }
         if check.is_given(&key_at) {
             let hint = "remove it, or name a certificate file";
-            check.wrong(&key_at, "a self-signed certificate has its own key", hint);
+            check.wrong(&key_at, "a self-signed certificate takes no key file", hint);
         }
         vec![Certificate::SelfSigned]
     } else {
@@ -148,7 +148,7 @@ pub(super) fn https(check: &mut Check<'_>, at: &Path, rows: HttpsRows) -> Https 
     }
 }
 
-/// A list of certificates, the first of which is the default.
+/// Reads a list of certificates, the first of which is the default.
 fn certificates(
     check: &mut Check<'_>,
     at: &Path,
@@ -178,7 +178,10 @@ fn certificates(
 
 fn named(text: &str) -> Result<String, Wrong> {
     match text {
-        "" => Err(Wrong::new("it is empty", "write self-signed or a PEM file")),
+        "" => Err(Wrong::new(
+            "the value is empty",
+            "write self-signed or a PEM file",
+        )),
         text => Ok(text.to_owned()),
     }
 }
@@ -274,7 +277,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             (
                 "certificates: [{certificate: Cargo.toml, private_key: /none.key}]",
                 "1:72 listen.https.certificates[0].private_key: cannot read /none.key: No such file or directory (os error 2) \
-                 (the file must exist and be readable by the gateway's user)",
+                 (create the file, or make it readable for the gateway's user)",
             ),
             (
                 "certificates: [{certificate: Cargo.toml, private_key: Cargo.lock}, {certificate: Cargo.toml, private_key: Makefile}]",
@@ -287,7 +290,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
             (
                 "certificate: Cargo.toml, certificates: [{certificate: Cargo.toml, private_key: Cargo.lock}]",
                 "1:18 listen.https.certificate: there is a list of certificates too \
-                 (move it into certificates, whose first is the default)",
+                 (move this certificate into the list certificates; its first entry is the default)",
             ),
             (
                 "client_certificates: {}",

@@ -1,4 +1,4 @@
-//! Where clients and operators connect, and the proxies between them and the gateway.
+//! The listeners for clients and operators, and the trusted proxies in front of them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -23,47 +23,47 @@ rows! {
         http: Option<Http> = section(|check, at, rows| Some(http(check, at, rows)));
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));
-        /// Cleartext HTTP for clients that come without TLS: each request is answered with a redirect (308) to HTTPS. Without
-        /// this section there is none.
+        /// A cleartext listener that redirects every request to HTTPS (308). Without this section there is none.
         redirect: Option<Redirect> = section(redirect);
-        /// Networks of the proxies in front of the gateway. Only of them X-Forwarded-For, -Proto and -Host and the PROXY protocol
-        /// are believed.
+        /// Networks of the proxies in front of the gateway. X-Forwarded-For, -Proto and -Host and the PROXY protocol are accepted from
+        /// these only.
         trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
-        /// Metrics and health for operators; outside loopback addresses only with a token.
+        /// Metrics and health for operators; an address outside loopback needs a token.
         admin: Admin = always(admin);
-        /// A Unix socket, this gateway's own, on which `touchline serve --upgrade` is given the listeners, so that no connection is
-        /// lost; without it there is no such upgrade. A change needs a restart.
+        /// The Unix socket, of this gateway only, through which `touchline serve --upgrade` takes over the listeners without losing a
+        /// connection; without it, --upgrade is not possible. A change needs a restart.
         upgrade: Option<PathBuf> = restart(leaf());
     }
 
-    /// The cleartext listener. Its address is outside loopback only with [`Cleartext::Allowed`].
+    /// The cleartext listener. An address outside loopback needs [`Cleartext::Allowed`].
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Http {
-        /// IP address and port; port 0 is whatever port is free. Another than a loopback address needs `cleartext: allowed`. A
-        /// change needs a restart.
+        /// IP address and port; port 0 means any free port. An address outside loopback needs `cleartext: allowed`. A change needs a
+        /// restart.
         address: SocketAddr = restart(leaf().or(loopback(8080)));
-        /// Whether API keys may cross a network in clear text: `allowed` where TLS ends in front of the gateway.
+        /// Whether API keys may cross a network in clear text: write `allowed` only behind a proxy that ends TLS.
         cleartext: Cleartext = leaf().or(Cleartext::Loopback);
-        /// Whether every connection begins with a header of the PROXY protocol, version 1 or 2, from one of listen.trusted_proxies;
-        /// others are closed.
+        /// If true, every connection must begin with a PROXY protocol header (version 1 or 2) from one of listen.trusted_proxies, else it
+        /// is closed.
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }
 
     struct RedirectRows {
         /// IP address and port, such as 0.0.0.0:80. A change needs a restart.
         address: SocketAddr = restart(required("write address: 0.0.0.0:80", leaf().or(loopback(8081))));
-        /// The port of HTTPS as clients see it.
+        /// The HTTPS port that clients connect to.
         port: u16 = number(443, 1..=65_535);
-        /// The hosts that are redirected to; without them any that a request names.
+        /// The hosts that clients may be redirected to; without it, the host of the request.
         hosts: Vec<String> = texts(host).or_list(&[]);
-        /// Whether every connection begins with a header of the PROXY protocol from one of listen.trusted_proxies.
+        /// If true, every connection must begin with a PROXY protocol header from one of listen.trusted_proxies.
         proxy_protocol: ProxyProtocol = leaf().or(ProxyProtocol::Absent);
     }
 
     struct AdminRows {
-        /// IP address and port; another than a loopback address needs a token. A change needs a restart.
+        /// IP address and port; an address outside loopback needs a token. A change needs a restart.
         address: SocketAddr = restart(leaf().or(loopback(9090)));
-        /// What /metrics asks for, as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a ${VARIABLE}.
+        /// The token that /metrics requires as `Authorization: Bearer …`: 16 to 256 printable characters without spaces, from a
+        /// ${VARIABLE}.
         token: Option<Secret> = leaf();
         /// A file with the token.
         token_file: Option<Secret> = secret_file();
@@ -73,38 +73,38 @@ rows! {
 /// The listener for operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admin {
-    /// Its address; outside loopback only with a token.
+    /// The address to listen on; outside loopback only with a token.
     pub address: SocketAddr,
-    /// What opens `/metrics`.
+    /// The token that `/metrics` requires.
     pub token: Option<Secret>,
 }
 
-/// Whether connections begin with a header of the PROXY protocol.
+/// Whether connections begin with a PROXY protocol header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxyProtocol {
-    /// Each of them, from a trusted proxy; others are closed.
+    /// Every connection does, from a trusted proxy; others are closed.
     Spoken,
-    /// None of them.
+    /// No connection does.
     Absent,
 }
 
 /// The listener that redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
-    /// Its address, anywhere.
+    /// The address to listen on, also outside loopback.
     pub address: SocketAddr,
-    /// Where it leads to.
+    /// The target of the redirects.
     pub rule: Rule,
-    /// Whether proxies speak first.
+    /// Whether connections begin with a PROXY protocol header.
     pub proxy_protocol: ProxyProtocol,
 }
 
-/// Whether the cleartext listener may leave the machine.
+/// Which addresses the cleartext listener may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cleartext {
     /// Loopback addresses only.
     Loopback,
-    /// Any address: something in front of the gateway ends TLS.
+    /// Any address: a proxy in front of the gateway ends TLS.
     Allowed,
 }
 
@@ -148,7 +148,7 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
         }
         let mut before = listeners.iter().take(index);
         let other = before.find(|(_, other)| other.is_some_and(|(other, _)| other == *address));
-        // Port 0 is whatever port is free: never the same twice.
+        // Port 0 means any free port: never the same twice.
         if let (Some((other, _)), true) = (other, address.port() != 0) {
             check.wrong(
                 &at.key(name).key("address"),
@@ -165,7 +165,7 @@ fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
     if http.cleartext == Cleartext::Loopback && !address.ip().is_loopback() {
         check.wrong(
             &at.key("address"),
-            format!("{address} would take API keys in clear text from the network"),
+            format!("{address} would receive API keys in clear text from the network"),
             "listen on 127.0.0.1, use https, or write cleartext: allowed where TLS ends in front of the gateway",
         );
     }
@@ -215,7 +215,7 @@ fn token(token: Secret) -> Result<Secret, Wrong> {
     let bytes = token.reveal().as_bytes();
     let fits = (16..=256).contains(&bytes.len()) && bytes.iter().all(u8::is_ascii_graphic);
     fits.then_some(token)
-        .ok_or_else(|| Wrong::new("it is not a token", hint))
+        .ok_or_else(|| Wrong::new("the value is not a token", hint))
 }
 
 #[cfg(test)]

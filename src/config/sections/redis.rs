@@ -1,5 +1,4 @@
-//! The section `store.redis`: where Redis is, who the gateway is there, how it is spoken to, and what a gateway does while it is
-//! away.
+//! The section `store.redis`: address, credentials and TLS of Redis, and what a gateway does while it is unreachable.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -15,7 +14,7 @@ use crate::config::rows::{
     within,
 };
 
-/// Of a URL without one.
+/// The default port of a URL.
 const PORT: u16 = 6379;
 const URL: &str = "redis://127.0.0.1:6379/0";
 /// The largest number of databases that a server can be configured with.
@@ -23,56 +22,55 @@ const DATABASE_MAX: u64 = 65_535;
 
 rows! {
     pub(super) struct RedisRows {
-        /// Where Redis is, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`,
-        /// rediss:// for TLS.
+        /// The address of Redis, one of url, url_file, sentinels, cluster: `redis://[user:password@]host[:port][/database]`, rediss://
+        /// for TLS.
         url: Option<Secret> = url(redis_url);
-        /// A file with the URL, for one with a password in it.
+        /// A file with the URL, for a URL with a password.
         url_file: Option<Secret> = secret_file();
         /// The sentinels, each host:port; with `master`.
         sentinels: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
-        /// What the sentinels call the master.
+        /// The sentinels' name for the master.
         master: Option<String> = text(|text| not_empty(text, "write a name, or remove it"));
-        /// Some nodes of the cluster, each host:port; the others are learnt.
+        /// Some nodes of the cluster, each host:port; the others are discovered.
         cluster: Vec<String> = texts(server).not_empty("at least one is needed", "write [host:port, …]");
-        /// The database; goes before the one in the URL. A cluster has only 0.
+        /// The database; takes precedence over the one in the URL. A cluster has only 0.
         database: Option<u32> = between(0..=DATABASE_MAX).map(|database| database.map(u32::of));
-        /// The ACL user; goes before the one in the URL.
+        /// The ACL user; takes precedence over the one in the URL.
         username: Option<String> = text(|text| not_empty(text, "write a user name, or remove it"));
-        /// A file with the password; goes before one in the URL.
+        /// A file with the password; takes precedence over one in the URL.
         password_file: Option<Secret> = secret_file();
         /// A file with the password of the sentinels.
         sentinel_password_file: Option<Secret> = secret_file();
-        /// TLS to every server; {} trusts what the operating system trusts.
+        /// TLS to every server; {} trusts the operating system's authorities.
         tls: Option<RedisTls> = section(tls);
-        /// What every name in Redis begins with.
+        /// The prefix of every name in Redis.
         key_prefix: String = text(key_prefix).or_text("touchline");
-        /// For one call.
+        /// The timeout of one call.
         timeout: Duration = within(MS * 100, MS..=seconds(10));
-        /// This gateway's copy of the key table (digests, no keys), for days without Redis.
+        /// This gateway's copy of the key table (digests, no keys), for times without Redis.
         replica: PathBuf = leaf().or("var/keys.db".into());
-        // Shorter than the feed's own freshness it would end service at every hiccup of Redis.
-        /// How long known keys are served by that copy; a revoked one too, by a gateway that cannot reach Redis.
+        // A value below the feed's own freshness would end service at every short interruption of Redis.
+        /// How long a gateway that cannot reach Redis accepts the keys in that copy, also those revoked since.
         max_staleness: Duration = within(HOUR * 24, MINUTE..=HOUR * 24 * 30);
-        /// While Redis is away: `bounded`, each gateway serves its share of what was left of each key's quota; `deny`, nothing
-        /// is served; `open`, everything is.
+        /// Charges while Redis is unreachable: `bounded`, each gateway serves its share of what remained of each key's quota; `deny`,
+        /// nothing is served; `open`, everything is.
         outage: OutagePolicy = leaf().or(OutagePolicy::Bounded);
-        /// Where each gateway writes down what it serves without Redis, on a local disk, one for each machine; it belongs to
-        /// this store alone.
+        /// The file in which gateways record the units served without Redis, on a local disk, one for each machine and store.
         journal: PathBuf = leaf().or("var/journal.db".into());
-        /// What an emptied Redis and a killed gateway together may cost.
+        /// The counts lost if a gateway is killed and Redis emptied before the next one starts.
         journal_interval: Duration = within(SECOND, MS * 10..=MINUTE);
-        /// Share at least so finely while Redis is away, even if fewer gateways were seen alive.
+        /// Divide quotas among at least this many gateways while Redis is unreachable, even if fewer were seen alive.
         min_nodes: NonZeroU64 = number(1, 1..=1_000);
-        /// Of the limit, for a key whose count this gateway does not know while Redis is away.
+        /// The part of the limit served without Redis for a key whose count this gateway does not know.
         cold_cap: u64 = percent(2);
-        /// A count older than this when Redis went away is not known.
+        /// A count that was older than this when the outage began is treated as unknown.
         count_staleness: Duration = within(5 * MINUTE, SECOND..=24 * HOUR);
     }
 
     struct RedisTlsRows {
         /// PEM file of the authorities that sign the servers.
         ca_file: Option<PathBuf> = file(readable);
-        /// PEM file of this gateway's certificate, where Redis asks for one; read anew for every connection.
+        /// PEM file of this gateway's certificate, if Redis asks for one; read again for every connection.
         certificate: Option<PathBuf> = file(readable);
         /// PEM file of that certificate's key.
         private_key: Option<PathBuf> = file(readable);
@@ -82,51 +80,51 @@ rows! {
 /// The Redis store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RedisStore {
-    /// Where Redis is.
+    /// The address of Redis.
     pub place: RedisPlace,
-    /// The database; goes before the one in the URL. Never with a cluster.
+    /// The database; takes precedence over the one in the URL. Never set for a cluster.
     pub database: Option<u32>,
-    /// The ACL user; goes before the one in the URL.
+    /// The ACL user; takes precedence over the one in the URL.
     pub username: Option<String>,
-    /// The password of `password_file`, which goes before the one in the URL.
+    /// The password of `password_file`, which takes precedence over the one in the URL.
     pub password: Option<Secret>,
     /// The password of the sentinels.
     pub sentinel_password: Option<Secret>,
-    /// How TLS is spoken, where it is.
+    /// TLS to every server, if configured.
     pub tls: Option<RedisTls>,
-    /// What every name in Redis begins with.
+    /// The prefix of every name in Redis.
     pub key_prefix: String,
-    /// How long one call may take.
+    /// The timeout of one call.
     pub timeout: Duration,
-    /// Where a gateway saves its replica of the key table.
+    /// The file of the gateway's replica of the key table.
     pub replica: PathBuf,
-    /// How long known keys are served by a replica that could not be brought up to date.
+    /// How long keys are accepted from a replica that could not be updated.
     pub max_staleness: Duration,
-    /// What happens to charges while Redis is away.
+    /// How charges are decided while Redis is unreachable, and where they are recorded.
     pub outage: Outage,
 }
 
-/// What a gateway does while Redis is away, and what it writes down for that.
+/// How a gateway decides charges while Redis is unreachable, and its journal for that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outage {
-    /// What happens to charges.
+    /// How charges are decided.
     pub policy: OutagePolicy,
-    /// The file in which this node writes down what it counts.
+    /// The file in which this node records its counts.
     pub journal: PathBuf,
-    /// How often it does so while Redis answers.
+    /// How often counts are recorded while Redis answers.
     pub journal_interval: Duration,
-    /// The gateways that share what is left of a quota while Redis is away, at least.
+    /// The least number of gateways that share the remainder of a quota.
     pub min_nodes: NonZeroU64,
-    /// The part of a limit that is served without knowing the count, in hundredths.
+    /// The part of a limit that is served for a key with an unknown count, in hundredths.
     pub cold_percent: u64,
-    /// A count that was older than this when Redis went away is unknown.
+    /// A count that was older than this when the outage began is treated as unknown.
     pub count_staleness: Duration,
 }
 
-/// What happens to charges while Redis is away.
+/// How charges are decided while Redis is unreachable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutagePolicy {
-    /// Each gateway serves its share of what was left.
+    /// Each gateway serves its share of what remained.
     Bounded,
     /// Nothing is served.
     Deny,
@@ -134,16 +132,16 @@ pub enum OutagePolicy {
     Open,
 }
 
-/// Where Redis is; addresses are `host:port`, resolved for every connection.
+/// The address of Redis; addresses are `host:port`, resolved for every connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RedisPlace {
     /// `redis[s]://[user[:password]@]host[:port][/database]`.
     Url(Secret),
-    /// The master that sentinels name.
+    /// The master that sentinels report.
     Sentinels {
         /// At least one, none twice.
         sentinels: Vec<String>,
-        /// Their name for the master.
+        /// The sentinels' name for the master.
         master: String,
     },
     /// Nodes of a cluster, at least one, none twice.
@@ -153,9 +151,9 @@ pub enum RedisPlace {
 /// TLS to Redis. The files were readable when the configuration was checked.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RedisTls {
-    /// PEM file of the authorities that sign servers; without one those of the operating system.
+    /// PEM file of the authorities that sign servers; `None` for the operating system's.
     pub ca_file: Option<PathBuf>,
-    /// PEM files of the gateway's certificate and its private key, where Redis asks for one.
+    /// PEM files of the gateway's certificate and its private key, if Redis asks for one.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
@@ -206,7 +204,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
     })
 }
 
-/// Looks up the names of its servers.
+/// Resolves the names of the servers.
 fn look_up(check: &mut Check<'_>, at: &Path, place: &RedisPlace) {
     let (name, servers) = match place {
         RedisPlace::Sentinels { sentinels, .. } => ("sentinels", sentinels),
@@ -229,13 +227,13 @@ fn look_up(check: &mut Check<'_>, at: &Path, place: &RedisPlace) {
     }
 }
 
-/// What keys say of each other.
+/// Checks keys that exclude or need each other.
 fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
     let mut places = vec!["url", "url_file", "sentinels", "cluster"];
     places.retain(|name| check.is_given(&at.key(name)));
     for second in places.iter().skip(1) {
         let hint = format!("keep one of {}", places.join(" and "));
-        check.wrong_key(&at.key(second), "it is told twice where Redis is", hint);
+        check.wrong_key(&at.key(second), "Redis has two addresses", hint);
     }
     if let Some(file) = &rows.url_file {
         check.accept(&at.key("url_file"), redis_url(file.clone()));
@@ -253,12 +251,12 @@ fn relations(check: &mut Check<'_>, at: &Path, rows: &RedisRows) {
             }
         }
     } else if !check.is_given(&master_at) {
-        let hint = "write master: and its name";
+        let hint = "write master: and the sentinels' name for it";
         check.wrong(&master_at, "the key is missing", hint);
     }
     if rows.journal == rows.replica {
         let hint = "give journal and replica a file each";
-        check.wrong_key(&at.key("journal"), "it is the file of the replica", hint);
+        check.wrong_key(&at.key("journal"), "the replica has the same file", hint);
     }
 }
 
@@ -270,7 +268,7 @@ fn tls(check: &mut Check<'_>, at: &Path, rows: RedisTlsRows) -> Option<RedisTls>
     })
 }
 
-/// A URL that the client library takes. What is wrong is told without the URL: there may be a password in it.
+/// A URL that the client library accepts. Problems do not show the URL, which may contain a password.
 fn redis_url(url: Secret) -> Result<Secret, Wrong> {
     let text = url.reveal();
     use redis::{ConnectionAddr, IntoConnectionInfo};
@@ -287,11 +285,11 @@ fn redis_url(url: Secret) -> Result<Secret, Wrong> {
         )
     });
     let hint = "write redis://[user:password@]host[:port][/database], or rediss:// for TLS";
-    let wrong = || Wrong::new("it is not the URL of a Redis server", hint);
+    let wrong = || Wrong::new("the value is not the URL of a Redis server", hint);
     (known && usable).then_some(url).ok_or_else(wrong)
 }
 
-/// A `host:port`; an IPv6 address stands in brackets.
+/// A `host:port`; an IPv6 address is in brackets.
 fn server(text: &str) -> Result<String, Wrong> {
     let fits = text.rsplit_once(':').is_some_and(|(host, port)| {
         let bare = host
@@ -312,13 +310,13 @@ fn server(text: &str) -> Result<String, Wrong> {
 
 fn not_empty(text: &str, hint: &str) -> Result<String, Wrong> {
     match text {
-        "" => Err(Wrong::new("it is empty", hint)),
+        "" => Err(Wrong::new("the value is empty", hint)),
         text => Ok(text.to_owned()),
     }
 }
 
 fn key_prefix(text: &str) -> Result<String, Wrong> {
-    // Braces would move all keys of the store into one slot of a cluster.
+    // Braces would put all keys of the store into one slot of a cluster.
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
     let fits = (1..=64).contains(&text.len()) && text.bytes().all(fits);
     let hint = "1 to 64 characters of a-z, A-Z, 0-9 and -_.:";

@@ -11,18 +11,18 @@ use crate::policy::retirement::{LinkTarget, Relation, Retirement};
 
 rows! {
     pub(super) struct LinksRows {
-        /// What the deprecation means: an http or https address, or a path of this API.
+        /// A page about the deprecation: an http or https URL, or a path of this API.
         deprecation: Option<LinkTarget> = text(link);
-        /// What its end means.
+        /// A page about the removal.
         sunset: Option<LinkTarget> = text(link);
-        /// What takes its place.
+        /// The endpoint that replaces it.
         successor_version: Option<LinkTarget> = text(link);
     }
 }
 
-/// An instant as it is written.
+/// A date or an instant, as written in the file.
 pub(super) enum When {
-    /// The first one of a quota day.
+    /// A date, which means the first instant of that quota day.
     Day(Date),
     Instant(Timestamp),
 }
@@ -34,7 +34,7 @@ impl When {
             When::Instant(instant) => return instant,
         };
         let start = day.and_then(|day| Timestamp::from_second(day.start).ok());
-        // Without a day the calendar itself is wrong, which is a problem of its own.
+        // Without a calendar, quota.timezone is wrong, which is reported there.
         start.unwrap_or(Timestamp::UNIX_EPOCH)
     }
 }
@@ -42,7 +42,7 @@ impl When {
 pub(super) fn when(text: &str) -> Result<When, Wrong> {
     let hint = "write a date such as 2027-06-30, or an instant such as 2027-06-30T12:00:00Z";
     match text.parse::<Date>() {
-        // A date has one form.
+        // Only YYYY-MM-DD is accepted as a date.
         Ok(date) if date.to_string() == text => Ok(When::Day(date)),
         Ok(_) | Err(_) => match text.parse::<Timestamp>() {
             Ok(instant) => Ok(When::Instant(instant)),
@@ -53,11 +53,11 @@ pub(super) fn when(text: &str) -> Result<When, Wrong> {
 
 fn link(text: &str) -> Result<LinkTarget, Wrong> {
     let hint =
-        "write an address such as https://example.com/docs, or a path such as /api/v2/data/markets";
+        "write a URL such as https://example.com/docs, or a path such as /api/v2/data/markets";
     LinkTarget::parse(text).ok_or_else(|| Wrong::not("a link", hint))
 }
 
-/// What is reported of an endpoint that is going away.
+/// The announcement of an endpoint's removal.
 pub(super) fn retirement(
     check: &mut Check<'_>,
     at: &Path,
@@ -76,7 +76,7 @@ pub(super) fn retirement(
         .into_iter()
         .filter_map(|(relation, target)| Some((relation, target?)));
     Retirement::new(deprecation, sunset, links.collect()).unwrap_or_else(|error| {
-        let hint = "an endpoint is deprecated first and gone later (RFC 9745)";
+        let hint = "the sunset must not be before the deprecation (RFC 9745)";
         check.wrong(&at.key("sunset"), error.to_string(), hint);
         Retirement::default()
     })

@@ -1,4 +1,4 @@
-//! Where keys and counts live: exactly one of two stores.
+//! The store of keys and counts: exactly one of two kinds.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -23,8 +23,8 @@ rows! {
     pub struct EmbeddedStore {
         /// The database file.
         path: PathBuf = leaf().or("var/touchline.db".into());
-        /// What a power cut may cost: `commit` nothing, a duration at most what was counted in it. A crash of the gateway alone
-        /// never costs anything.
+        /// What a power failure may lose: nothing with `commit`; with a duration, at most the counts of that duration. A crash of the
+        /// gateway alone loses nothing.
         durability: Durability = within(
             Durability::Interval(SECOND),
             Durability::Interval(MS * 10)..=Durability::Interval(MINUTE),
@@ -32,7 +32,7 @@ rows! {
     }
 }
 
-/// Where keys and counts live.
+/// The store of keys and counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreConfig {
     /// SQLite on this machine.
@@ -41,12 +41,12 @@ pub enum StoreConfig {
     Redis(Box<RedisStore>),
 }
 
-/// When commits reach the disk for sure. A crash of the process alone never loses one.
+/// When commits are safe on disk. A crash of the process alone never loses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
 pub enum Durability {
     /// Before each answer.
     Commit,
-    /// At most this long after it.
+    /// At most this long after each answer.
     Interval(Duration),
 }
 
@@ -75,27 +75,27 @@ pub(super) fn store(check: &mut Check<'_>, at: &Path, rows: StoreRows) -> StoreC
     }
 }
 
-/// The rest of a configuration of which only the store is wanted.
+/// The rest of a configuration that is made only for its store.
 const NEEDED: &str = "tiers: {any: {daily: 1}}
 endpoints: [{path: /, tiers: [any], upstream: any}]
 upstreams: {any: {servers: [127.0.0.1:1]}}
 ";
 
 impl StoreConfig {
-    /// The Redis at a URL, with the defaults for all else. `${VARIABLE}` stands for the variable's value, as in the file.
+    /// A Redis store at a URL, with defaults for all else. `${VARIABLE}` is replaced, as in the file.
     ///
     /// # Errors
-    /// Where it is no URL of a Redis.
+    /// If the text is not the URL of a Redis.
     pub fn of_url(url: &str) -> Result<StoreConfig, ConfigErrors> {
-        // What JSON writes, YAML reads.
+        // JSON is valid YAML.
         let url = serde_json::Value::from(url);
         StoreConfig::of_text(&format!("store: {{redis: {{url: {url}}}}}"))
     }
 
-    /// The embedded store in a file, with the defaults for all else.
+    /// An embedded store in a file, with defaults for all else.
     ///
     /// # Errors
-    /// Where it is no path.
+    /// If the text is not a path.
     pub fn of_file(path: &str) -> Result<StoreConfig, ConfigErrors> {
         let path = serde_json::Value::from(path);
         StoreConfig::of_text(&format!("store: {{embedded: {{path: {path}}}}}"))

@@ -1,4 +1,4 @@
-//! Where traces are exported to.
+//! The export of traces.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use crate::config::check::Wrong;
 use crate::config::rows::{needed, optional, percent, rows, secret, section, within};
 
 rows! {
-    /// What becomes of traces.
+    /// The export of traces.
     #[derive(Debug, Clone, Default, PartialEq, Eq)]
     pub struct Tracing {
-        /// Where spans go: a collector that takes OTLP over HTTP, in protobuf. Without it none are made.
+        /// The collector of spans: OTLP over HTTP, in protobuf. Without it, no spans are recorded.
         otlp: Option<Otlp> = optional();
     }
 
     /// A collector that speaks OTLP over HTTP.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Otlp {
-        /// The whole URL with its path, mostly /v1/traces.
+        /// The full URL with its path, mostly /v1/traces.
         url: Secret = needed("write url: http://127.0.0.1:4318/v1/traces", secret(collector));
-        /// What the collector knows the gateway by.
+        /// The header that authenticates the gateway to the collector.
         header: Option<SecretHeader> = section(header);
-        /// How many of the traces that begin here are recorded. Where a caller sends one, it decides (the sampled flag).
+        /// The share of the traces beginning at the gateway that are recorded. A caller's own trace is recorded if its sampled flag is set.
         sample_percent as "sample": u8 = percent(1);
-        /// How long one export may take. No request waits for it.
+        /// The timeout of one export. No request waits for it.
         timeout: Duration = within(seconds(5), MS * 100..=MINUTE);
     }
 }
 
 fn collector(url: Secret) -> Result<Secret, Wrong> {
-    let hint = "write it whole, such as https://collector.example:4318/v1/traces";
-    http_url(url, "it is not the URL of a collector", hint)
+    let hint = "write the full URL, such as https://collector.example:4318/v1/traces";
+    http_url(url, "the value is not the URL of a collector", hint)
 }

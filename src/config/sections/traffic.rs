@@ -1,4 +1,4 @@
-//! Tiers and endpoints: who may call what, and where it goes.
+//! Tiers and endpoints: the paths that may be called, the tiers that include them, and their upstreams.
 
 use std::collections::BTreeSet;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -25,15 +25,15 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::token_bucket::Rate;
 
 const MILLION: NonZeroU32 = NonZeroU32::MIN.saturating_add(999_999);
-/// Far above any quota, and exact in every number format on the way.
+/// The largest quota: far above any real one, and exact in every number format that it passes through.
 const DAILY_MAX: u64 = 1_000_000_000_000;
-/// A million dollars a month.
+/// The highest price: a million dollars a month.
 const PRICE_MAX: Price = Price(100_000_000);
-/// Requests a second of one key on one gateway: the most that is still told exactly.
+/// The highest rate of one key on one gateway, in requests a second, that is still computed exactly.
 const RATE_MAX: NonZeroU32 = NonZeroU32::MIN.saturating_add(9_999);
-/// A sentence or two.
+/// The longest maintenance message: a sentence or two.
 const MESSAGE_CHARS_MAX: usize = 500;
-/// `CONNECT` and `TRACE` have no place behind a gateway; `HEAD` comes with `GET`.
+/// The methods of endpoints. `CONNECT` and `TRACE` are not forwarded by a gateway; `HEAD` is allowed with `GET`.
 const METHODS: [Method; 7] = [
     Method::GET,
     Method::HEAD,
@@ -46,7 +46,7 @@ const METHODS: [Method; 7] = [
 const METHODS_HINT: &str = "write GET, HEAD, POST, PUT, PATCH, DELETE or OPTIONS";
 pub(super) const ENDPOINTS_HINT: &str =
     "write one such as { path: /api/v1/data/markets, tiers: [starter], upstream: prediction-data }";
-const NO_TIER: &str = "there is no tier that includes it";
+const NO_TIER: &str = "no tier includes this endpoint";
 const TIERS_HINT: &str = "write tiers: and a list of names";
 const BURST_HINT: &str = "write burst: { rate: 20, burst: 40 }";
 
@@ -56,58 +56,58 @@ rows! {
     pub struct Tier {
         /// Units a quota day; a request takes its endpoint's cost.
         daily: NonZeroU64 = required("write daily: and the requests a day", number(1, 1..=DAILY_MAX));
-        /// US dollars a month, as 99 or 99.50: what invoices reckon with; no amount without it.
+        /// US dollars a month, as 99 or 99.50, for invoices; without it, no amount.
         price_cents as "price": Option<u64> = between(Price(0)..=PRICE_MAX).map(|price| price.map(|Price(cents)| cents));
-        /// false: requests of this tier are counted and told their standing, but none is refused by tier or quota.
+        /// With false, requests of this tier are counted and get the rate-limit headers, but none is refused by tier, rates or quota.
         enforcement as "enforce": Enforcement = leaf().or(Enforcement::Enforced);
-        /// How fast one key may send requests, on each gateway; without it there is no bound. What is more gets a 429 and is
-        /// never charged.
+        /// How fast one key may send requests, on each gateway; without it, any rate. Requests above it get a 429 and are never
+        /// charged.
         burst: Option<Rate> = section(|_, _, rows: BurstRows| Some(Rate::per_second(rows.rate, rows.burst)));
-        /// Requests that one key may have under way at the same time, on each gateway; without it there is no bound. What is
-        /// more gets a 429 and is never charged.
+        /// Requests that one key may have in flight, on each gateway; without it, any number. Requests above it get a 429 and are never
+        /// charged.
         concurrent: Option<NonZeroU32> = between(NonZeroU32::MIN..=MILLION);
     }
 
     struct BurstRows {
-        /// Requests a second, after those at once.
+        /// Requests a second, once the burst is used.
         rate: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=RATE_MAX));
         /// Requests at once.
         burst: NonZeroU32 = required(BURST_HINT, within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION));
     }
 
     pub(super) struct EndpointRows {
-        /// The path, matched exactly; `{name}` stands for one segment, `{rest...}` at the end for one or more.
+        /// The path, matched exactly; `{name}` matches one segment, `{rest...}` at the end one or more.
         path: Option<Arc<str>> = required("write path: /api/v1/data/…", text(any));
-        /// The methods it takes: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is taken wherever GET is.
+        /// The allowed methods: GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS. HEAD is allowed wherever GET is.
         methods: Vec<Method> = texts(method).or_list(&["GET"]).not_empty("there is no method", METHODS_HINT);
-        /// The tiers that include it.
+        /// The tiers that include the endpoint.
         tiers: Vec<(Path, Arc<str>)> = required_as(NO_TIER, TIERS_HINT, placed_texts(any).not_empty(NO_TIER, TIERS_HINT));
-        /// What one request takes from the daily quota.
+        /// The units that one request takes from the daily quota.
         cost: NonZeroU32 = within(NonZeroU32::MIN, NonZeroU32::MIN..=MILLION);
-        /// The upstream that it is forwarded to.
-        upstream: Option<Arc<str>> = required("write upstream: and the name of one", text(any));
-        /// Since when clients should not use it any more: a date, which is its first instant in quota.timezone, or an instant
-        /// such as 2027-06-30T12:00:00Z.
+        /// The upstream that requests are forwarded to.
+        upstream: Option<Arc<str>> = required("write upstream: and the name of an upstream", text(any));
+        /// The time from which clients should no longer use the endpoint: an instant such as 2027-06-30T12:00:00Z, or a date, which
+        /// means its first instant in quota.timezone.
         deprecation: Option<When> = text(when);
-        /// When it will go, told as `deprecation` is and not before it. It is served all the same while it stands here.
+        /// The time of its removal, written like `deprecation` and not before it. The endpoint is still served while it is in the file.
         sunset: Option<When> = text(when);
-        /// Where clients read more of its end.
+        /// Pages about the deprecation and removal, for clients.
         links: LinksRows = plain();
-        /// That it is being worked on: 500 with Retry-After, never charged, and nothing is forwarded.
+        /// Maintenance: requests get a 500 with Retry-After, are not forwarded and never charged.
         maintenance: Option<MaintenanceRows> = optional();
     }
 
     pub(super) struct MaintenanceRows {
-        /// When it is over by itself: a date, which is its first instant in quota.timezone, or an instant such as
-        /// 2026-11-22T06:00:00Z; without it, when this section is taken out.
+        /// When the maintenance ends by itself: an instant such as 2026-11-22T06:00:00Z, or a date, which means its first instant in
+        /// quota.timezone. Without it, the maintenance ends when this section is removed.
         until: Option<When> = text(when);
-        /// The sentence that clients are told.
+        /// The message for clients.
         message: Option<Arc<str>> = text(message);
     }
 }
 
 impl Tier {
-    /// What requests of the tier are judged by.
+    /// Converts the rows into a tier.
     pub fn terms(&self) -> Terms {
         Terms {
             daily: self.daily.get(),
@@ -133,17 +133,17 @@ pub(super) fn tier(
     }
 }
 
-/// What endpoints refer to, as far as it could be read; what could not is not held against them.
+/// The names that endpoints may refer to, as far as they could be read; unreadable ones cause no further problems.
 pub(super) struct Known<'a> {
-    /// The tiers they may name.
+    /// The known tiers.
     pub(super) tiers: Option<&'a [(TierName, Tier)]>,
-    /// The upstreams they may name.
+    /// The known upstreams.
     pub(super) upstreams: Option<&'a [Upstream]>,
-    /// By what their dates are told.
+    /// The calendar for their dates.
     pub(super) calendar: Option<&'a Calendar>,
 }
 
-/// The endpoints; `None` where there are none or two of them overlap.
+/// The endpoints; `None` if there are none or two of them overlap.
 pub(super) fn endpoints(
     check: &mut Check<'_>,
     rows: Vec<Option<(Path, EndpointRows)>>,
@@ -187,7 +187,7 @@ pub(super) fn endpoints(
     }
 }
 
-/// One endpoint; `None` where it has no path to be found by.
+/// One endpoint; `None` if it has no valid path.
 fn endpoint(
     check: &mut Check<'_>,
     at: &Path,
@@ -246,7 +246,7 @@ fn any(text: &str) -> Result<Arc<str>, Wrong> {
 
 fn method(text: &str) -> Result<Method, Wrong> {
     let known = METHODS.into_iter().find(|method| method.as_str() == text);
-    known.ok_or_else(|| Wrong::not("a method an endpoint can take", METHODS_HINT))
+    known.ok_or_else(|| Wrong::not("a method that an endpoint can have", METHODS_HINT))
 }
 
 fn message(text: &str) -> Result<Arc<str>, Wrong> {
@@ -255,10 +255,10 @@ fn message(text: &str) -> Result<Arc<str>, Wrong> {
         return Ok(text.into());
     }
     let hint = format!("one line of 1 to {MESSAGE_CHARS_MAX} characters");
-    Err(Wrong::new("it cannot be told to clients", hint))
+    Err(Wrong::new("the message cannot be sent to clients", hint))
 }
 
-/// Whether `name` is one of `names`, where those are known.
+/// Checks that `name` is one of `names`, if those are known.
 fn known_name(kind: &str, name: &str, names: Option<&Vec<&str>>) -> Result<(), Wrong> {
     let Some(names) = names.filter(|names| !names.contains(&name)) else {
         return Ok(());

@@ -1,5 +1,5 @@
-//! TLS to an upstream: whom the gateway trusts there, and who it is. What the files hold is read and checked with the rest of the
-//! configuration, so that a mistake refuses it and a renewed file makes it another one.
+//! TLS to an upstream: the trusted authorities and the gateway's own certificate. The files are read and checked with the rest of
+//! the configuration, so a mistake in them refuses the configuration, and a renewed file makes a new one.
 
 use std::fmt;
 use std::path::{Path as FilePath, PathBuf};
@@ -19,11 +19,11 @@ type Chain = Vec<Vec<u8>>;
 
 rows! {
     pub(super) struct UpstreamTlsRows {
-        /// What certificates must name, where that is not the host of the server.
+        /// The name in the servers' certificates, if it is not the host of the server.
         name: Option<String> = text(server_name);
         /// PEM file of the authorities that sign the servers.
         ca_file: Option<(PathBuf, Chain)> = file(certificates);
-        /// PEM file of the gateway's own certificate, where the servers ask for one.
+        /// PEM file of the gateway's own certificate, if the servers ask for one.
         certificate: Option<(PathBuf, Chain)> = file(certificates);
         /// PEM file of that certificate's key.
         private_key: Option<(PathBuf, PrivateKeyDer<'static>)> = file(private_key);
@@ -33,17 +33,17 @@ rows! {
 /// TLS to an upstream, whose certificate is always verified. The files were read with the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// What certificates must name; `None`: the host of the server.
+    /// The name in the servers' certificates; `None` for the host of the server.
     pub name: Option<String>,
-    /// Who signs them, X.509 in DER; `None`: whom the operating system trusts.
+    /// The trusted authorities, X.509 in DER; `None` for the operating system's.
     pub authorities: Option<Chain>,
-    /// Who the gateway is.
+    /// The gateway's own certificate.
     pub identity: Option<Identity>,
-    /// Where all that was read, to be watched.
+    /// The files that were read, to be watched.
     pub files: Vec<PathBuf>,
 }
 
-/// A certificate that the gateway shows, and its key.
+/// A certificate of the gateway, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// The chain, the gateway's own certificate first, X.509 in DER; at least one.
@@ -86,7 +86,7 @@ pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Op
 }
 
 fn server_name(text: &str) -> Result<String, Wrong> {
-    let hint = "write the name in the servers' certificate, such as data.internal";
+    let hint = "write the name in the servers' certificates, such as data.internal";
     match ServerName::try_from(text) {
         Ok(_) => Ok(text.to_owned()),
         Err(_) => Err(Wrong::not("the name of a server", hint)),
@@ -105,11 +105,11 @@ fn read_certificates(file: &FilePath) -> Result<Vec<Vec<u8>>, String> {
     let read: Result<Vec<_>, _> = CertificateDer::pem_file_iter(file).and_then(Iterator::collect);
     let chain = read.map_err(|error| error.to_string())?;
     if chain.is_empty() {
-        return Err("it holds no certificate in PEM form".to_owned());
+        return Err("the file has no certificate in PEM format".to_owned());
     }
     for certificate in &chain {
         x509_parser::parse_x509_certificate(certificate)
-            .map_err(|_| "it holds something that is no certificate".to_owned())?;
+            .map_err(|_| "the file has a PEM section that is not a valid certificate".to_owned())?;
     }
     Ok(chain
         .iter()

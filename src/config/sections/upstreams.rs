@@ -1,4 +1,4 @@
-//! The services behind the gateway: their servers, how these are chosen and judged, and how they are spoken to.
+//! The services behind the gateway: their servers, how a server is chosen and checked, and the protocol used with it.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -22,108 +22,108 @@ use crate::policy::compression::{Coding, Compression};
 use crate::policy::own_header;
 use crate::policy::server_health::{Ejection, Thresholds};
 
-/// What the section `upstreams` needs.
+/// The hint for an empty section `upstreams`.
 pub(super) const HINT: &str = "write one such as prediction-data: { servers: [127.0.0.1:9000] }";
 const SERVERS_HINT: &str = "write servers: [127.0.0.1:9000]";
-/// What a server of an upstream looks like.
+/// The hint for a malformed server.
 const SERVER_HINT: &str = "write host:port, such as 127.0.0.1:9000";
 const CODINGS_HINT: &str = "write zstd or gzip";
 const ONE: NonZeroU32 = NonZeroU32::MIN;
-/// More checks in a row than anybody waits for.
+/// The largest number of checks in a row.
 const IN_A_ROW_MAX: NonZeroU32 = ONE.saturating_add(99);
 
 rows! {
     pub(super) struct UpstreamRows {
-        /// Its servers, each host:port, or address and weight. All addresses of a name are servers, those of IPv4 if it has any.
+        /// The servers, each host:port, or address and weight. Each address of a name is a server (IPv4 addresses only, if it has any).
         servers: Vec<Server> = required(
             SERVERS_HINT,
             list(server_item).not_empty("at least one server is needed", SERVERS_HINT).then(servers),
         );
-        /// Which server a request goes to: `round_robin`, one after another; `least_loaded`, the one with the fewest requests
-        /// under way; `by_key`, the same one for the same API key. Weights count with each.
+        /// How a server is chosen: `round_robin`, one after another; `least_loaded`, the one with the fewest requests in flight;
+        /// `by_key`, the same one for the same API key. Weights count with each.
         choice: Choice = leaf().or(Choice::RoundRobin);
-        /// How often names are resolved anew; nothing waits for it, and a failure changes nothing. A name without an address yet is tried
-        /// each second; its server is out until then.
+        /// How often names are resolved again. No request waits for it, and a failure changes nothing. A name that never resolved is
+        /// tried each second; its server gets no requests until then.
         resolve: Duration = within(seconds(30), SECOND..=HOUR);
-        /// Health checks of every server; without them only failing requests tell.
+        /// Health checks of every server; without them, only failing requests take a server out.
         health: Option<HealthCheck> = optional();
         /// When failing requests take a server out.
         ejection: Ejection = always(ejection);
-        /// TLS to every server, whose certificate is always verified; {} trusts what the operating system trusts.
+        /// TLS to every server. Certificates are always verified; {} trusts the operating system's authorities.
         tls: Option<UpstreamTls> = section(tls);
-        /// Which HTTP is spoken with the servers: `http1`; `http2`, without TLS as known beforehand; `auto`, with TLS only, what a
-        /// server agrees to by ALPN, HTTP/2 first.
+        /// The version of HTTP: `http1`; `http2`, without TLS with prior knowledge; `auto`, with TLS only, what a server agrees to by
+        /// ALPN, HTTP/2 first.
         protocol: Protocol = leaf().or(Protocol::Http1);
-        /// A secret header, so that the servers can refuse whoever is not the gateway.
+        /// A secret header, so that the servers can refuse requests that did not come through the gateway.
         header: Option<SecretHeader> = section(header);
-        /// Answers that the servers send uncompressed are compressed for clients that take it; without this section none is.
+        /// Compresses answers that the servers send uncompressed, for clients that accept it; without this section none is compressed.
         compression: Option<Compression> = section(compression);
-        /// How long it may take.
+        /// The timeouts of a request to a server.
         timeouts: Timeouts = plain();
-        /// How often a request is tried again where no server was reached; and on another server, if there is one, where one broke
-        /// off or answered 502, 503 or 504 to GET, HEAD or OPTIONS and nothing of its answer was passed on. Never charged.
+        /// How often a request is retried if no server was reached. GET, HEAD and OPTIONS are also retried, on another server if there
+        /// is one, after a broken-off answer or a 502, 503 or 504 of which nothing was passed on. Retries are never charged.
         retries: u8 = number(1, 0..=3);
     }
 
     struct CompressionRows {
-        /// Which codings, zstd or gzip; of those that a client likes equally well (Accept-Encoding) the first.
+        /// The codings, zstd or gzip; of those that a client prefers equally (Accept-Encoding), the first is used.
         codings: Vec<Coding> = texts(coding).or_list(&["zstd", "gzip"]).not_empty("there is no coding", CODINGS_HINT);
-        // Below it, an answer and its header fit one packet whether it is compressed or not.
-        /// An answer that is known to be shorter goes as it is.
+        // Below this size, an answer and its header fit into one packet whether compressed or not.
+        /// An answer known to be shorter is passed on uncompressed.
         min_bytes: u64 = size(1024, 1..=1024 * 1024);
     }
 
     struct ServerRows {
         /// host:port.
         address: Option<String> = required("write address: 127.0.0.1:9000", text(server));
-        /// Its share of the requests, beside those of the others.
+        /// The server's share of the requests, relative to the others.
         weight: NonZeroU32 = within(ONE, ONE..=ONE.saturating_add(999));
     }
 
-    /// How servers are asked whether they are well.
+    /// Health checks of the servers.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct HealthCheck {
-        /// What is asked for with GET; any 2xx will do.
+        /// The path requested with GET; any 2xx passes.
         path: String = needed("write path: /healthz", text(path));
-        /// Between two checks of a server.
+        /// The time between two checks of a server.
         interval: Duration = within(seconds(5), MS * 100..=HOUR);
-        /// For one check.
+        /// The timeout of one check.
         timeout: Duration = within(SECOND, MS..=MINUTE);
-        /// So many failed ones in a row, and the server is not asked.
+        /// The number of failed checks in a row after which the server gets no requests.
         unhealthy_after: NonZeroU32 = within(ONE.saturating_add(2), ONE..=IN_A_ROW_MAX);
-        /// So many passed ones in a row, and it is asked again.
+        /// The number of passed checks in a row after which it gets requests again.
         healthy_after: NonZeroU32 = within(ONE.saturating_add(1), ONE..=IN_A_ROW_MAX);
     }
 
     struct EjectionRows {
-        /// So many failed requests in a row (not reached, broken off, too late, answered 502, 503 or 504), and the server is not
-        /// asked for a pause; 0: never.
+        /// The number of failed requests in a row (not reached, broken off, timed out, answered 502, 503 or 504) after which the server
+        /// gets no requests for a pause; 0: never.
         failures: u32 = number(5, 0..=1_000);
-        /// The first pause. Each is twice as long as the one before, until a request is served.
+        /// The first pause. Each pause is twice as long as the one before, until a request is served.
         pause: Duration = within(SECOND, MS * 100..=HOUR);
         /// The longest pause.
         pause_max: Duration = within(MINUTE, MS * 100..=HOUR);
     }
 
     pub(super) struct SecretHeaderRows {
-        /// Its name; a client's own header of that name goes.
+        /// The name of the header; a client's own header of that name is removed.
         name: Option<HeaderName> = required("write name: X-Gateway-Secret", text(header_name));
-        /// Its value, from a ${VARIABLE}.
+        /// The value, from a ${VARIABLE}.
         value: Option<Secret> = leaf();
         /// A file with the value.
         value_file: Option<Secret> = secret_file();
     }
 
-    /// How long an upstream may take.
+    /// The timeouts of a request to an upstream.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub struct Timeouts {
-        /// To accept a connection.
+        /// The timeout for a connection.
         connect: Duration = within(SECOND, MS..=MINUTE);
-        /// Silence: before the header of the answer, and between two parts of it.
+        /// The longest silence: before the header of the answer, and between two parts of it.
         read: Duration = within(seconds(10), MS..=HOUR);
-        /// For the whole answer.
+        /// The timeout for the whole answer.
         total: Duration = within(MINUTE, MS..=HOUR);
-        /// A client that hangs up is refunded only if no header came for longer than this.
+        /// A client that hangs up is refunded only if the upstream sent no header for longer than this.
         slow: Duration = within(seconds(5), Duration::ZERO..=HOUR);
         /// How long an unused connection is kept.
         idle: Duration = within(seconds(30), MS..=HOUR);
@@ -135,54 +135,54 @@ rows! {
 pub struct Upstream {
     /// The name that endpoints use.
     pub name: Arc<str>,
-    /// Its servers; at least one, no name or address twice.
+    /// The servers; at least one, no name or address twice.
     pub servers: Vec<Server>,
-    /// How one of them is chosen.
+    /// How a server is chosen.
     pub choice: Choice,
-    /// How often their names are resolved anew.
+    /// How often names are resolved again.
     pub resolve: Duration,
-    /// How they are checked; `None`: they are not.
+    /// Health checks, if configured.
     pub health: Option<HealthCheck>,
-    /// When failing requests take one out.
+    /// When failing requests take a server out.
     pub ejection: Ejection,
-    /// How TLS is spoken with them; `None`: it is not.
+    /// TLS to the servers; `None` for cleartext.
     pub tls: Option<UpstreamTls>,
-    /// Which HTTP is spoken with them; [`Protocol::Negotiated`] only with TLS.
+    /// The version of HTTP; [`Protocol::Negotiated`] only with TLS.
     pub protocol: Protocol,
-    /// What shows them that a request is the gateway's.
+    /// The secret header of every request to the servers.
     pub header: Option<SecretHeader>,
-    /// Which of its answers are compressed; `None`: they go as they are.
+    /// Which answers are compressed; `None` for none.
     pub compression: Option<Compression>,
-    /// How long it may take.
+    /// The timeouts of a request.
     pub timeouts: Timeouts,
-    /// How often a request is tried again, 0 to 3.
+    /// How often a request is retried, 0 to 3.
     pub retries: u8,
 }
 
-/// Which version of HTTP is spoken with an upstream.
+/// The version of HTTP that is used with an upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1.
     Http1,
-    /// HTTP/2 and nothing else: with TLS as agreed on by ALPN, without it as known beforehand (RFC 9113 section 3.3).
+    /// HTTP/2 only: with TLS by ALPN, without TLS with prior knowledge (RFC 9113 section 3.3).
     Http2,
-    /// HTTP/2 where the server agrees to it by ALPN, else HTTP/1.1.
+    /// HTTP/2 if the server agrees to it by ALPN, else HTTP/1.1.
     Negotiated,
 }
 
 /// One server of an upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
-    /// `host:port` as it was written: what requests to it name in `Host`.
+    /// `host:port` as written in the file: the `Host` of requests to the server.
     pub name: String,
-    /// Its share of the requests, beside those of the others.
+    /// The server's share of the requests, relative to the others.
     pub weight: NonZeroU32,
-    /// What the name was resolved to when the file was read, in order, none twice; none where it did not resolve.
+    /// The addresses of the name when the file was read, in order, none twice; empty if it did not resolve.
     pub addresses: Vec<SocketAddr>,
 }
 
 impl HealthCheck {
-    /// How many in a row change the mind.
+    /// The results in a row that change a server's state.
     pub fn thresholds(&self) -> Thresholds {
         Thresholds {
             unhealthy_after: self.unhealthy_after,
@@ -194,9 +194,9 @@ impl HealthCheck {
 /// A header with a secret for an upstream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SecretHeader {
-    /// Its name, none that the gateway sets or removes.
+    /// The name, none that the gateway sets or removes.
     pub name: HeaderName,
-    /// Its value, which can stand in a header.
+    /// The value, which is valid in a header.
     pub value: Secret,
 }
 
@@ -213,8 +213,8 @@ pub(super) fn upstream(
         check.wrong_key(at, "this is not the name of an upstream", hint);
     }
     if rows.protocol == Protocol::Negotiated && !check.is_given(&at.key("tls")) {
-        let message = "without TLS there is nothing to agree on a version by";
-        let hint = "write http1 or http2, or give it tls";
+        let message = "without TLS a version cannot be negotiated";
+        let hint = "write http1 or http2, or add tls";
         check.wrong(&at.key("protocol"), message, hint);
     }
     Some(Upstream {
@@ -233,8 +233,8 @@ pub(super) fn upstream(
     })
 }
 
-/// A server as it is written: a text, or a section of its own. It is read as where its address stands, the address and its
-/// weight; the list is noted as a whole.
+/// A server as written: a text, or a section of its own, read as the path of its address, the address and the weight. The list is
+/// noted as a whole.
 fn server_item() -> Kind<(Path, Option<String>, NonZeroU32)> {
     Kind::new(
         |check, at, written| {
@@ -303,7 +303,7 @@ fn path(text: &str) -> Result<String, Wrong> {
 
 fn ejection(check: &mut Check<'_>, at: &Path, rows: EjectionRows) -> Ejection {
     if rows.pause_max < rows.pause {
-        let message = "it is shorter than the first pause";
+        let message = "the longest pause is shorter than the first";
         let hint = "make it at least as long as pause";
         check.wrong(&at.key("pause_max"), message, hint);
     }
@@ -314,7 +314,7 @@ fn ejection(check: &mut Check<'_>, at: &Path, rows: EjectionRows) -> Ejection {
     }
 }
 
-/// A header with a secret in it.
+/// Reads a header with a secret value.
 pub(super) fn header(
     check: &mut Check<'_>,
     at: &Path,
@@ -325,7 +325,7 @@ pub(super) fn header(
         let plain = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
         let hint = "printable ASCII, without spaces at its ends";
         let fits = !text.is_empty() && text.trim() == text && text.bytes().all(plain);
-        let wrong = || Wrong::new("its value cannot stand in a header", hint);
+        let wrong = || Wrong::new("the value is not valid in a header", hint);
         fits.then_some(value).ok_or_else(wrong)
     });
     Some(SecretHeader {
@@ -335,7 +335,7 @@ pub(super) fn header(
 }
 
 fn header_name(text: &str) -> Result<HeaderName, Wrong> {
-    let hint = "write one of its own, such as X-Gateway-Secret, or Authorization";
+    let hint = "write a name of your own, such as X-Gateway-Secret, or Authorization";
     let name = HeaderName::try_from(text).map_err(|_| Wrong::not("the name of a header", hint))?;
     let text = name.as_str().as_bytes();
     if own_header::is_read_or_set(text) || own_header::tells_who_calls(text) {
@@ -353,7 +353,7 @@ fn compression(_: &mut Check<'_>, _: &Path, rows: CompressionRows) -> Option<Com
 
 fn coding(text: &str) -> Result<Coding, Wrong> {
     let known = Coding::ALL.into_iter().find(|one| one.as_str() == text);
-    known.ok_or_else(|| Wrong::not("a coding that the gateway has", CODINGS_HINT))
+    known.ok_or_else(|| Wrong::not("a coding that the gateway supports", CODINGS_HINT))
 }
 
 #[cfg(test)]

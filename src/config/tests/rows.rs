@@ -315,7 +315,7 @@ fn a_reload_changes_every_row_but_those_that_need_a_restart_which_it_refuses_at_
             continue;
         }
         assert_eq!(paths, [leaf.path.as_str()]);
-        assert_eq!(problems[0].message, "a change of it needs a restart");
+        assert_eq!(problems[0].message, "a change of this key needs a restart");
         let line = next.lines().nth(problems[0].line - 1).unwrap();
         let (before, value) = line.split_at(problems[0].column - 1);
         let key = leaf.path.rsplit_once('.').unwrap().1;
@@ -412,15 +412,15 @@ fn what_a_variable_holds_is_in_no_problem() {
     for (more, told) in [
         (
             "keys: {prefix: '${SECRET}!'}",
-            "keys.prefix: its value is not a key prefix",
+            "keys.prefix: the value is not a key prefix",
         ),
         (
             "runtime: {threads: '${FIVE}000'}",
-            "runtime.threads: its value is too large",
+            "runtime.threads: the value is too large",
         ),
         (
             "limits: {exempt_addresses: ['${SECRET}']}",
-            "limits.exempt_addresses[0]: its value is not a network",
+            "limits.exempt_addresses[0]: the value is not a network",
         ),
     ] {
         let problems = problems_of(with(more), 3);

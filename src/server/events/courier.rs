@@ -1,8 +1,8 @@
-//! Delivering events: HTTP POST, signed, until the receiver has said 2xx.
+//! Delivering events: signed HTTP POST, until the receiver answers 2xx.
 //!
-//! The store keeps what is to be delivered, and which gateway does so: whoever holds the lease. So an event outlives the
-//! gateway that made it; it is delivered at least once, and a receiver that sees its id again knows it. Each event is tried
-//! by itself, with pauses that double from a second to five minutes.
+//! The store keeps the pending events and the lease of the gateway that delivers them, so an event outlives the gateway that caused
+//! it. Each event is delivered at least once; a receiver recognises a repeated one by its id. Each event is sent by itself, with
+//! pauses between attempts that double from a second to five minutes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::proxy::Gate;
 use crate::server::outgoing::Caller;
 use crate::store::NodeName;
 
-/// Between two looks at what is to be delivered.
+/// The pause between two readings of the pending events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the lease outlives a look and its attempts.
+/// How long the lease lasts beyond a reading and its attempts.
 const LEASE_SLACK: Duration = Duration::from_secs(10);
-/// Attempts at the same time.
+/// The most concurrent attempts.
 const AT_ONCE: usize = 8;
-/// The pause where there is no client, for want of roots.
+/// The pause if no client can be made because root certificates are missing.
 const CLIENT_PAUSE: Duration = Duration::from_secs(30);
-/// The pause after a first failed attempt, and the longest.
+/// The pauses after a first failed attempt, and at most.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 
-/// Delivers what the store keeps.
+/// Delivers the pending events.
 pub struct Courier {
     gate: Arc<Gate>,
     node: NodeName,
@@ -75,7 +75,7 @@ impl Courier {
         }
     }
 
-    /// Nothing is this gateway's to deliver.
+    /// Forgets attempts, because another gateway has the lease.
     fn rest(&mut self) {
         self.failed.clear();
         self.gate.metrics.webhook_pending.set(0);
@@ -87,7 +87,7 @@ impl Courier {
             Ok(Some(events)) => events,
             Ok(None) => return self.rest(),
             Err(error) => {
-                tracing::debug!(%error, "events to be delivered cannot be read");
+                tracing::debug!(%error, "pending events cannot be read");
                 return;
             }
         };
@@ -145,7 +145,7 @@ impl Courier {
                     again: Instant::now() + pause,
                 };
                 self.failed.insert(event.id.clone(), failed);
-                tracing::warn!(event = event.id, why, again_in = ?pause, "the webhook did not take an event");
+                tracing::warn!(event = event.id, why, again_in = ?pause, "the webhook did not accept an event");
             }
         }
     }
@@ -156,16 +156,16 @@ impl Courier {
         tracing::error!(
             event = event.id,
             body = event.body,
-            "the webhook never took an event; it is given up after events.webhook.give_up"
+            "an event was given up: the webhook did not accept it within events.webhook.give_up"
         );
         self.failed.remove(&event.id);
         self.forget(event).await;
     }
 
-    /// It need not be kept any longer; where the store cannot be told, it is delivered once more.
+    /// Removes a finished event from the store; if that fails, the event is delivered once more.
     async fn forget(&self, event: &Event) {
         if let Err(error) = self.gate.store.delivered(event).await {
-            tracing::warn!(%error, event = event.id, "a delivered event is kept still");
+            tracing::warn!(%error, event = event.id, "a delivered event could not be removed from the store");
         }
     }
 }
@@ -187,11 +187,11 @@ fn request(
         .body(event.body.clone())
 }
 
-/// One attempt; why it failed is told without the URL, in which there may be a secret.
+/// Makes one attempt. The error does not show the URL, which may contain a secret.
 async fn attempt(request: reqwest::RequestBuilder) -> Result<(), String> {
     match request.send().await {
         Ok(answer) if answer.status().is_success() => Ok(()),
-        Ok(answer) => Err(format!("it answered {}", answer.status())),
+        Ok(answer) => Err(format!("the answer was {}", answer.status())),
         Err(error) => Err(with_causes(&error.without_url())),
     }
 }

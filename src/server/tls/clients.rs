@@ -1,4 +1,4 @@
-//! Certificates of clients: who may sign them, and what a handshake without a good one comes to.
+//! Certificates of clients: the authorities that may sign them, and the verification in a handshake.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use super::CertificateError;
 use super::pair::chain_of;
 use crate::config::{ClientCertificates, ClientMode};
 
-/// The authorities that sign certificates of clients, as read from their file.
+/// The authorities that sign certificates of clients, read from their file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clients {
-    /// What was configured.
+    /// The configuration.
     pub configured: ClientCertificates,
     authorities: Vec<CertificateDer<'static>>,
 }
@@ -50,10 +50,10 @@ impl Clients {
         Ok(roots)
     }
 
-    /// What judges certificates of clients: chain, times and purpose (RFC 5280), no revocation lists.
+    /// The verifier of client certificates: chain, times and purpose (RFC 5280), no revocation lists.
     ///
     /// # Errors
-    /// If there is no authority, which reading has excluded.
+    /// If there is no authority, which reading the file excludes.
     pub fn verifier(
         &self,
         provider: Arc<CryptoProvider>,

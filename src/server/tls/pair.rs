@@ -46,18 +46,18 @@ pub fn from_files(
 /// The certificates of a PEM file, at least one.
 ///
 /// # Errors
-/// With what is wrong with the file.
+/// With the mistake in the file.
 pub fn chain_of(file: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_file_iter(file)
         .and_then(Iterator::collect)
         .map_err(|error| error.to_string())?;
     if chain.is_empty() {
-        return Err("it holds no certificate in PEM form".into());
+        return Err("the file has no certificate in PEM format".into());
     }
     Ok(chain)
 }
 
-/// When the first of these ends, in Unix seconds. TLS has read them all already; one that cannot be read here ends nothing.
+/// The earliest end of these certificates, in Unix seconds. TLS has already read them; one that cannot be read here is ignored.
 pub fn end_of(chain: &[CertificateDer<'static>]) -> i64 {
     let ends = chain.iter().filter_map(|certificate| {
         let (_, certificate) = x509_parser::parse_x509_certificate(certificate).ok()?;
@@ -86,7 +86,7 @@ pub fn names_of(chain: &[CertificateDer<'static>]) -> Vec<String> {
         .collect()
 }
 
-/// A certificate for `localhost`, the loopback addresses and the address that is listened on, new at each start.
+/// A certificate for `localhost`, the loopback addresses and the listening address, new at each start.
 ///
 /// # Errors
 /// If the system has no randomness.

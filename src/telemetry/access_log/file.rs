@@ -1,12 +1,12 @@
-//! A log file that is found again by its name: moved away or removed, as logrotate does, it is begun anew, without a signal.
+//! A log file that is created again under its name after it was moved or removed, as by logrotate, without a signal.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A file that is appended to under its name. Before each write it is looked whether the name still leads to it: a microsecond or
-/// two for all the lines of some milliseconds.
+/// A file that is appended to under its name. Each write first checks that the name still refers to the open file: a microsecond
+/// or two for all lines of some milliseconds.
 #[derive(Debug)]
 pub struct NamedFile {
     path: PathBuf,
@@ -14,7 +14,7 @@ pub struct NamedFile {
 }
 
 impl NamedFile {
-    /// Opens the file for appending; makes it where it is missing.
+    /// Opens the file for appending, or creates it.
     ///
     /// # Errors
     /// Those of the file system.
@@ -37,7 +37,7 @@ impl NamedFile {
 
 impl Write for NamedFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // While no other can be opened, lines go where they went.
+        // If no new file can be opened, lines are still written to the old one.
         if let Ok(false) = self.is_there()
             && let Ok(file) = appended(&self.path)
         {

@@ -1,7 +1,7 @@
 //! A request's line as text: one JSON object, written member by member.
 //!
-//! Invariant: every text goes through [`text`], which leaves the escaping to `serde_json` wherever there is anything to escape;
-//! all the rest of a line are constants and numbers.
+//! Invariant: every text is written by [`text`], which uses `serde_json` if anything needs escaping; the rest of a line is
+//! constants and numbers.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -16,7 +16,7 @@ use super::Line;
 const SECOND_BYTES: usize = 19;
 
 thread_local! {
-    /// The last second that was written, and how.
+    /// The last written second, and its text.
     static SECOND: Cell<(i64, [u8; SECOND_BYTES])> = const { Cell::new((i64::MIN, [0; SECOND_BYTES])) };
 }
 
@@ -78,12 +78,12 @@ fn text(out: &mut Vec<u8>, name: &str, value: Option<&str>) {
         out.extend_from_slice(value.as_bytes());
         out.push(b'"');
     } else {
-        // Nothing that is written to memory fails.
+        // Writing to memory never fails.
         let _ = serde_json::to_writer(out, value);
     }
 }
 
-/// A value that is shown in characters of which none needs escaping: an address.
+/// A value whose text never needs escaping: an address.
 fn shown(out: &mut Vec<u8>, value: &impl Display) {
     let _ = write!(out, "\"{value}\"");
 }
@@ -124,7 +124,7 @@ fn time(out: &mut Vec<u8>, time: Timestamp) {
     out.push(b'Z');
 }
 
-/// A point and so many digits.
+/// A point and a number of digits.
 fn fraction<const DIGITS: usize>(out: &mut Vec<u8>, mut value: u32) {
     let mut digits = [b'0'; DIGITS];
     for digit in digits.iter_mut().rev() {

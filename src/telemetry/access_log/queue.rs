@@ -1,7 +1,7 @@
 //! Lines on their way to the disk: a buffer that requests fill and a thread empties.
 //!
-//! The thread is woken by the first line only and lets others gather before it writes them all at once, so that a request
-//! costs neither a wake-up nor a system call.
+//! Only the first line wakes the thread, which lets others gather and then writes them all at once, so that most requests cost
+//! neither a wake-up nor a system call.
 
 use std::io::Write;
 use std::mem;
@@ -11,23 +11,23 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use prometheus::IntCounter;
 
-/// Bytes of lines that may wait; as many may be on their way to the disk.
+/// The bytes of lines that may wait; the same number may be on their way to the disk.
 const WAITING_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How long lines gather: what a killed process may lose of its log.
+/// How long lines gather, which is how much of its log a killed process may lose.
 const GATHER: Duration = Duration::from_millis(25);
 /// How long the end of the queue waits for its last lines to be written.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// The queue and its thread. Dropping it waits, at most a second, until what waits is written.
+/// The queue and its thread. Dropping it waits, at most a second, until the pending lines are written.
 pub struct Queue(Arc<Shared>);
 
 struct Shared {
     waiting: Mutex<Waiting>,
-    /// There are lines, or no more will come.
+    /// There are lines, or the queue ends.
     filled: Condvar,
     /// Everything is written.
     emptied: Condvar,
-    /// Lines for which there was no room, or which could not be written.
+    /// Lines that did not fit or could not be written.
     dropped_lines: IntCounter,
 }
 
@@ -40,7 +40,7 @@ struct Waiting {
 }
 
 impl Queue {
-    /// An empty queue into `sink`; lines that are lost are added to `dropped_lines`.
+    /// An empty queue into `sink`; lost lines are added to `dropped_lines`.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -58,7 +58,7 @@ impl Queue {
         Ok(Queue(shared))
     }
 
-    /// Puts a line in, or drops it where there is no room.
+    /// Queues a line, or drops it if there is no space.
     pub fn put(&self, line: &[u8]) {
         let mut waiting = self.0.waiting.lock();
         if waiting.text.len() + line.len() > WAITING_BYTES_MAX {
@@ -88,9 +88,9 @@ impl Drop for Queue {
 }
 
 impl Shared {
-    /// The thread's life.
+    /// The thread's loop.
     fn empty_into(&self, mut sink: Box<dyn Write + Send>) {
-        // The two buffers change places, so that neither is made anew for each round.
+        // The two buffers are swapped, so that neither is allocated for each round.
         let mut text = Vec::new();
         loop {
             let mut waiting = self.waiting.lock();
@@ -107,7 +107,7 @@ impl Shared {
             }
             text.clear();
             if closed {
-                // Nobody puts anything into a queue that is being dropped.
+                // No line is queued while the queue is being dropped.
                 self.waiting.lock().written = true;
                 self.emptied.notify_all();
                 return;

@@ -1,7 +1,7 @@
-//! Spans as OTLP 1.x has them: `ExportTraceServiceRequest` in protobuf.
+//! Spans in OTLP 1.x: `ExportTraceServiceRequest` in protobuf.
 //!
-//! The messages of `opentelemetry/proto/{collector/trace,trace,resource,common}/v1`, as far as spans of ours fill them; field
-//! numbers are for ever. Declared here because the crate of generated ones brings the whole SDK with it.
+//! The messages of `opentelemetry/proto/{collector/trace,trace,resource,common}/v1`, with only the fields that the gateway's spans
+//! use; field numbers never change. Declared here because the crate with the generated messages depends on the whole SDK.
 
 use prost::Message;
 use prost::alloc::string::String;
@@ -98,7 +98,7 @@ enum Any {
 /// `STATUS_CODE_ERROR`.
 const FAILED: i32 = 2;
 
-/// The body of one export. `instance` tells this process from others of the service.
+/// The body of one export. `instance` identifies this process among others of the service.
 pub fn encoded(spans: &[Span], instance: &str) -> Vec<u8> {
     let version = env!("CARGO_PKG_VERSION");
     let resource = [

@@ -1,7 +1,7 @@
-//! What the rows of a file of keys mean, and every reason why they cannot be imported: each row by itself, against the rows
-//! before it and against the store.
+//! The meaning of the rows of a file of keys, and every reason against importing them: in the row itself, in the rows before it and
+//! in the store.
 //!
-//! Pure: the store's keys, the configuration and the time come in as values. No mistake that is told repeats a key or a digest.
+//! Pure: the store's keys, the configuration and the time are arguments. No problem repeats a key or a digest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -15,48 +15,48 @@ use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{KeyRecord, KeyState, LastChange, PreviousDigest, TierName};
 use crate::policy::lifecycle::GRANT_UNITS_MAX;
 
-/// The most keys of one file: what this program holds in memory at once.
+/// The most keys of one file, all of which are held in memory.
 pub(super) const KEYS_MAX: usize = 1_000_000;
 
 /// A mistake in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// The line that the row begins on.
+    /// The line on which the row begins.
     pub(super) line: u64,
-    /// What is wrong and how to mend it.
+    /// The mistake and how to correct it.
     pub(super) text: String,
 }
 
 /// A row that can be imported.
 #[derive(Debug)]
 pub(super) struct Key {
-    /// The line that the row begins on.
+    /// The line on which the row begins.
     pub(super) line: u64,
-    /// The record to be added.
+    /// The record to add.
     pub(super) record: KeyRecord,
-    /// Whether the file says which id it is to have.
+    /// The origin of its id.
     pub(super) id: GivenId,
 }
 
-/// Where the id of a key comes from.
+/// The origin of a key's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum GivenId {
-    /// The file, or the key itself where it was issued by a gateway like this.
+    /// The file, or the key itself if it was issued by a gateway like this.
     Given,
-    /// Made for this import.
+    /// Generated for this import.
     Made,
-    /// The store: the key is there already.
+    /// The store, which already has the key.
     Stored,
 }
 
-/// What rows are checked against.
+/// The values that rows are checked against.
 pub(super) struct Setting<'a> {
     pub(super) calendar: &'a Calendar,
     pub(super) tiers: Vec<TierName>,
     pub(super) prefix: &'a KeyPrefix,
     /// The store's time.
     pub(super) now: Timestamp,
-    /// What every imported record tells of its change.
+    /// The audit entry of every imported record.
     pub(super) change: LastChange,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Checker<'a> {
 }
 
 impl<'a> Checker<'a> {
-    /// For a store that holds `stored`.
+    /// A check against a store with the keys `stored`.
     pub(super) fn new(setting: Setting<'a>, stored: &[KeyRecord]) -> Checker<'a> {
         let holders = stored.iter().flat_map(|record| {
             let previous = record.previous.as_ref().map(|previous| previous.digest);
@@ -90,14 +90,14 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Checks the next row; `make_id` draws an id.
+    /// Checks the next row; `make_id` generates an id.
     pub(super) fn take(&mut self, row: Row, make_id: impl FnOnce() -> KeyId) {
         let line = row.line;
         let read = row
             .fields
             .map_err(Wrong::of)
             .and_then(|fields| self.read(&fields, make_id));
-        let told = match read {
+        let record = match read {
             Ok((record, id)) => self.place(line, record, id),
             Err(wrong) => {
                 let mut problems = wrong.problems;
@@ -105,22 +105,22 @@ impl<'a> Checker<'a> {
                 Err(problems)
             }
         };
-        match told {
-            Ok(_) if self.keys.len() == KEYS_MAX => self.tell(
+        match record {
+            Ok(_) if self.keys.len() == KEYS_MAX => self.note(
                 line,
-                [format!("a file has at most {KEYS_MAX} keys: split it")],
+                [format!("a file may have at most {KEYS_MAX} keys: split it")],
             ),
             Ok(key) => self.keys.push(key),
-            Err(problems) => self.tell(line, problems),
+            Err(problems) => self.note(line, problems),
         }
     }
 
-    fn tell(&mut self, line: u64, problems: impl IntoIterator<Item = String>) {
+    fn note(&mut self, line: u64, problems: impl IntoIterator<Item = String>) {
         let problems = problems.into_iter().map(|text| Problem { line, text });
         self.problems.extend(problems);
     }
 
-    /// The keys of the file, if all of it is right.
+    /// The keys of the file, if it has no mistakes.
     pub(super) fn finish(self) -> Result<Vec<Key>, Vec<Problem>> {
         if self.problems.is_empty() {
             Ok(self.keys)
@@ -129,7 +129,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The record that a row tells.
+    /// The record of a row.
     fn read(
         &self,
         fields: &Fields,
@@ -150,7 +150,7 @@ impl<'a> Checker<'a> {
             && id != own
         {
             reading.problems.push(format!(
-                "id: the key has the id {own} in it, and the row says {id}: leave id empty"
+                "id: the key contains the id {own}, but the row has {id}: leave id empty"
             ));
         }
         let (Some(secret), Some(customer), Some(tier), true) =
@@ -190,9 +190,11 @@ impl<'a> Checker<'a> {
     /// A key by value or by digest.
     fn secret(&self, fields: &Fields) -> Result<Secret, String> {
         match (fields.get("key"), fields.get("digest")) {
-            (Some(_), Some(_)) => Err("it has a key and a digest: leave one of them empty".into()),
+            (Some(_), Some(_)) => {
+                Err("the row has a key and a digest: leave one of them empty".into())
+            }
             (None, None) => Err(
-                "it has neither a key nor a digest: an export has digests only \
+                "the row has neither a key nor a digest: an export has digests only \
                 with --with-digests"
                     .into(),
             ),
@@ -216,11 +218,14 @@ impl<'a> Checker<'a> {
         let found = tiers.find(|tier| tier.as_str() == text).cloned();
         found.ok_or_else(|| {
             let names: Vec<&str> = self.setting.tiers.iter().map(TierName::as_str).collect();
-            format!("it is none of the configured ones: {}", names.join(", "))
+            format!(
+                "the tier is not configured; the configured tiers are {}",
+                names.join(", ")
+            )
         })
     }
 
-    /// The first instant after a subscription: an instant, or the end of its last day.
+    /// The first instant after a subscription: a given instant, or the end of its last day.
     fn expires(&self, text: &str) -> Result<Timestamp, String> {
         if let Ok(last_day) = parse_date(text) {
             let day = self.setting.calendar.day_of(last_day).ok();
@@ -228,13 +233,13 @@ impl<'a> Checker<'a> {
             return end.ok_or_else(|| "the day is outside the calendar".to_owned());
         }
         text.parse().map_err(|_| {
-            "write its last day, such as 2027-01-31, or the instant it ends, such as \
+            "write the last day, such as 2027-01-31, or the instant of its end, such as \
              2027-02-01T00:00:00Z"
                 .to_owned()
         })
     }
 
-    /// Finds a row's place among the rows before it and the keys of the store.
+    /// Compares a row with the rows before it and with the keys of the store.
     fn place(
         &mut self,
         line: u64,
@@ -246,11 +251,11 @@ impl<'a> Checker<'a> {
         let mut problems = self.repeats(line, &digests, None);
         match self.holders.get(&record.digest) {
             Some(holder) if id == GivenId::Given && *holder != record.id => problems.push(format!(
-                "the store has its key already, under the id {holder}"
+                "the key is already in the store, under the id {holder}"
             )),
             Some(holder) => (record.id, id) = (*holder, GivenId::Stored),
             None if self.stored_ids.contains(&record.id) => problems.push(format!(
-                "the id {} is that of another key in the store",
+                "the id {} belongs to another key in the store",
                 record.id
             )),
             None => {}
@@ -258,7 +263,7 @@ impl<'a> Checker<'a> {
         let others = previous.and_then(|digest| self.holders.get(&digest));
         if let Some(holder) = others.filter(|holder| **holder != record.id) {
             problems.push(format!(
-                "its previous key is in the store already, under the id {holder}"
+                "the previous key is already in the store, under the id {holder}"
             ));
         }
         problems.extend(self.repeats(line, &[], Some(record.id)));
@@ -269,22 +274,22 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Which of a row's keys and ids an earlier row has too, also one that is wrong itself.
+    /// Notes keys and ids of a row that an earlier row has, even a wrong one.
     fn repeats(&mut self, line: u64, digests: &[KeyDigest], id: Option<KeyId>) -> Vec<String> {
         let mut problems = Vec::new();
         for digest in digests {
             if let Some(before) = self.lines_of_digests.insert(*digest, line) {
-                problems.push(format!("it has the same key as line {before}"));
+                problems.push(format!("the row has the same key as line {before}"));
             }
         }
         if let Some(before) = id.and_then(|id| self.lines_of_ids.insert(id, line)) {
-            problems.push(format!("it has the same id as line {before}"));
+            problems.push(format!("the row has the same id as line {before}"));
         }
         problems
     }
 }
 
-/// A row that cannot be imported, and what in it other rows may repeat.
+/// A row that cannot be imported, with its values that other rows may repeat.
 struct Wrong {
     problems: Vec<String>,
     digests: Vec<KeyDigest>,
@@ -302,34 +307,36 @@ impl Wrong {
     }
 }
 
-/// What a row tells of a key's secret.
+/// A row's data about a key's secret.
 struct Secret {
     digest: KeyDigest,
-    /// The id that a key issued by a gateway like this has in it.
+    /// The id in a key issued by a gateway like this.
     id: Option<KeyId>,
 }
 
-const DIGEST_WRONG: &str = "digest: it is not the 64 hexadecimal characters of a SHA-256";
+const DIGEST_WRONG: &str = "digest: write the 64 hexadecimal characters of a SHA-256";
 
-/// Why a key could never be presented.
+/// The reason why a client could never send a key, if any.
 fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
     if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return "key: it has a character that is no visible ASCII character".to_owned();
+        return "key: the key may have visible ASCII characters only".to_owned();
     }
     if key.len() < KEY_CHARS_MIN {
-        return format!("key: it is shorter than {KEY_CHARS_MIN} characters, which can be guessed");
+        return format!(
+            "key: the key is shorter than {KEY_CHARS_MIN} characters and could be guessed"
+        );
     }
     if key.len() > KEY_CHARS_MAX {
-        return format!("key: it is longer than {KEY_CHARS_MAX} characters");
+        return format!("key: the key is longer than {KEY_CHARS_MAX} characters");
     }
     format!(
-        "key: it begins with {}_, as keys issued here do, and is none of them: it is mistyped, or \
+        "key: the key begins with {}_ like a key issued here, but is not valid: it is mistyped, or \
          another keys.prefix must be configured",
         prefix.as_str()
     )
 }
 
-/// A row's fields, and what was found wrong with them so far.
+/// A row's fields, and their problems so far.
 struct Reading<'f> {
     fields: &'f Fields,
     problems: Vec<String>,
@@ -347,7 +354,7 @@ impl<'f> Reading<'f> {
         read.map_err(|problem| self.problems.push(problem)).ok()
     }
 
-    /// A field that may be missing; `None` where it is, or is wrong.
+    /// An optional field; `None` if it is missing or wrong.
     fn optional<T>(
         &mut self,
         name: &str,
@@ -363,7 +370,7 @@ impl<'f> Reading<'f> {
         parse: impl FnOnce(&str) -> Result<T, String>,
     ) -> Option<T> {
         if !self.fields.contains_key(name) {
-            self.problems.push(format!("{name}: it is missing"));
+            self.problems.push(format!("{name}: the field is missing"));
         }
         self.optional(name, parse)
     }
@@ -372,12 +379,12 @@ impl<'f> Reading<'f> {
     fn previous(&mut self) -> Option<PreviousDigest> {
         let digest = self.optional("previous_digest", |text| {
             text.parse()
-                .map_err(|_| "it is not the 64 hexadecimal characters of a SHA-256".into())
+                .map_err(|_| "write the 64 hexadecimal characters of a SHA-256".into())
         });
         let until = self.optional("previous_until", instant);
         let both = ["previous_digest", "previous_until"].map(|name| self.fields.contains_key(name));
         if both[0] != both[1] {
-            let problem = "previous_digest and previous_until: one is there without the other";
+            let problem = "previous_digest and previous_until: write both or neither";
             self.problems.push(problem.to_owned());
         }
         Some(PreviousDigest {
@@ -395,7 +402,7 @@ fn id(text: &str) -> Result<KeyId, String> {
 fn state(text: &str) -> Result<KeyState, String> {
     let states = [KeyState::Active, KeyState::Suspended, KeyState::Revoked];
     let found = states.into_iter().find(|state| state.as_str() == text);
-    found.ok_or_else(|| "it is none of active, suspended, revoked".to_owned())
+    found.ok_or_else(|| "write active, suspended or revoked".to_owned())
 }
 
 fn instant(text: &str) -> Result<Timestamp, String> {
@@ -418,7 +425,7 @@ fn grants(text: &str) -> Result<BTreeMap<Date, u64>, String> {
             ));
         };
         if grants.insert(date, units).is_some() {
-            return Err(format!("{date} is there twice"));
+            return Err(format!("{date} is given twice"));
         }
     }
     Ok(grants)
@@ -532,21 +539,21 @@ mod tests {
             .collect();
         let text = text.join("\n");
         for expected in [
-            "2 key: it is shorter than 24",
-            "3 digest: it is not",
-            "3 customer: it is missing",
-            "3 label: it has control",
-            "3 tier: it is none of the configured ones: starter, pro",
-            "3 state: it is none of",
-            "3 expires: write its last day",
+            "2 key: the key is shorter than 24",
+            "3 digest: write the 64",
+            "3 customer: the field is missing",
+            "3 label: the name has control",
+            "3 tier: the tier is not configured; the configured tiers are starter, pro",
+            "3 state: write active",
+            "3 expires: write the last day",
             "3 grants: write dates",
             "3 created: write an instant",
             "3 id: a key id has 12",
-            "3 previous_digest and previous_until: one",
-            "4 it has neither a key nor a digest",
-            "5 it has a key and a digest",
-            "6 key: it begins with fpd_",
-            "7 key: it has a character",
+            "3 previous_digest and previous_until: write both",
+            "4 the row has neither a key nor a digest",
+            "5 the row has a key and a digest",
+            "6 key: the key begins with fpd_",
+            "7 key: the key may have",
         ] {
             assert!(text.contains(expected), "{expected} is not in\n{text}");
         }
@@ -569,8 +576,8 @@ mod tests {
         assert_eq!(
             problems(&[], &csv),
             [
-                (3, "it has the same key as line 2".to_owned()),
-                (4, "it has the same id as line 2".to_owned()),
+                (3, "the row has the same key as line 2".to_owned()),
+                (4, "the row has the same id as line 2".to_owned()),
             ]
         );
     }
@@ -586,10 +593,10 @@ mod tests {
         );
         let told = problems(&[], &csv);
         let has = |line: u64, text: &str| told.contains(&(line, text.to_owned()));
-        assert!(has(3, "it has the same key as line 2"), "{told:?}");
-        assert!(has(4, "it has the same key as line 3"), "{told:?}");
-        assert!(has(4, "it has the same id as line 2"), "{told:?}");
-        assert!(has(4, "customer: it is missing"), "{told:?}");
+        assert!(has(3, "the row has the same key as line 2"), "{told:?}");
+        assert!(has(4, "the row has the same key as line 3"), "{told:?}");
+        assert!(has(4, "the row has the same id as line 2"), "{told:?}");
+        assert!(has(4, "customer: the field is missing"), "{told:?}");
     }
 
     #[test]
@@ -619,11 +626,11 @@ mod tests {
             [
                 (
                     2,
-                    format!("the store has its key already, under the id {}", one.id)
+                    format!("the key is already in the store, under the id {}", one.id)
                 ),
                 (
                     3,
-                    format!("the id {} is that of another key in the store", one.id)
+                    format!("the id {} belongs to another key in the store", one.id)
                 ),
             ]
         );
@@ -640,6 +647,9 @@ mod tests {
             key.reveal()
         );
         let told = problems(&[], &csv);
-        assert!(told[0].1.starts_with("id: the key has the id"), "{told:?}");
+        assert!(
+            told[0].1.starts_with("id: the key contains the id"),
+            "{told:?}"
+        );
     }
 }

@@ -12,13 +12,13 @@ use crate::policy::key_record::KeyRecord;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ExportArguments {
-    /// The file, which must not be there yet; `-` is standard output.
+    /// The file, which must not exist yet; `-` is standard output.
     #[arg(default_value = "-")]
     file: PathBuf,
-    /// The form of the file; told by its ending if left out, else CSV.
+    /// The format of the file; by default from the end of its name, else CSV.
     #[arg(long, value_enum)]
     format: Option<FileFormat>,
-    /// Export the digests of the keys too, so that the file can be imported elsewhere; keep it as safe as the store.
+    /// Include the digests of the keys, so that the file can be imported elsewhere. Protect the file like the store.
     #[arg(long)]
     with_digests: bool,
 }

@@ -1,4 +1,4 @@
-//! `touchline keys import`: a file of keys is checked as a whole, then written in batches that charges pass between.
+//! `touchline keys import`: checks a whole file of keys, then writes it in batches, between which charges are served.
 
 use std::fmt;
 use std::fs::File;
@@ -20,14 +20,14 @@ use crate::store::{ChangeMark, Imported};
 
 /// Keys of one batch: some milliseconds in which other processes wait for the embedded store.
 const BATCH: usize = 250;
-/// Bytes of the file read at once.
+/// The number of bytes read from the file at once.
 const READ_BYTES: usize = 65_536;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ImportArguments {
     /// The file, or `-` for standard input.
     file: PathBuf,
-    /// The form of the file; told by its ending if left out.
+    /// The format of the file; by default from the end of its name.
     #[arg(long, value_enum)]
     format: Option<FileFormat>,
     /// Only check the file.
@@ -35,17 +35,17 @@ pub(in crate::cli) struct ImportArguments {
     dry_run: bool,
     #[command(flatten)]
     signature: Signature,
-    /// The form of the result.
+    /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RecordFormat,
 }
 
-/// What became of a file.
+/// The outcome of an import.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
-    /// Keys that were added, or would be.
+    /// The number of keys added, or to be added.
     imported: usize,
-    /// Keys that were there already.
+    /// The number of keys that the store already had.
     present: usize,
     /// Whether the file was only checked.
     dry_run: bool,
@@ -58,7 +58,7 @@ pub(in crate::cli::keys) async fn import(
 ) -> anyhow::Result<()> {
     let Some(format) = FileFormat::of(order.format, &order.file) else {
         return Err(UsageError(format!(
-            "the form of {} is not told by its ending: add --format csv or --format jsonl",
+            "the name of {} does not show its format: add --format csv or --format jsonl",
             order.file.display()
         ))
         .into());
@@ -80,14 +80,14 @@ pub(in crate::cli::keys) async fn import(
         (outcome.imported, outcome.present) = (writing.added, writing.present);
         mark = writing.mark;
     }
-    tell(&outcome, order.output, out)?;
+    write_outcome(&outcome, order.output, out)?;
     match order.dry_run {
         false => session.applied(mark.as_ref()).await,
         true => Ok(()),
     }
 }
 
-/// The keys of the file, all of them right.
+/// The keys of the file, without mistakes.
 async fn check(
     session: &Session,
     order: &ImportArguments,
@@ -120,32 +120,36 @@ async fn check(
             take,
         )
     } else {
-        let file = File::open(&order.file).with_context(|| format!("{shown} cannot be opened"))?;
+        let file = File::open(&order.file).with_context(|| format!("cannot open {shown}"))?;
         rows::read(format, BufReader::with_capacity(READ_BYTES, file), take)
     };
-    read.with_context(|| format!("{shown} cannot be read"))?;
+    read.with_context(|| format!("cannot read {shown}"))?;
     checker
         .finish()
         .map_err(|problems| refused(&order.file, &problems))
 }
 
-/// All mistakes of a file.
+/// The error with all mistakes of a file.
 fn refused(file: &Path, problems: &[Problem]) -> anyhow::Error {
     let name = match is_standard(file) {
         true => "standard input".into(),
         false => file.to_string_lossy(),
     };
-    let mut told = format!("nothing was imported: {} mistakes\n", problems.len());
+    let mut text = format!("nothing was imported: {} mistakes\n", problems.len());
     if problems.len() == 1 {
-        "nothing was imported: 1 mistake\n".clone_into(&mut told);
+        "nothing was imported: 1 mistake\n".clone_into(&mut text);
     }
     for problem in problems {
-        told.push_str(&format!("{name}:{}: {}\n", problem.line, problem.text));
+        text.push_str(&format!("{name}:{}: {}\n", problem.line, problem.text));
     }
-    anyhow::anyhow!(told)
+    anyhow::anyhow!(text)
 }
 
-fn tell(outcome: &Outcome, output: RecordFormat, out: &mut dyn Write) -> anyhow::Result<()> {
+fn write_outcome(
+    outcome: &Outcome,
+    output: RecordFormat,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     match output {
         RecordFormat::Json => write_json(out, outcome),
         RecordFormat::Table => {
@@ -155,16 +159,16 @@ fn tell(outcome: &Outcome, output: RecordFormat, out: &mut dyn Write) -> anyhow:
             match outcome.dry_run {
                 true => writeln!(
                     out,
-                    "the file is right: {imported} keys to import, {present} there already"
+                    "the file has no mistakes: {imported} keys to import, {present} already stored"
                 )?,
-                false => writeln!(out, "{imported} keys imported, {present} there already")?,
+                false => writeln!(out, "{imported} keys imported, {present} already stored")?,
             }
             Ok(out.flush()?)
         }
     }
 }
 
-/// An import on its way.
+/// A running import.
 struct Writing<'s> {
     session: &'s Session,
     bar: ProgressBar,
@@ -186,7 +190,7 @@ impl<'s> Writing<'s> {
         let style =
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let whole = |state: &ProgressState, text: &mut dyn fmt::Write| {
-            // What cannot be written is not shown.
+            // A failure to show progress is ignored.
             let _ = write!(text, "{:.0}", state.per_sec());
         };
         bar.set_style(style.with_key("rate", whole));
@@ -208,32 +212,32 @@ impl<'s> Writing<'s> {
             let batch: Vec<Key> = keys.by_ref().take(BATCH).collect();
             again.extend(self.write(batch).await?);
         }
-        // Claimed for another id by an import that died: written under that id now, which completes that import.
+        // An import that crashed claimed the key for another id: writing it under that id completes that import.
         while !again.is_empty() {
             let batch = again.split_off(again.len().saturating_sub(BATCH));
             for key in self.write(batch).await? {
                 self.refused
-                    .push(told(&key, "another command is writing it"));
+                    .push(problem_at(&key, "another command is writing the key"));
             }
         }
         if self.refused.is_empty() {
             return Ok(());
         }
         bail!(
-            "{} keys were imported and {} were there already, but not these:\n{}",
+            "{} keys were imported and {} were already stored, but these were not imported:\n{}",
             self.added,
             self.present,
             self.refused.join("\n")
         )
     }
 
-    /// Writes one batch; answers what is to be written again under another id.
+    /// Writes one batch; returns the keys to be written again under another id.
     async fn write(&mut self, batch: Vec<Key>) -> anyhow::Result<Vec<Key>> {
         let records = batch.iter().map(|key| key.record.clone()).collect();
         let imported = self.session.store.import_keys(records).await;
         let (outcomes, mark) = imported.with_context(|| {
             format!(
-                "of the keys {} are imported and up to {BATCH} more may be: import the file again, it goes on from there",
+                "{} keys were imported, and possibly up to {BATCH} more: import the file again to complete it",
                 self.added
             )
         })?;
@@ -247,21 +251,22 @@ impl<'s> Writing<'s> {
                     self.present += 1;
                 }
                 Imported::Held(holder) => {
-                    let other = format!("somebody added its key under the id {holder} meanwhile");
-                    self.refused.push(told(&key, &other));
+                    let other =
+                        format!("another command added the key under the id {holder} meanwhile");
+                    self.refused.push(problem_at(&key, &other));
                 }
                 Imported::IdTaken => {
-                    let other = "somebody took its id for another key meanwhile";
-                    self.refused.push(told(&key, other));
+                    let other = "another command used the id for another key meanwhile";
+                    self.refused.push(problem_at(&key, other));
                 }
                 Imported::Claimed(holder) if key.id == GivenId::Made => {
                     key.record.id = holder;
                     again.push(key);
                 }
                 Imported::Claimed(_) => {
-                    let other = "another command is writing its key under another id, or died at it: \
+                    let other = "another command is writing the key under another id, or crashed meanwhile: \
                                  import the file again in half a minute";
-                    self.refused.push(told(&key, other));
+                    self.refused.push(problem_at(&key, other));
                 }
             }
         }
@@ -269,6 +274,6 @@ impl<'s> Writing<'s> {
     }
 }
 
-fn told(key: &Key, problem: &str) -> String {
+fn problem_at(key: &Key, problem: &str) -> String {
     format!("line {}: {problem}", key.line)
 }

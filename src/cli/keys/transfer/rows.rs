@@ -1,6 +1,6 @@
 //! Rows of a file of keys: one set of fields, as CSV or as JSON Lines.
 //!
-//! Here a row is only taken apart; what its fields mean is [`super::check`]'s.
+//! This module only splits rows into fields; [`super::check`] interprets them.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -27,22 +27,22 @@ pub(super) const FIELDS: [&str; 12] = [
 ];
 /// The longest line of a file of JSON Lines, and the longest row of CSV, in bytes: a row with grants for every day of two years.
 const ROW_BYTES_MAX: usize = 65_536;
-/// What begins a file that a spreadsheet wrote.
+/// The byte order mark at the beginning of a spreadsheet's file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// The fields of one row that are not empty, by name.
 pub(super) type Fields = BTreeMap<&'static str, String>;
 
-/// A row and where it stands, or what is wrong with its form.
+/// A row and its position, or the problems of its form.
 pub(super) struct Row {
-    /// The line it begins on, from 1.
+    /// The line on which the row begins, from 1.
     pub(super) line: u64,
-    /// Its fields.
+    /// The fields of the row.
     pub(super) fields: Result<Fields, Vec<String>>,
 }
 
-/// Reads a file row by row and hands each on. What makes the rest unreadable, such as a wrong header, ends it with a row that
-/// says so.
+/// Reads a file and passes on each row. A problem that makes the rest unreadable, such as a wrong header, is passed on as the last
+/// row.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -64,7 +64,7 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()>
     let mut reader = csv::ReaderBuilder::new()
         .has_headers(false)
         .flexible(true)
-        // A last line without an end would be counted like none.
+        // Completes the last line, which would otherwise not be counted.
         .from_reader(io::Read::chain(file, b"\n".as_slice()));
     let mut record = csv::ByteRecord::new();
     let mut columns: Option<Vec<&'static str>> = None;
@@ -74,7 +74,7 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()>
             Ok(false) => break,
             Err(error) => return Err(io::Error::other(error)),
         }
-        // The reader's own line of a row is that of the empty lines before it.
+        // The reader counts a row from the empty lines before it.
         let breaks = record.as_slice().iter().filter(|byte| **byte == b'\n');
         let lines = u64::try_from(breaks.count()).unwrap_or(0) + 1;
         let line = reader.position().line().saturating_sub(lines);
@@ -110,12 +110,12 @@ fn header(record: &csv::ByteRecord) -> Result<Vec<&'static str>, Vec<String>> {
         let found = FIELDS.iter().find(|name| name.as_bytes() == cell);
         match found {
             Some(name) if names.contains(name) => {
-                problems.push(format!("the column {name} is there twice"));
+                problems.push(format!("the column {name} is given twice"));
             }
             Some(name) => names.push(*name),
-            // Not what it says: without a header line this is the first key.
+            // The message does not repeat the text: without a header line it is the first key.
             None => problems.push(format!(
-                "column {number} has no name of a column in this first line: the columns are {}",
+                "the first line must have the names of the columns, but column {number} has none of them: the columns are {}",
                 FIELDS.join(", ")
             )),
         }
@@ -130,13 +130,15 @@ fn header(record: &csv::ByteRecord) -> Result<Vec<&'static str>, Vec<String>> {
 fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields, Vec<String>> {
     if record.len() != names.len() {
         return Err(vec![format!(
-            "it has {} fields and the header {}",
+            "the row has {} fields and the header {}",
             record.len(),
             names.len()
         )]);
     }
     if record.as_slice().len() > ROW_BYTES_MAX {
-        return Err(vec![format!("it is longer than {ROW_BYTES_MAX} bytes")]);
+        return Err(vec![format!(
+            "the row is longer than {ROW_BYTES_MAX} bytes"
+        )]);
     }
     let (mut fields, mut problems) = (Fields::new(), Vec::new());
     for (name, cell) in names.iter().zip(record) {
@@ -165,7 +167,8 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<(
             break;
         }
         if text.len() > ROW_BYTES_MAX && !text.ends_with(b"\n") {
-            let problem = format!("it is longer than {ROW_BYTES_MAX} bytes; the rest was not read");
+            let problem =
+                format!("the row is longer than {ROW_BYTES_MAX} bytes; the rest was not read");
             let fields = Err(vec![problem]);
             take(Row { line, fields });
             break;
@@ -185,11 +188,11 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<(
 fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
     let object = match serde_json::from_slice::<Value>(text) {
         Ok(Value::Object(object)) => object,
-        Ok(_) => return Err(vec!["it is not a JSON object".to_owned()]),
-        // Where, but not what stands there.
+        Ok(_) => return Err(vec!["the row is not a JSON object".to_owned()]),
+        // The position, but not the text, which may be a key.
         Err(error) => {
             return Err(vec![format!(
-                "it is not JSON: see column {}",
+                "the row is not JSON: see column {}",
                 error.column()
             )]);
         }
@@ -198,7 +201,7 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
     for (name, value) in object {
         let Some(name) = FIELDS.iter().find(|known| **known == name) else {
             problems.push(format!(
-                "it has a field of another name than {}",
+                "the row has an unknown field: the fields are {}",
                 FIELDS.join(", ")
             ));
             continue;
@@ -226,7 +229,7 @@ fn json_fields(text: &[u8]) -> Result<Fields, Vec<String>> {
     }
 }
 
-/// The grants of a JSON object as CSV has them.
+/// The grants of a JSON object in the form of CSV.
 fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
     let days = days
         .iter()
@@ -235,7 +238,7 @@ fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
         .map(|days| days.join(" "))
 }
 
-/// A key as a row has it.
+/// A key as a row.
 #[derive(Serialize)]
 pub(super) struct Written<'a> {
     pub(super) id: &'a str,
@@ -250,7 +253,7 @@ pub(super) struct Written<'a> {
     pub(super) digests: Option<Digests>,
 }
 
-/// What of a key's secrets a row may have.
+/// The digests of a key that a row may have.
 #[derive(Serialize)]
 pub(super) struct Digests {
     pub(super) digest: String,
@@ -258,7 +261,7 @@ pub(super) struct Digests {
     pub(super) previous_until: Option<String>,
 }
 
-/// Writes rows; in CSV the columns of digests are there only if `with_digests`.
+/// Writes rows; CSV has the columns of digests only if `with_digests`.
 pub(super) fn write<'a>(
     format: FileFormat,
     rows: impl Iterator<Item = Written<'a>>,
@@ -274,9 +277,9 @@ pub(super) fn write<'a>(
 /// The columns of a CSV file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Columns {
-    /// Those that tell nothing of secrets.
+    /// The columns without digests.
     Public,
-    /// And the digests.
+    /// The columns with digests.
     WithDigests,
 }
 
@@ -362,7 +365,7 @@ mod tests {
             [
                 (2, "customer:Acme|key:k1|tier:pro".to_owned()),
                 (4, "customer:Um\nbra|key:k,2|label:x|tier:pro".to_owned()),
-                (6, "!it has 2 fields and the header 4".to_owned()),
+                (6, "!the row has 2 fields and the header 4".to_owned()),
             ]
         );
     }
@@ -372,13 +375,10 @@ mod tests {
         let told = rows(FileFormat::Csv, b"Acme,pro,secret\nB,pro,other\n");
         assert_eq!(told.len(), 1);
         let (line, told) = &told[0];
-        assert!(
-            *line == 1 && told.contains("column 1 has no name"),
-            "{told}"
-        );
+        assert!(*line == 1 && told.contains("column 1 has none"), "{told}");
         assert!(!told.contains("secret"), "{told}");
         let told = rows(FileFormat::Csv, b"tier,tier\n");
-        assert_eq!(told, [(1, "!the column tier is there twice".to_owned())]);
+        assert_eq!(told, [(1, "!the column tier is given twice".to_owned())]);
         assert!(rows(FileFormat::Csv, b"")[0].1.contains("header"));
         assert_eq!(rows(FileFormat::Csv, b"key,tier\n"), []);
     }
@@ -393,7 +393,7 @@ mod tests {
         let lines: Vec<u64> = told.iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [1, 3, 4, 5, 6]);
         assert!(told[1].1.contains("customer is not a text"), "{told:?}");
-        assert!(told[1].1.contains("field of another name"), "{told:?}");
+        assert!(told[1].1.contains("unknown field"), "{told:?}");
         assert!(told[1].1.contains("key is not a text"), "{told:?}");
         assert!(told[2].1.contains("not JSON: see column"), "{told:?}");
         assert!(told[3].1.contains("not a JSON object"), "{told:?}");

@@ -1,4 +1,4 @@
-//! The lines of one key: what it used in each tier, and what its days cost.
+//! The invoice lines of one key: the units used in each tier, and the price of its days.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::DayUsage;
 use crate::store::ledger::UNKNOWN_TIER;
 
-/// A key and what it held.
+/// A key and the tiers that it had.
 pub(super) struct Key<'k> {
     pub(super) customer: &'k Arc<str>,
     pub(super) record: &'k KeyRecord,
@@ -26,7 +26,7 @@ pub(super) struct Key<'k> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Use {
-    /// Units stay charged.
+    /// Some units stay charged.
     Used,
     /// Every unit was refunded, so that the key counts as unused.
     Refunded,
@@ -44,7 +44,7 @@ impl Use {
     }
 }
 
-/// One key in one tier. There are some hundred thousand of them in memory.
+/// One key in one tier. Some hundred thousand of them are in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(super) struct Line {
     #[serde(serialize_with = "text")]
@@ -59,12 +59,12 @@ pub(super) struct Line {
     pub(super) charged: u64,
     pub(super) refunded: u64,
     pub(super) unattributed: i64,
-    /// Units served above the limit while the store was away.
+    /// Units served above the limit while the store was unreachable.
     pub(super) over: u64,
     pub(super) adjusted: i64,
     pub(super) billed_units: i64,
     pub(super) amount_cents: Option<u64>,
-    /// Of the key, in all its tiers.
+    /// The use of the key, in all its tiers.
     #[serde(rename = "use")]
     pub(super) used: Use,
 }
@@ -129,14 +129,14 @@ pub(super) fn of(
     Ok(lines.into_values())
 }
 
-/// The tier of units of which none is known: the one held when the day ended, else the key's.
+/// The tier of units without a known tier: the key's tier when the day ended, else its present one.
 fn tier_held<'k>(terms: &Terms<'_>, key: &'k Key<'_>, date: Date) -> &'k str {
     let day = terms.days.iter().find(|day| day.date == date);
     let held = day.and_then(|day| key.life.tier_on(day));
     held.unwrap_or(&key.record.tier).as_str()
 }
 
-/// The lines of a key that is being read.
+/// The lines of the key being read.
 struct Lines<'k> {
     config: &'k Config,
     key: &'k Key<'k>,
@@ -171,7 +171,7 @@ impl Lines<'_> {
 
     fn add(&mut self, usage: &DayUsage, billed: &str) {
         for (tier, totals) in &usage.tiers {
-            // Refusals alone make no line: nothing was used in that tier.
+            // Refusals alone make no line, because nothing was used in that tier.
             if totals.requests > 0 || totals.refunded > 0 {
                 let line = self.of(tier);
                 line.requests += totals.requests;
@@ -192,12 +192,12 @@ fn signed(units: u64) -> i64 {
 }
 
 impl Line {
-    /// What lines are in the order of.
+    /// The sort key of lines.
     pub(super) fn place(&self) -> (&str, KeyId, &str) {
         (&self.customer, self.key, &self.tier)
     }
 
-    /// The cells of its row, amounts in cents.
+    /// The cells of the line's row, amounts in cents.
     pub(super) fn cells(&self, month: Month) -> Vec<String> {
         let optional =
             |cents: Option<u64>| cents.map(|cents| cents.to_string()).unwrap_or_default();

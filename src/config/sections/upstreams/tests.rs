@@ -161,7 +161,7 @@ fn answers_are_compressed_where_it_is_said_and_mistakes_in_it_are_told() {
         (
             "{codings: [br]}",
             "compression.codings[0]",
-            "\"br\" is not a coding that the gateway has (hint: write zstd or gzip)",
+            "\"br\" is not a coding that the gateway supports (hint: write zstd or gzip)",
         ),
         (
             "{codings: [gzip, gzip]}",
@@ -274,7 +274,7 @@ fn the_secret_header_comes_from_a_variable_or_a_file_and_is_never_shown() {
         (
             "name: X-S, value: \"a\\nb\"",
             "header.value",
-            "cannot stand in a header",
+            "not valid in a header",
         ),
         (
             "name: X-S, value: a, value_file: b",
