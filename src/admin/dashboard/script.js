@@ -204,10 +204,11 @@
     const known = values.length > 0 ? values.map((value) => Math.max(value, 0.01)) : [1, 10];
     const steps = [nice(Math.min(...known) / 2.5)];
     while (steps.length < 2 || steps.at(-1) < Math.max(...known)) steps.push(nice(steps.at(-1) * 1.5));
+    const isDecade = (step) => step === 10 ** Math.round(Math.log10(step));
+    while (steps.length > MARKS_MAX && !isDecade(steps.at(-1))) steps.push(nice(steps.at(-1) * 1.5));
     const [low, high] = [steps[0], steps.at(-1)];
-    const decades = steps.filter((step) => step === 10 ** Math.round(Math.log10(step)));
     return {
-      marks: steps.length <= MARKS_MAX ? steps : decades,
+      marks: steps.length <= MARKS_MAX ? steps : steps.filter(isDecade),
       share: (value) => Math.log(Math.max(value, low) / low) / Math.log(high / low),
     };
   }
