@@ -51,11 +51,11 @@ suite-%: build-tools
 	@deploy/install openssl python3-venv sslscan testssl.sh slowhttptest nghttp2-client prometheus
 	@tests/edge/suites/$*
 
-dashboard: test-tools ## check the dashboard with live data in a headless Chromium with axe-core; pictures in target/dashboard; LOAD_SECONDS (120)
+dashboard: test-tools ## check the dashboard with live data in a headless Chromium with axe-core; pictures in target/dashboard; LOAD_SECONDS (120); KEEP=yes updates docs/images
 	@deploy/install chromium-headless-shell npm
 	@npm install --silent --no-save --prefix target/dashboard $(AXE)
-	AXE=target/dashboard/node_modules/axe-core/axe.min.js LOAD_SECONDS="$(LOAD_SECONDS)" \
-		cargo bench --locked --profile dev --bench dashboard
+	AXE=target/dashboard/node_modules/axe-core/axe.min.js LOAD_SECONDS="$(LOAD_SECONDS)" KEEP="$(KEEP)" \
+		cargo bench --workspace --locked --profile dev --bench dashboard
 
 soak: test-tools ## inject faults for a long time: MINUTES, SEED, PARTS, DECISIONS, REQUESTS, ROUNDS, KILLS, MIDNIGHTS, RELOADS, UPGRADES, BINARY (tests/soak/main.rs)
 	MINUTES="$(MINUTES)" SEED="$(SEED)" PARTS="$(PARTS)" DECISIONS="$(DECISIONS)" REQUESTS="$(REQUESTS)" ROUNDS="$(ROUNDS)" \

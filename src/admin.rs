@@ -9,6 +9,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use http::header::{
@@ -24,7 +25,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::config::{Effective, Secret};
-use crate::store::{Store, WithoutStore};
+use crate::store::{NodeName, Store, WithoutStore};
 use crate::telemetry::history::History;
 use crate::telemetry::metrics::Metrics;
 
@@ -57,6 +58,8 @@ const UNREADY: &str = "unready";
 
 /// The application behind the admin listener.
 pub struct Admin {
+    node: NodeName,
+    started: Instant,
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
     history: Arc<History>,
@@ -205,14 +208,17 @@ pub struct Readiness {
 }
 
 impl Admin {
-    /// An admin application; `view` is asked at each request.
+    /// The admin application of the gateway `node`, which starts now; `view` is called at each request.
     pub fn new(
+        node: NodeName,
         store: Arc<dyn Store>,
         metrics: Arc<Metrics>,
         history: Arc<History>,
         view: impl Fn() -> View + Send + Sync + 'static,
     ) -> Admin {
         Admin {
+            node,
+            started: Instant::now(),
             surveyor: Surveyor::new(store.clone()),
             store,
             metrics,
@@ -283,7 +289,9 @@ impl Admin {
         };
         Dashboard {
             time: self.store.now(),
+            node: self.node.clone(),
             version: env!("CARGO_PKG_VERSION"),
+            uptime_seconds: self.started.elapsed().as_secs(),
             readiness: self.readiness(),
             reloads: config.reloads.clone(),
             today,

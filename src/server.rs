@@ -267,7 +267,7 @@ async fn run(
     metrics.config_runs(&configuration, now);
     let succeeded = Arc::new(Notify::new());
     let history = Arc::new(History::default());
-    let admin = admin(&gate, &view, &history);
+    let admin = admin(&gate, node.clone(), &view, &history);
     let entrance = Entrance {
         listener: &listener,
         upgrade: upgrade.as_deref(),
@@ -379,7 +379,12 @@ fn note_certificates(front: &Front, gate: &Gate) {
 }
 
 /// The state of a gateway for its operators.
-fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<History>) -> Admin {
+fn admin(
+    gate: &Arc<Gate>,
+    node: NodeName,
+    config: &Arc<ArcSwap<ConfigView>>,
+    history: &Arc<History>,
+) -> Admin {
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
         move || {
@@ -395,7 +400,7 @@ fn admin(gate: &Arc<Gate>, config: &Arc<ArcSwap<ConfigView>>, history: &Arc<Hist
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
-    Admin::new(store, metrics, history.clone(), view)
+    Admin::new(node, store, metrics, history.clone(), view)
 }
 
 /// The servers without requests because their names have not resolved, as reasons for operators.
@@ -417,6 +422,7 @@ fn terms(gate: &Gate, config: &Config) -> Option<Terms> {
     let tiers = config.tiers.iter();
     Some(Terms {
         day: gate.day_at(&config.calendar, gate.store.now()).ok()?,
+        zone: config.calendar.name().to_owned(),
         tiers: tiers
             .map(|(name, tier)| (name.clone(), tier.daily.get()))
             .collect(),

@@ -1,8 +1,7 @@
-//! The dashboard: one page that shows what its JSON says, and the JSON.
+//! The dashboard: a page, and the JSON that it shows.
 //!
-//! The page is the same for everybody and tells nothing; it is compiled in, asks for nothing but the JSON, and its policy lets it
-//! run nothing but its own script and lets that put text on the page only as text. The JSON is made of what this process knows, and
-//! of the [survey](super::today) of the store.
+//! The page is compiled in, is the same for every viewer and holds no figures. It requests nothing but the JSON. Its policy allows no
+//! script but its own, and no markup made from text. The JSON has the metrics of this process and the [survey](super::today) of the store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,11 +16,12 @@ use sha2::{Digest, Sha256};
 
 use super::today::Today;
 use super::{Readiness, Reload};
+use crate::store::NodeName;
 use crate::telemetry::history::{SAMPLE_INTERVAL, Sample};
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::reading::{Series, series};
 
-/// The document, with the places of style and script.
+/// The document, with placeholders for style and script.
 const DOCUMENT: &str = include_str!("dashboard/page.html");
 const STYLE: &str = include_str!("dashboard/style.css");
 const SCRIPT: &str = include_str!("dashboard/script.js");
@@ -31,11 +31,11 @@ const SCRIPT: &str = include_str!("dashboard/script.js");
 pub struct Page {
     /// HTML.
     pub body: Vec<u8>,
-    /// Its `Content-Security-Policy` (CSP Level 3): style and script by their digests, nothing from elsewhere, no markup made of text.
+    /// Its `Content-Security-Policy` (CSP Level 3): style and script by their digests, nothing from other origins, no markup made from text.
     pub policy: String,
 }
 
-/// The page, put together once.
+/// The page, assembled once.
 pub static PAGE: LazyLock<Page> = LazyLock::new(|| {
     let digest = |text: &str| format!("'sha256-{}'", BASE64.encode(Sha256::digest(text)));
     let body = DOCUMENT
@@ -57,19 +57,23 @@ pub static PAGE: LazyLock<Page> = LazyLock::new(|| {
 pub struct Dashboard {
     /// The store's time as this gateway knows it.
     pub time: Timestamp,
+    /// The gateway's name, as in its logs.
+    pub node: NodeName,
     /// The gateway's version.
     pub version: &'static str,
-    /// What `/readyz` says.
+    /// Seconds since the gateway started, by the monotonic clock.
+    pub uptime_seconds: u64,
+    /// The body of `/readyz`.
     pub readiness: Readiness,
-    /// What became of configurations, the newest first.
+    /// The results of the last configurations, the newest first.
     pub reloads: Vec<Reload>,
-    /// The quota day so far, of all gateways; `None` until the store has told it.
+    /// The quota day so far, of all gateways; `None` until the store has been read.
     pub today: Option<Today>,
-    /// Why the store did not tell it when it was last asked.
+    /// Why the last reading of the store failed.
     pub today_error: Option<String>,
-    /// What this gateway has answered since its start.
+    /// The answers of this gateway since its start.
     pub answered: Vec<Answers>,
-    /// The servers that requests go to.
+    /// The upstreams and their servers.
     pub upstreams: Vec<UpstreamNow>,
     /// Seconds from one sample to the next.
     pub sample_seconds: u64,
@@ -84,7 +88,7 @@ pub struct Answers {
     pub tier: String,
     /// As in `touchline_requests_total`.
     pub outcome: String,
-    /// How many.
+    /// Their count.
     pub requests: u64,
 }
 
@@ -95,13 +99,13 @@ pub struct UpstreamNow {
     pub name: String,
     /// Its servers.
     pub servers: Vec<ServerNow>,
-    /// Requests sent again.
+    /// Attempts after the first.
     pub retries: u64,
-    /// Servers taken out by failing requests.
+    /// How often failing requests took a server out of use.
     pub ejections: u64,
-    /// Health checks that failed.
+    /// Failed health checks.
     pub checks_failed: u64,
-    /// Names that could not be resolved anew.
+    /// Failed lookups of server names.
     pub resolve_failures: u64,
 }
 
@@ -110,11 +114,11 @@ pub struct UpstreamNow {
 pub struct ServerNow {
     /// Its label in the metrics.
     pub server: String,
-    /// Whether neither checks nor failing requests have taken it out.
+    /// Whether requests are sent to it: neither checks nor failing requests have taken it out of use.
     pub up: bool,
-    /// Whether the last request or check was answered; `None` where nothing was sent to it.
+    /// Whether the last request or check was answered; `None` before the first.
     pub answered: Option<bool>,
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: u64,
 }
 
@@ -123,7 +127,7 @@ impl Dashboard {
     pub const SAMPLE_SECONDS: u64 = SAMPLE_INTERVAL.as_secs();
 }
 
-/// What was answered, by tier and outcome.
+/// The answers by tier and outcome.
 pub fn answered(metrics: &Metrics) -> Vec<Answers> {
     let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
     for one in series(&metrics.requests) {
@@ -142,7 +146,7 @@ pub fn answered(metrics: &Metrics) -> Vec<Answers> {
     .collect()
 }
 
-/// The upstreams as the metric families show them, by name; servers by address.
+/// The upstreams of the metric families, by name; their servers by address.
 pub fn upstreams(metrics: &Metrics) -> Vec<UpstreamNow> {
     let mut all: BTreeMap<String, UpstreamNow> = BTreeMap::new();
     let in_flight: BTreeMap<(String, String), u64> = series(&metrics.upstream_in_flight)
@@ -191,8 +195,8 @@ fn place(one: &Series) -> (String, String) {
     )
 }
 
-/// Whether a `Host` names this machine as such. A page of another site that has its own name resolve to 127.0.0.1 (DNS rebinding)
-/// sends that name, and could otherwise read from a listener without a token what only its operator may.
+/// Whether a `Host` is an address or `localhost`. A page of another site whose name resolves to 127.0.0.1 (DNS rebinding) sends that
+/// name, and could otherwise read the operator's figures from a listener without a token.
 pub fn is_local(host: Option<&HeaderValue>) -> bool {
     let Some(host) = host.and_then(|host| host.to_str().ok()) else {
         return false;
@@ -211,7 +215,7 @@ mod tests {
     use crate::store::WithoutStore;
 
     #[test]
-    fn the_page_is_whole_and_has_nothing_from_elsewhere() {
+    fn the_page_is_whole_and_loads_nothing_from_other_origins() {
         let page = String::from_utf8(PAGE.body.clone()).unwrap();
         assert!(page.contains(STYLE) && page.contains(SCRIPT));
         for place in [
@@ -219,7 +223,7 @@ mod tests {
         ] {
             assert!(!page.contains(place), "{place}");
         }
-        // Names of XML are the only addresses.
+        // XML namespaces are the only addresses.
         let addresses = page.matches("http://").count();
         assert_eq!(
             addresses,
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_words_for_whatever_becomes_of_requests_without_the_store() {
+    fn the_page_has_words_for_each_fate_of_requests_without_the_store() {
         for without in [
             WithoutStore::Serves,
             WithoutStore::Denies,
@@ -284,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_are_told_with_what_happened_to_their_upstream() {
+    fn servers_are_listed_with_the_counts_of_their_upstream() {
         let metrics = Metrics::new().unwrap();
         for (server, up) in [("10.0.0.2:1", 0), ("10.0.0.1:1", 1)] {
             let labels = ["data", server];

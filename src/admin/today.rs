@@ -34,6 +34,8 @@ const REST: Duration = Duration::from_secs(5);
 pub struct Terms {
     /// The quota day.
     pub day: Day,
+    /// The time zone whose calendar days are quota days.
+    pub zone: String,
     /// The units a day of each tier.
     pub tiers: Vec<(TierName, u64)>,
 }
@@ -45,6 +47,8 @@ pub struct Today {
     pub date: Date,
     /// When it ends.
     pub ends: Timestamp,
+    /// The time zone whose calendar days are quota days.
+    pub zone: String,
     /// When the survey was done.
     pub read: Timestamp,
     /// How long it took.
@@ -252,6 +256,7 @@ impl Sums {
         Today {
             date: terms.day.date,
             ends: Timestamp::from_second(terms.day.end).unwrap_or_default(),
+            zone: terms.zone.clone(),
             read: store.now(),
             took_seconds: took.as_secs_f64(),
             used: self.used,

@@ -137,17 +137,22 @@ impl Browser {
             .await;
     }
 
-    /// Writes the whole page as PNG, and what of it is above `height` as WebP.
-    pub async fn shoot(&mut self, file: &Path, width: u32, height: u32) {
-        let whole = json!({ "format": "png", "captureBeyondViewport": true });
-        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
-        let part =
-            json!({ "format": "webp", "quality": 80, "captureBeyondViewport": true, "clip": clip });
-        for (kind, asked) in [("png", whole), ("webp", part)] {
-            let shot = self.call("Page.captureScreenshot", asked).await;
-            let bytes = BASE64.decode(shot["data"].as_str().unwrap()).unwrap();
-            std::fs::write(file.with_extension(kind), bytes).unwrap();
-        }
+    /// The whole page as PNG.
+    pub async fn picture(&mut self) -> Vec<u8> {
+        self.shoot(json!({ "format": "png" })).await
+    }
+
+    /// The upper part of the page as WebP, sharp on dense screens.
+    pub async fn part(&mut self, width: u32, height: &Value) -> Vec<u8> {
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1.5 });
+        self.shoot(json!({ "format": "webp", "quality": 70, "clip": clip }))
+            .await
+    }
+
+    async fn shoot(&mut self, mut parameters: Value) -> Vec<u8> {
+        parameters["captureBeyondViewport"] = true.into();
+        let shot = self.call("Page.captureScreenshot", parameters).await;
+        BASE64.decode(shot["data"].as_str().unwrap()).unwrap()
     }
 
     /// Presses and releases a key.

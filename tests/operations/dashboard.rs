@@ -199,6 +199,33 @@ async fn a_key_that_nobody_may_use_is_not_told_as_near_its_limit() {
 }
 
 #[tokio::test]
+async fn each_gateway_states_its_own_name_version_and_uptime_and_the_zone_of_the_day() {
+    let mut scene = Scene::builder(TOUCHLINE)
+        .store(Store::Redis)
+        .gateways(2)
+        .start()
+        .await;
+    let first = eventually("the day is read", async || {
+        let figures = figures(&scene, 0).await;
+        (!figures["today"].is_null()).then_some(figures)
+    })
+    .await;
+    assert_eq!(first["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(first["today"]["zone"], "UTC");
+    let second = figures(&scene, 1).await;
+    assert_ne!(first["node"], second["node"]);
+    let uptime = |figures: &Value| figures["uptime_seconds"].as_u64().unwrap();
+    eventually("the uptime grows", async || {
+        (uptime(&figures(&scene, 0).await) > uptime(&first)).then_some(())
+    })
+    .await;
+    scene.gateways[0].terminate();
+    scene.gateways[0].restart().await;
+    let again = figures(&scene, 0).await;
+    assert_ne!(first["node"], again["node"]);
+}
+
+#[tokio::test]
 async fn samples_tell_every_request_once() {
     let mut scene = Scene::builder(TOUCHLINE).start().await;
     let key = scene.issue("starter").await;

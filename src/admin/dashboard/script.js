@@ -2,7 +2,8 @@
 (() => {
   const REFRESH_MS = 5000;
   const SOON_MS = 1000;
-  const PATIENCE_MS = 10000;
+  const TIMEOUT_MS = 10000;
+  const KEYS_MAX = 10;
   const TOKEN = "touchline-token";
   const THEME = "touchline-theme";
   const SVG = "http://www.w3.org/2000/svg";
@@ -18,8 +19,26 @@
     return day + at.toLocaleTimeString("en-GB");
   };
   const plural = (count, one, many) => number(count) + " " + (count === 1 ? one : many);
+  const duration = (ms) => (ms >= 1000 ? rounded(ms / 1000) + " s" : rounded(ms) + " ms");
+  // The two largest units of a span of seconds.
+  function span(seconds) {
+    const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
+    const from = Math.max(0, parts.findIndex(([unit]) => seconds >= unit));
+    const shown = seconds < 60 ? [[1, "s"]] : parts.slice(from, Math.min(from + 2, 3));
+    return shown.map(([unit, name], at) =>
+      Math.floor((at > 0 ? seconds % shown[at - 1][0] : seconds) / unit) + " " + name).join(" ");
+  }
+  // A time of day in a zone, which is named; in the browser's own where the browser does not know it.
+  function timeIn(zone, text) {
+    const style = { hour: "2-digit", minute: "2-digit" };
+    try {
+      return new Date(text).toLocaleTimeString("en-GB", { ...style, timeZone: zone }) + " " + zone;
+    } catch {
+      return new Date(text).toLocaleTimeString("en-GB", { ...style, timeZoneName: "short" });
+    }
+  }
 
-  // Values from the JSON are put on the page as text, never as markup.
+  // Everything from the JSON is added as text, never as markup.
   function node(tag, look, ...inside) {
     const made = document.createElement(tag);
     if (look) made.className = look;
@@ -32,7 +51,7 @@
     if (text !== undefined) made.textContent = text;
     return made;
   }
-  // Customers' names are isolated from the text around them, whatever their writing direction.
+  // Names that customers chose may be written from right to left: they are isolated from the text around them.
   const foreign = (text) => node("bdi", "", text);
   const time = (text) => {
     const made = node("time", "", moment(text));
@@ -40,20 +59,25 @@
     return made;
   };
 
-  // Unchanged parts are left alone, so that a selection stays.
+  // Unchanged parts are not replaced, so that a selection is kept.
   const shown = new WeakMap();
   function fill(place, facts, build) {
-    const facts_text = JSON.stringify(facts);
-    if (shown.get(place) === facts_text) return;
-    shown.set(place, facts_text);
+    const text = JSON.stringify(facts);
+    if (shown.get(place) === text) return;
+    shown.set(place, text);
     place.replaceChildren(...build());
   }
   function rows(id, facts, row, nothing) {
     const place = by(id);
     fill(place, facts, () => {
-      if (facts.length > 0) return facts.map((fact) => node("tr", "", ...row(fact)));
+      const names = [...place.parentElement.tHead.rows[0].cells].map((one) => one.textContent);
+      if (facts.length > 0) return facts.map((fact) => {
+        const made = node("tr", "", ...row(fact));
+        [...made.cells].forEach((one, at) => { one.dataset.name = names[at]; });
+        return made;
+      });
       const cell = node("td", "", nothing);
-      cell.colSpan = place.parentElement.querySelectorAll("thead th").length;
+      cell.colSpan = names.length;
       return [node("tr", "", cell)];
     });
   }
@@ -64,8 +88,14 @@
     made.scope = "row";
     return made;
   };
+  // One line of text, shortened where it is too long.
+  const short = (made, text) => {
+    made.append(foreign(text));
+    made.title = text;
+    return made;
+  };
   function state(look, sign, word) {
-    return node("span", look, sign + " " + word);
+    return node("span", look, sign + "\u00a0" + word);
   }
 
   function showNow(figures) {
@@ -75,24 +105,24 @@
       : readiness.status === "ready" ? state("good", "●", "ready")
       : readiness.status === "degraded" ? state("warn", "▲", "degraded")
       : state("bad", "■", "not ready");
-    const store = readiness.store_up ? state("good", "●", "up") : state("bad", "■", "away");
-    const without = { serves: "served from the journal", denies: "requests are refused", journal_failed: "the journal cannot be written: requests are refused", no_keys: "there is no key table: requests are refused" };
+    const store = readiness.store_up ? state("good", "●", "up") : state("bad", "■", "down");
+    const without = { serves: "requests are charged to the journal", denies: "requests are refused", journal_failed: "requests are refused: the journal cannot be written", no_keys: "requests are refused: no key is known" };
     const storeNote = [];
     if (!readiness.store_up) storeNote.push(without[readiness.without_store] || readiness.without_store);
-    if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " not settled");
+    if (readiness.pending_units > 0) storeNote.push(plural(readiness.pending_units, "unit", "units") + " pending");
     const keysNote = !readiness.keys_loaded ? "never loaded"
       : !readiness.keys_usable ? "too old to use"
-      : readiness.keys_age_seconds > 5 ? "current " + rounded(readiness.keys_age_seconds) + " s ago" : "current";
+      : readiness.keys_age_seconds > 5 ? "read " + span(readiness.keys_age_seconds) + " ago" : "current";
     const all = last ? Object.values(last.requests).reduce((sum, one) => sum + one, 0) : 0;
     const rate = last ? rounded(all / last.seconds) : "–";
     const failed = last ? last.requests.failed : 0;
-    const p99 = last && last.duration_seconds.p99 !== null ? rounded(last.duration_seconds.p99 * 1000) + " ms" : "–";
-    const wait = last && last.store_seconds.p99 !== null ? "store p99 " + rounded(last.store_seconds.p99 * 1000) + " ms" : "";
+    const p99 = last && last.duration_seconds.p99 !== null ? duration(last.duration_seconds.p99 * 1000) : "–";
+    const wait = last && last.store_seconds.p99 !== null ? "store p99 " + duration(last.store_seconds.p99 * 1000) : "";
     const tiles = [
       ["Gateway", gateway, readiness.reasons.join("; ")],
       ["Store", store, storeNote.join("; ")],
-      ["Requests a second", rate, last ? "in the last " + rounded(last.seconds) + " s" : "no sample yet"],
-      ["Failed", last ? state(failed > 0 ? "bad" : "", failed > 0 ? "■" : "", number(failed)) : "–", last ? "in the last " + rounded(last.seconds) + " s" : ""],
+      ["Requests per second", rate, last ? "in the last " + rounded(last.seconds) + " s" : "no sample yet"],
+      ["Failed", failed > 0 ? state("bad", "■", number(failed)) : last ? "0" : "–", last ? "in the last " + rounded(last.seconds) + " s" : ""],
       ["Duration, p99", p99, wait],
       ["In flight", last ? number(last.in_flight) : "–", last ? plural(last.connections, "connection", "connections") : ""],
       ["Keys", number(readiness.keys), keysNote],
@@ -106,117 +136,126 @@
     const { today, today_error: error } = figures;
     const trouble = error ? " The store could not be read: " + error : "";
     if (!today) {
-      by("today-note").textContent = error ? trouble.trim() : "Reading the store …";
+      by("today-note").textContent = trouble.trim() || "Reading the store …";
       by("near-note").textContent = "";
-      rows("today", [], () => [], "No data yet.");
-      rows("near", [], () => [], "No data yet.");
+      rows("today", [], () => [], "No figures yet.");
+      rows("near", [], () => [], "No figures yet.");
       return;
     }
     const rest = today.unattributed === 0 ? "" : ", " + number(today.unattributed) + " of them not yet attributed to an endpoint";
-    by("today-note").textContent = "Quota day " + today.date + ", until " + moment(today.ends) + ": "
-      + plural(today.used, "unit", "units") + " used" + rest + ". Read from the store at " + clock(today.read) + "." + trouble;
+    const left = (Date.parse(today.ends) - Date.parse(figures.time)) / 1000;
+    by("today-note").textContent = "Quota day " + today.date + ", ends at " + timeIn(today.zone, today.ends)
+      + (left > 0 ? " (in " + span(left) + ")" : "") + ". " + plural(today.used, "unit", "units") + " used" + rest
+      + ". Read from the store at " + clock(today.read) + "." + trouble;
     rows("today", today.tiers, (tier) => [
       head("", foreign(tier.tier)), count(tier.keys), count(tier.requests), count(tier.charged), count(tier.refunded),
       count(tier.refused_quota), count(tier.refused_tier), count(tier.refused_burst), count(tier.refused_concurrent),
       count(tier.refused_not_found), count(tier.refused_method),
-    ], "No requests today.");
-    const reached = today.reached.map((one) => plural(one.keys, "key", "keys") + " at " + one.percent + " % or more");
-    by("near-note").textContent = reached.join(", ") + ".";
-    rows("near", today.nearest, (key) => {
+    ], "No request today.");
+    by("near-note").textContent = today.reached.map((one) =>
+      plural(one.keys, "key", "keys") + (one.percent < 100 ? " at " + one.percent + " % or more" : " at the limit")).join(", ") + ".";
+    rows("near", today.nearest.slice(0, KEYS_MAX), (key) => {
       const share = key.used * 100 / key.limit;
-      const [look, word] = share >= 100 ? ["bad", "used up"] : share >= 80 ? ["warn", "near"] : ["", ""];
+      const [look, word] = share >= 100 ? ["bad", " used up"] : share >= 80 ? ["warn", " near"] : ["", ""];
       const bar = node("span", "fill");
       bar.style.width = Math.min(share, 100) + "%";
       const track = node("span", "track", bar);
       track.setAttribute("aria-hidden", "true");
-      // Rounded down: only an exhausted quota shows 100 %.
-      const percentage = number(Math.floor(share * 10) / 10) + " %" + (word ? " " + word : "");
       return [
-        head("free", foreign(key.customer), key.label ? node("small", "", foreign(key.label)) : "",
-          node("small", "code", key.key_id)),
-        node("td", ("number share " + look).trim(), percentage, track), count(key.used), count(key.limit), cell(key.tier),
+        short(head("name"), key.customer), short(node("td", "label"), key.label || ""), node("td", "code", key.key_id), cell(key.tier),
+        node("td", "number", number(key.used) + " / " + number(key.limit)),
+        // Rounded down: 100 % means that the limit is reached.
+        node("td", ("share " + look).trim(), track, number(Math.floor(share * 10) / 10) + " %" + word),
       ];
-    }, "No key has used any units today.");
+    }, "No key has used a unit today.");
   }
 
-  const PLOTS = {
-    rate: [
-      { name: "all", look: "one", of: (one) => Object.values(one.requests).reduce((sum, value) => sum + value, 0) / one.seconds },
-      { name: "refused", look: "two", of: (one) => (one.requests.refused + one.requests.limited) / one.seconds },
-      { name: "failed", look: "three", of: (one) => one.requests.failed / one.seconds },
-    ],
-    delay: [
-      { name: "median", look: "one", of: (one) => milliseconds(one.duration_seconds.p50) },
-      { name: "p99", look: "two", of: (one) => milliseconds(one.duration_seconds.p99) },
-    ],
-  };
   const milliseconds = (seconds) => (seconds === null ? null : seconds * 1000);
-  const HEIGHT = 190, LEFT = 46, RIGHT = 76, TOP = 10, BOTTOM = 22;
-  const MINUTE_MS = 60000, LEAST_MINUTES = 10;
+  const PLOTS = {
+    rate: {
+      title: "Requests per second over the last hour", spell: rounded, scale: linear, lines: [
+        { name: "all", look: "one", of: (one) => Object.values(one.requests).reduce((sum, value) => sum + value, 0) / one.seconds },
+        { name: "refused", look: "two", of: (one) => (one.requests.refused + one.requests.limited) / one.seconds },
+        { name: "failed", look: "three", of: (one) => one.requests.failed / one.seconds },
+      ],
+    },
+    delay: {
+      title: "Duration of requests over the last hour", spell: duration, scale: logarithmic, lines: [
+        { name: "median", look: "one", of: (one) => milliseconds(one.duration_seconds.p50) },
+        { name: "p99", look: "two", of: (one) => milliseconds(one.duration_seconds.p99) },
+      ],
+    },
+  };
+  const HEIGHT = 190, LEFT = 52, RIGHT = 12, TOP = 8, BOTTOM = 22;
+  const MINUTE_MS = 60000, LEAST_MINUTES = 2, MARKS_MAX = 5;
 
-  function nice(most) {
-    const power = 10 ** Math.floor(Math.log10(Math.max(most, 1e-3)));
-    return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= most * 0.999) || most;
+  // The next number of 1, 2, 5, 10, 20 … that is not smaller.
+  function nice(least) {
+    const power = 10 ** Math.floor(Math.log10(least));
+    return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= least * 0.999);
+  }
+  // A scale: its marks, and the share of the height at which a value is drawn.
+  function linear(values) {
+    const most = nice(Math.max(1, ...values));
+    return { marks: [0, most / 2, most], share: (value) => value / most };
+  }
+  // One very slow request then takes some of the height, not all of it.
+  function logarithmic(values) {
+    const known = values.length > 0 ? values.map((value) => Math.max(value, 0.01)) : [1, 10];
+    const steps = [nice(Math.min(...known) / 2.5)];
+    while (steps.length < 2 || steps.at(-1) < Math.max(...known)) steps.push(nice(steps.at(-1) * 1.5));
+    const isDecade = (step) => step === 10 ** Math.round(Math.log10(step));
+    while (steps.length > MARKS_MAX && !isDecade(steps.at(-1))) steps.push(nice(steps.at(-1) * 1.5));
+    const [low, high] = [steps[0], steps.at(-1)];
+    return {
+      marks: steps.length <= MARKS_MAX ? steps : steps.filter(isDecade),
+      share: (value) => Math.log(Math.max(value, low) / low) / Math.log(high / low),
+    };
   }
 
   function plot(id, samples) {
-    const place = by(id), series = PLOTS[id], width = Math.max(place.clientWidth, 240);
-    const titles = { rate: "Requests a second over the last hour", delay: "Duration of requests over the last hour" };
-    const points = samples.map((one) => ({ at: Date.parse(one.at), values: series.map((line) => line.of(one)) }));
-    const most = nice(Math.max(id === "rate" ? 1 : 0.1, ...points.flatMap((point) => point.values.filter((value) => value !== null))));
+    const place = by(id), { title, spell, scale, lines } = PLOTS[id], width = Math.max(place.clientWidth, 240);
+    const points = samples.map((one) => ({ at: Date.parse(one.at), values: lines.map((line) => line.of(one)) }));
+    const { marks, share } = scale(points.flatMap((point) => point.values.filter((value) => value !== null)));
     const end = points.length > 0 ? points.at(-1).at : Date.now();
-    // The available samples, but at least some minutes.
     const first = points.length > 0 ? points[0].at : end;
-    const span = Math.max(Math.ceil((end - first) / MINUTE_MS), LEAST_MINUTES);
-    const x = (at) => width - RIGHT - (end - at) / (span * MINUTE_MS) * (width - LEFT - RIGHT);
-    const y = (value) => HEIGHT - BOTTOM - value / most * (HEIGHT - TOP - BOTTOM);
+    const period = Math.max(end - first, LEAST_MINUTES * MINUTE_MS);
+    const x = (at) => width - RIGHT - (end - at) / period * (width - LEFT - RIGHT);
+    const y = (value) => HEIGHT - BOTTOM - share(value) * (HEIGHT - TOP - BOTTOM);
     const svg = drawn("svg", { role: "img", viewBox: `0 0 ${width} ${HEIGHT}` });
-    const summary = points.length === 0 ? "No sample yet." : series.map((line, at) => {
-      const value = points.at(-1).values[at];
-      return line.name + " " + (value === null ? "none" : rounded(value));
-    }).join(", ") + " at the end. The table below has all figures.";
-    svg.append(drawn("title", {}, titles[id] + ": " + summary));
-    for (const part of [0, 0.5, 1]) {
-      const at = y(most * part);
-      svg.append(drawn("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: at, y2: at }));
-      svg.append(drawn("text", { class: "axis", x: LEFT - 6, y: at + 4, "text-anchor": "end" }, rounded(most * part)));
+    svg.append(drawn("title", {}, title + ". The table below has the same figures."));
+    for (const mark of marks) {
+      svg.append(drawn("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(mark), y2: y(mark) }));
+      svg.append(drawn("text", { class: "axis", x: LEFT - 6, y: y(mark) + 4, "text-anchor": "end" }, spell(mark)));
     }
-    const parts = width < 420 ? 2 : 4;
-    for (let part = 0; part <= parts; part += 1) {
-      const at = end - span * MINUTE_MS * part / parts;
+    const step = MINUTE_MS * ([1, 2, 5, 10, 15].find((one) => period / MINUTE_MS / one <= width / 90) || 30);
+    for (let at = Math.ceil((end - period) / step) * step; at <= end; at += step) {
       const text = new Date(at).toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-      svg.append(drawn("text", { class: "axis", x: x(at), y: HEIGHT - 5, "text-anchor": "middle" }, text));
+      svg.append(drawn("line", { class: "grid", x1: x(at), x2: x(at), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
+      svg.append(drawn("text", { class: "axis", x: Math.min(x(at), width - 18), y: HEIGHT - 4, "text-anchor": "middle" }, text));
     }
-    const ends = [];
-    series.forEach((line, which) => {
+    lines.forEach((line, which) => {
       let path = "", pen = "M";
       for (const point of points) {
         const value = point.values[which];
         if (value === null) { pen = "M"; continue; }
-        path += pen + x(point.at).toFixed(1) + " " + y(value).toFixed(1);
+        // A point without neighbours is drawn as a dot.
+        path += pen + x(point.at).toFixed(1) + " " + y(value).toFixed(1) + "h0";
         pen = "L";
       }
       if (path) svg.append(drawn("path", { class: "series " + line.look, d: path }));
-      const known = points.filter((point) => point.values[which] !== null).at(-1);
-      if (known) ends.push({ line, at: y(known.values[which]) });
     });
-    // Names beside the ends of their lines, moved apart where they would lie over each other.
-    ends.sort((one, other) => other.at - one.at);
-    let floor = HEIGHT - BOTTOM + 4;
-    for (const one of ends) {
-      const at = Math.min(one.at, floor);
-      floor = at - 14;
-      const left = width - RIGHT + 4;
-      svg.append(drawn("line", { class: "series " + one.line.look, x1: left, x2: left + 12, y1: at, y2: at }));
-      svg.append(drawn("text", { class: "key", x: left + 15, y: at + 4 }, one.line.name));
-    }
     const cursor = drawn("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
     svg.append(cursor);
     const read = (which) => {
       const point = points[which];
-      by(id + "-reading").textContent = !point ? "No sample yet: the first is taken ten seconds after the start."
-        : clock(samples[which].at) + ": " + series.map((line, at) =>
-          line.name + " " + (point.values[at] === null ? "–" : rounded(point.values[at]))).join(", ");
+      by(id + "-reading").replaceChildren(...!point ? ["No sample yet: the first is taken after ten seconds."] : [
+        ...lines.map((line, at) => {
+          const swatch = drawn("svg", { class: "swatch", viewBox: "0 0 20 4", "aria-hidden": "true" });
+          swatch.append(drawn("path", { class: "series " + line.look, d: "M1 2H19" }));
+          return node("span", "", swatch, line.name + " ", node("strong", "", point.values[at] === null ? "–" : spell(point.values[at])));
+        }), node("span", "", clock(samples[which].at)),
+      ]);
     };
     svg.addEventListener("pointermove", (event) => {
       const box = svg.getBoundingClientRect();
@@ -246,7 +285,7 @@
       const sum = (name) => part.reduce((total, one) => total + one.requests[name], 0);
       const worst = (name) => {
         const known = part.map((one) => one.duration_seconds[name]).filter((value) => value !== null);
-        return known.length > 0 ? rounded(Math.max(...known) * 1000) : "–";
+        return known.length > 0 ? duration(Math.max(...known) * 1000) : "–";
       };
       all.push({
         until: part.at(-1).at, served: sum("served"), refused: sum("refused"), limited: sum("limited"), failed: sum("failed"),
@@ -272,14 +311,14 @@
   function showUpstreams(upstreams) {
     const servers = upstreams.flatMap((upstream) => upstream.servers.map((server) => ({ name: upstream.name, ...server })));
     rows("servers", servers, (server) => [
-      head("", foreign(server.name)), node("td", "code", server.server),
-      node("td", "nowrap", !server.up ? state("bad", "■", "out") : server.answered === null ? state("", "○", "no request yet")
-        : server.answered ? state("good", "●", "answers") : state("warn", "▲", "fails")), count(server.in_flight),
-    ], "No servers.");
-    rows("troubles", upstreams, (upstream) => [
+      head("nowrap", foreign(server.name)), node("td", "code address", server.server),
+      node("td", "nowrap", !server.up ? state("bad", "■", "down") : server.answered === null ? state("", "○", "up, unused")
+        : server.answered ? state("good", "●", "up") : state("warn", "▲", "up, failing")), count(server.in_flight),
+    ], "No server is configured.");
+    rows("counts", upstreams, (upstream) => [
       head("", foreign(upstream.name)), count(upstream.retries), count(upstream.ejections), count(upstream.checks_failed),
       count(upstream.resolve_failures),
-    ], "No upstreams.");
+    ], "No upstream is configured.");
   }
 
   function showConfiguration(figures) {
@@ -288,13 +327,13 @@
       ["Running: ", node("span", "code", config.hash), ", since ", time(config.applied), "."]);
     by("refused").hidden = !config.refused;
     if (config.refused) {
-      by("refused-note").textContent = "At " + moment(config.refused.at) + "; the previous configuration is still running.";
+      by("refused-note").textContent = "At " + moment(config.refused.at) + ". The previous configuration stays in use.";
       fill(by("refused-reason"), config.refused.reason, () => [config.refused.reason]);
     }
     rows("reloads", figures.reloads, (one) => [
       head("code", time(one.at)),
-      node("td", one.reason ? "reason" : "", one.outcome === "applied" ? state("good", "●", "applied") : state("bad", "■", "refused"),
-        one.reason ? node("small", "", one.reason) : ""),
+      one.outcome === "applied" ? cell(state("good", "●", "applied"))
+        : cell(node("details", "", node("summary", "", state("bad", "■", "refused")), node("span", "reason", one.reason || ""))),
       cell(one.cause), node("td", "code", one.hash),
     ], "None yet.");
   }
@@ -302,7 +341,9 @@
   function show(figures) {
     by("entry").hidden = true;
     by("figures").hidden = false;
-    document.title = (figures.readiness.status === "ready" ? "" : "▲ " + figures.readiness.status + " · ") + "Touchline";
+    const ready = figures.readiness.status === "ready";
+    document.title = (ready ? "" : "▲ " + figures.readiness.status + " · ") + figures.node + " · Touchline";
+    by("gateway").textContent = figures.node + " · version " + figures.version + " · up " + span(figures.uptime_seconds);
     showNow(figures);
     showToday(figures);
     showHour(figures.samples, figures.sample_seconds);
@@ -310,11 +351,11 @@
     showConfiguration(figures);
     rows("answers", figures.answered, (one) => [head("", foreign(one.tier)), node("td", "code", one.outcome), count(one.requests)],
       "No request yet.");
-    by("about").textContent = "Touchline " + figures.version + ". Times are those of this browser ("
-      + Intl.DateTimeFormat().resolvedOptions().timeZone + "). Durations are estimated from the buckets of the metrics.";
+    by("about").textContent = "Times are in the zone of this browser (" + Intl.DateTimeFormat().resolvedOptions().timeZone
+      + "), except the end of the quota day. Durations are estimated from the buckets of the metrics.";
   }
 
-  // An unchanged state is not announced again at every refresh.
+  // A screen reader announces this text: it is written only when it changes.
   function announce(text) {
     if (by("state").textContent !== text) by("state").textContent = text;
   }
@@ -329,7 +370,7 @@
       const token = sessionStorage.getItem(TOKEN);
       const answer = await fetch("dashboard.json", {
         headers: token ? { Authorization: "Bearer " + token } : {},
-        cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(PATIENCE_MS),
+        cache: "no-store", credentials: "omit", redirect: "error", signal: AbortSignal.timeout(TIMEOUT_MS),
       });
       if (answer.status === 401) {
         sessionStorage.removeItem(TOKEN);
@@ -347,7 +388,7 @@
       answeredAt = clock(latest.time);
       show(latest);
       if (!latest.today && !latest.today_error) again = SOON_MS;
-      announce(paused ? "Paused at " + answeredAt : "Live, every " + REFRESH_MS / 1000 + " seconds");
+      announce(paused ? "Paused at " + answeredAt : "Live, every " + REFRESH_MS / 1000 + " s");
     } catch (error) {
       announce("No answer" + (answeredAt ? " since " + answeredAt : "") + " (" + error.message + ")");
     } finally {
