@@ -458,7 +458,7 @@ async fn each_change_says_in_one_sentence_what_it_made() {
     let grant = ["keys", "grant", id, "--extra", "5", "--reason", "Cup final"];
     let text = scene.cli(&grant).await;
     assert!(
-        text.starts_with(&format!("{id} has 5 units more on ")),
+        text.starts_with(&format!("{id} has 5 extra units on ")),
         "{text}"
     );
     assert!(
