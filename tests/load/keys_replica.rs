@@ -146,9 +146,7 @@ async fn inherit(
         for (number, record) in batch.iter().enumerate() {
             let name = format!("touchline:q:{{{}}}:{}", record.id, day.date);
             let mut fields = vec![
-                ("t".to_owned(), "4".to_owned()),
-                ("s".to_owned(), day.start.to_string()),
-                ("e".to_owned(), day.end.to_string()),
+                (format!("t{}-{}", day.start, day.end), "4".to_owned()),
                 (format!("g{killed}.{number:x}"), "1".to_owned()),
             ];
             for other in 1..4 {

@@ -137,7 +137,10 @@ async fn corrupt(scene: &Scene, key: &IssuedKey, date: &str) {
     match &scene.redis {
         Some(redis) => {
             let name = format!("touchline:q:{{{}}}:{date}", key.id);
-            let reply = redis.command(&["HINCRBY", &name, "t", "5"]).await.unwrap();
+            let add = "for _, field in ipairs(redis.call('HKEYS', KEYS[1])) do
+                if field:sub(1, 1) == 't' then return redis.call('HINCRBY', KEYS[1], field, 5) end
+            end";
+            let reply = redis.command(&["EVAL", add, "1", &name]).await.unwrap();
             assert_eq!(reply, ":6\r\n");
         }
         None => {

@@ -244,7 +244,7 @@ async fn a_silent_gateway_is_struck_off_by_an_operator_which_is_in_the_audit_tra
         "{told}"
     );
     let table = scene.cli(&["store", "status"]).await;
-    assert!(table.contains("NOT HEARD OF SINCE"), "{table}");
+    assert!(table.contains("SILENT SINCE"), "{table}");
     eventually("the metric counts it", async || {
         (scene.metric("touchline_gateways_silent").await == 1.0).then_some(())
     })

@@ -16,7 +16,7 @@ use touchline::policy::rate_limit::Standing;
 use touchline::store::carried::{Carried, Taken, Taking};
 use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
 
-use crate::suite::{ZONE, charge, granted, issue, new_record, today};
+use crate::suite::{ZONE, charge, granted, issue, new_record, today, used_field};
 
 /// A Redis and directories for databases.
 struct Stores {
@@ -126,10 +126,9 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     for (day, late) in [(closed, Some(("a900", -2))), (today, None)] {
         // Two processes; one died before it said what 3 units were for, the other served above the limit of 10.
+        let used = used_field(day);
         let mut fields = vec![
-            ("t", 18),
-            ("s", day.start),
-            ("e", day.end),
+            (used.as_str(), 18),
             ("gaa.0", 9),
             ("gbb.0", 12),
             ("rbb.0", 3),

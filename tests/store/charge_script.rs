@@ -77,7 +77,7 @@ fn random_call(
         record: StoredRecord { version, packed },
         start,
         end,
-        settle_window: if random.percent(50) { 86_400 } else { 0 },
+        settle_window: 0,
     };
     (call, producer, fresh)
 }
@@ -95,6 +95,59 @@ fn told(reply: &Reply, used: i64) -> String {
     format!("{code} {grant} {used} {version} {record}")
 }
 
+/// The script's argument for these calls, by the head of the script.
+fn packed<'c>(calls: impl Iterator<Item = &'c ModelCall>, settle_window: i64) -> Vec<u8> {
+    let mut packed = (settle_window as f64).to_le_bytes().to_vec();
+    let mut calls = calls.peekable();
+    let mut next = 1;
+    while let Some(call) = calls.next() {
+        let day = (call.start, call.end);
+        if next == 1 {
+            packed.extend((day.0 as f64).to_le_bytes());
+            packed.extend((day.1 as f64).to_le_bytes());
+        }
+        let version = call.record.version;
+        for number in [call.ack, call.rack, call.want, call.limit, version] {
+            packed.extend((number as f64).to_le_bytes());
+        }
+        packed.push(call.producer.len() as u8);
+        packed.extend(call.producer.as_bytes());
+        packed.extend((call.record.packed.len() as u32).to_le_bytes());
+        packed.extend(call.record.packed.as_bytes());
+        next = u8::from(
+            calls
+                .peek()
+                .is_some_and(|next| (next.start, next.end) != day),
+        );
+        packed.push(next);
+    }
+    packed
+}
+
+/// Cuts a number off.
+fn double(rest: &mut &[u8]) -> i64 {
+    let (first, after) = rest.split_first_chunk().unwrap();
+    *rest = after;
+    f64::from_le_bytes(*first) as i64
+}
+
+/// A reply as the store's time and a text for each account.
+fn read(mut reply: &[u8]) -> (i64, Vec<String>) {
+    let rest = &mut reply;
+    let now = double(rest);
+    let mut answers = Vec::new();
+    while let Some((code, after)) = rest.split_first() {
+        *rest = after;
+        let (grant, used, version) = (double(rest), double(rest), double(rest));
+        let (length, after) = rest.split_first_chunk().unwrap();
+        let (record, after) = after.split_at(u32::from_le_bytes(*length) as usize);
+        *rest = after;
+        let record = str::from_utf8(record).unwrap();
+        answers.push(format!("{code} {grant} {used} {version} {record}"));
+    }
+    (now, answers)
+}
+
 /// One script call for the calls of several keys: the store's time, and the answer to each.
 async fn run(
     connection: &mut redis::aio::MultiplexedConnection,
@@ -108,31 +161,10 @@ async fn run(
             .arg(format!("k:{{{key}}}"))
             .arg(format!("q:{{{key}}}:day"));
     }
-    for (_, call) in calls {
-        command
-            .arg(&call.producer)
-            .arg(call.ack)
-            .arg(call.rack)
-            .arg(call.want)
-            .arg(call.limit)
-            .arg(call.record.version)
-            .arg(&call.record.packed)
-            .arg(call.start)
-            .arg(call.end)
-            .arg(call.settle_window);
-    }
-    let reply: Vec<redis::Value> = command.query_async(connection).await.unwrap();
-    let [now, answers @ ..] = reply.as_slice() else {
-        panic!("{reply:?}")
-    };
-    let answers = answers.iter().map(|answer| match answer {
-        redis::Value::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
-        other => panic!("{other:?}"),
-    });
-    (
-        redis::from_redis_value(now.clone()).unwrap(),
-        answers.collect(),
-    )
+    let settle_window = calls[0].1.settle_window;
+    command.arg(packed(calls.iter().map(|(_, call)| call), settle_window));
+    let reply: Vec<u8> = command.query_async(connection).await.unwrap();
+    read(&reply)
 }
 
 /// A key as the model holds it and its producers know it.
@@ -219,12 +251,14 @@ async fn the_script_and_its_model_agree_on_30_000_random_calls() {
             let group = &mut keys[first..first + size];
             let mut calls = Vec::new();
             let mut senders = Vec::new();
+            let settle_window = if sizes.percent(50) { 86_400 } else { 0 };
             for (place, key) in group.iter_mut().enumerate() {
                 if key.random.percent(5) {
                     key.limit = key.random.up_to(60);
                 }
-                let (call, producer, fresh) =
+                let (mut call, producer, fresh) =
                     random_call(&mut key.random, &mut key.marks, key.limit, today);
+                call.settle_window = settle_window;
                 calls.push(((first + place) as u64, call));
                 senders.push((producer, fresh));
             }

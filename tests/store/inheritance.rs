@@ -16,7 +16,9 @@ use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen};
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, charge_for, day_around_now, eventually, granted, issue};
+use crate::suite::{
+    ZONE, charge, charge_for, day_around_now, eventually, granted, issue, used_field,
+};
 use crate::topologies::patient;
 
 const LIMIT: u64 = 1_000;
@@ -87,7 +89,9 @@ async fn ledger_agrees(store: &RedisStore, key: &KeyEntry) {
 
 async fn counted(node: &Node, key: &KeyEntry) -> Option<u64> {
     let name = format!("touchline:q:{{{}}}:{}", key.record.id, this_day().date);
-    node.try_ask(&format!("HGET {name} t")).await.ok()?
+    node.try_ask(&format!("HGET {name} {}", used_field(this_day())))
+        .await
+        .ok()?
 }
 
 async fn flush(server: &RedisServer) {

@@ -16,7 +16,7 @@ use touchline::store::redis::{OutagePolicy, OutageSettings, RedisStore, Settings
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError, WithoutStore};
 
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, day_around_now, eventually, granted, issue, today};
+use crate::suite::{ZONE, charge, day_around_now, eventually, granted, issue, today, used_field};
 use crate::tcp_proxy::TcpProxy;
 
 const TIMEOUT: Duration = Duration::from_millis(300);
@@ -55,7 +55,7 @@ async fn issued(server: &RedisServer) -> Arc<KeyEntry> {
 async fn counted(server: &RedisServer, id: KeyId, day: Day) -> u64 {
     let used: Option<u64> = redis::cmd("HGET")
         .arg(format!("touchline:q:{{{id}}}:{}", day.date))
-        .arg("t")
+        .arg(used_field(day))
         .query_async(&mut server.connect().await)
         .await
         .unwrap();

@@ -11,7 +11,7 @@ use touchline::store::redis::{OutageSettings, Place, RedisStore, Settings, Tls, 
 use touchline::store::{Decision, KeyEntry, NodeName, Role, Store};
 
 use crate::redis_nodes::{Certificates, ClusterSet, Node, SentinelSet};
-use crate::suite::{ZONE, charge, eventually, granted, issue, today};
+use crate::suite::{ZONE, charge, eventually, granted, issue, today, used_field};
 use crate::topologies::patient;
 
 const LIMIT: u64 = 1_000;
@@ -61,7 +61,9 @@ async fn gateway(settings: Settings, directory: &Path) -> Arc<RedisStore> {
 
 async fn counted(node: &Node, key: &KeyEntry) -> Option<u64> {
     let name = format!("touchline:q:{{{}}}:{}", key.record.id, today().date);
-    node.try_ask(&format!("HGET {name} t")).await.ok()?
+    node.try_ask(&format!("HGET {name} {}", used_field(today())))
+        .await
+        .ok()?
 }
 
 /// Charges one unit, which must be granted, and soon.

@@ -6,14 +6,17 @@ use std::time::Duration;
 
 use harness::SLACK;
 use tokio::sync::OnceCell;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use touchline::clock::Clock;
-use touchline::store::redis::{Place, open};
+use touchline::store::redis::{Place, Settings, open};
 use touchline::store::status::StoreFacts;
-use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
+use touchline::store::{Decision, KeyEntry, NodeName, Role, Store, StoreError};
 
 use crate::redis_nodes::ClusterSet;
-use crate::suite::{PATIENCE, ZONE, charge, eventually, granted, issue, today};
+use crate::suite::{
+    PATIENCE, ZONE, charge, eventually, eventually_used, granted, issue, today, used_field,
+};
 use crate::topologies::{SharedServers, gateway, patient};
 
 fn place(set: &ClusterSet) -> Place {
@@ -49,7 +52,10 @@ async fn counted(set: &ClusterSet, key: &Arc<KeyEntry>) -> Option<u64> {
     let id = key.record.id;
     let name = format!("touchline:q:{{{id}}}:{}", today().date);
     let owner = &set.nodes[set.owner(id.as_str()).await];
-    owner.try_ask(&format!("HGET {name} t")).await.ok()?
+    owner
+        .try_ask(&format!("HGET {name} {}", used_field(today())))
+        .await
+        .ok()?
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -262,5 +268,49 @@ async fn an_emptied_master_of_a_cluster_is_filled_again() {
             granted(store.charge(charge(key, today(), LIMIT, 1)).await).0,
             1
         );
+    }
+}
+
+#[tokio::test]
+async fn in_a_cluster_keys_of_one_slot_share_script_calls() {
+    const CHARGES: u64 = 20;
+    let set = ClusterSet::start(0).await;
+    let settings = Settings {
+        // A hash tag before all others: every name is in its slot.
+        key_prefix: "{one}".to_owned(),
+        ..patient(place(&set))
+    };
+    let opened = open(settings.clone(), Role::Command, ZONE, Clock::system()).await;
+    let command: Arc<dyn Store> = opened.unwrap();
+    let mut keys = Vec::new();
+    for _ in 0..50 {
+        keys.push(issue(&command).await);
+    }
+    let role = Role::Gateway(NodeName("together".into()));
+    let opened = open(settings, role, ZONE, Clock::system()).await;
+    let store: Arc<dyn Store> = opened.unwrap();
+    let owner = &set.nodes[set.owner("one").await];
+    let calls = async || {
+        let info: String = owner.try_ask("INFO commandstats").await.unwrap();
+        let calls = info.split_once("cmdstat_evalsha:calls=");
+        let calls = calls.map_or("0", |(_, rest)| rest.split(',').next().unwrap());
+        calls.parse::<u64>().unwrap()
+    };
+    let before = calls().await;
+    let mut running = JoinSet::new();
+    for _ in 0..CHARGES {
+        for key in &keys {
+            let (store, charge) = (store.clone(), charge(key, today(), LIMIT, 1));
+            running.spawn(async move { store.charge(charge).await });
+        }
+    }
+    for decision in running.join_all().await {
+        granted(decision);
+    }
+    // A call for each key alone would be 50, with all its waiters.
+    let made = calls().await - before;
+    assert!(made < 25, "{made} script calls");
+    for key in &keys {
+        eventually_used(&store, key, today(), CHARGES).await;
     }
 }

@@ -15,7 +15,7 @@ use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
 use touchline::store::{KeyEntry, NodeName, Role, Store};
 
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, eventually, granted, issue, today};
+use crate::suite::{ZONE, charge, eventually, granted, issue, today, used_field};
 
 const TIMEOUT: Duration = Duration::from_millis(300);
 /// What is promised.
@@ -47,7 +47,7 @@ async fn eventually_counted(server: &RedisServer, key: &KeyEntry, units: u64) {
     eventually(&format!("Redis counts {units}"), async || {
         let counted: Option<u64> = redis::cmd("HGET")
             .arg(&name)
-            .arg("t")
+            .arg(used_field(today()))
             .query_async(&mut server.connect().await)
             .await
             .ok()?;

@@ -10,7 +10,7 @@ use touchline::store::redis::{Place, RedisStore, open};
 use touchline::store::{Decision, KeyEntry, Role, Store, StoreError};
 
 use crate::redis_nodes::{Node, SentinelSet, deafen, settled};
-use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today};
+use crate::suite::{ZONE, charge, eventually, exhausted, granted, issue, today, used_field};
 use crate::topologies::{SharedServers, gateway, patient};
 
 fn place(set: &SentinelSet) -> Place {
@@ -67,7 +67,9 @@ async fn granted_again(store: &RedisStore, key: &Arc<KeyEntry>) -> u64 {
 async fn counted(node: &Node, key: &Arc<KeyEntry>) -> Option<u64> {
     let name = format!("touchline:q:{{{}}}:{}", key.record.id, today().date);
     // Nobody answers for a moment where the server changes its role.
-    let told = node.try_ask(&format!("HGET {name} t")).await;
+    let told = node
+        .try_ask(&format!("HGET {name} {}", used_field(today())))
+        .await;
     told.unwrap_or_default()
 }
 

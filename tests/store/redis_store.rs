@@ -16,7 +16,7 @@ use touchline::store::{Decision, Keeping, KeyEntry, NodeName, Role, Store, Store
 use crate::redis_server::RedisServer;
 use crate::suite::{
     Fixture, PATIENCE, ZONE, charge, eventually, eventually_used, exhausted, granted, issue,
-    new_record, today,
+    new_record, today, used_field,
 };
 use crate::tcp_proxy::TcpProxy;
 
@@ -123,11 +123,48 @@ async fn counted(server: &RedisServer, id: KeyId) -> u64 {
     let name = format!("touchline:q:{{{id}}}:{}", today().date);
     let used: Option<u64> = redis::cmd("HGET")
         .arg(name)
-        .arg("t")
+        .arg(used_field(today()))
         .query_async(&mut server.connect().await)
         .await
         .unwrap();
     used.unwrap_or(0)
+}
+
+/// The version of a key's record in Redis.
+async fn version_held(server: &RedisServer, id: KeyId) -> Option<u64> {
+    redis::cmd("HGET")
+        .arg((format!("touchline:k:{{{id}}}"), "ver"))
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_redis_loses_alone_is_there_again_after_the_next_charge() {
+    let server = RedisServer::start().await;
+    let key = issued(&server).await;
+    let (id, version) = (key.record.id, key.record.version);
+    let role = Role::Gateway(NodeName("mending".into()));
+    let opened = open(settings(server.url()), role, ZONE, Clock::system()).await;
+    let store: Arc<dyn Store> = opened.unwrap();
+    // Not only in the first call of the account, which takes the record with it.
+    for used in 1..=3 {
+        let (counted, _) = granted(store.charge(charge(&key, today(), 10, 1)).await);
+        assert_eq!(counted, used);
+        assert_eq!(version_held(&server, id).await, Some(version));
+    }
+    let lost: i64 = redis::cmd("DEL")
+        .arg(format!("touchline:k:{{{id}}}"))
+        .query_async(&mut server.connect().await)
+        .await
+        .unwrap();
+    assert_eq!(lost, 1);
+    let (counted, _) = granted(store.charge(charge(&key, today(), 10, 1)).await);
+    assert_eq!(counted, 4);
+    eventually("the record is in Redis again", async || {
+        (version_held(&server, id).await == Some(version)).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

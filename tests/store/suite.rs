@@ -160,6 +160,11 @@ pub fn day_around_now(date: &str) -> Day {
     }
 }
 
+/// The field of a key's counts in Redis that holds the units used on the day.
+pub fn used_field(day: Day) -> String {
+    format!("t{}-{}", day.start, day.end)
+}
+
 /// The day of most facts, by a name to come, so that its retention is never over.
 pub fn today() -> Day {
     day_around_now("2099-11-21")

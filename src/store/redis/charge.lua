@@ -1,85 +1,96 @@
--- The charge: one round trip that merges what producers say of their accounts, then grants within each account's limit.
+-- The charge: one round trip that merges the marks of producers' accounts, then grants within each account's limit.
 --
 -- Invariant: t = sum of all g<producer> minus sum of all r<producer>. A grant never lifts t above the limit of its call. Merging
--- takes the larger number, so a call that is repeated, late or out of order changes nothing that a later one said. Accounts do
--- not know each other: what is asked for one, and what becomes of it, is the same alone and beside others. Nothing expires: the
--- clock of this server may leap, and gateways drop what was kept long enough.
+-- takes the larger number, so a call that is repeated, late or out of order changes nothing that a later one stated. Accounts are
+-- independent: the answer to one, and what is stored of it, is the same alone and beside others. A hash of counts has one t, and
+-- the boundaries in its name never change. Nothing expires: the clock of this server may leap, and gateways drop what was kept
+-- long enough.
 --
 -- Of each account, two keys:
 -- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed)
--- KEYS[2]  <prefix>:q:{id}:<date>  hash: t (units used), s and e (the day's first second and the next day's),
---                                  g<producer> (units granted to it), r<producer> (units it gave back),
+-- KEYS[2]  <prefix>:q:{id}:<date>  hash: t<s>-<e> (units used; s and e are the day's first second and the next day's),
+--                                  g<producer> (units granted to it), r<producer> (units it returned),
 --                                  a<second> (units in t that were merged after the day was closed, by when they came,
 --                                  Unix seconds rounded down to 900)
--- and ten arguments:
--- ARGV[1]  producer, unique by process and account
--- ARGV[2]  ack: units the producer consumed so far
--- ARGV[3]  rack: units the producer gave back so far
--- ARGV[4]  want: units asked for; 0 only merges
--- ARGV[5]  limit: units that all producers together may use (tier plus grants); it is the caller's and never stored
--- ARGV[6]  ver: version of the record that the waiting requests were checked against
--- ARGV[7]  rec: that record, to mend a lost or older one; '' mends nothing
--- ARGV[8]  s: the day's first second (Unix seconds)
--- ARGV[9]  e: the next day's first second (Unix seconds)
--- ARGV[10] how long after e the day is closed (seconds)
--- KEYS[3] and ARGV[11] begin the second account, and so on.
+-- KEYS[3] begins the second account, and so on. One argument, whose numbers are little-endian doubles (exact up to 2^53):
+-- ARGV[1]  window, then the accounts in their order, each as
+--            s, e     the day's first second and the next day's (Unix seconds); only of the first account, and of one after next = 1
+--            ack      units the producer consumed so far
+--            rack     units the producer returned so far
+--            want     units asked for; 0 only merges
+--            limit    units that all producers together may use (tier plus grants); it is the caller's and never stored
+--            ver      version of the record that the waiting requests were checked against
+--            pid      producer, unique by process and account; its length (one byte) before it
+--            rec      that record, to mend a lost or older one; its length (four bytes) before it, 0 mends nothing
+--            next     one byte: 0 the next account is of the same day; 1 s and e of its day follow
+--          window: how long after e the day is closed (seconds)
 --
--- Reply {now, account, account, ...}
---   now      the store's time (Unix seconds)
---   account  'code grant t ver rec', the answer to each in their order:
---     code   0 granted; 1 not enough left (grant may be part of want); 3 the store's record is newer (rec holds it);
---            4 now is outside [s, e); 5 the store knows the day by other boundaries. Codes 3, 4 and 5 grant nothing new.
---     grant  every unit granted to the producer and not acknowledged by this call, on every code
---     t      units used, with grant
---     ver    version of the record in the store, -1 without one
---     rec    the record in the store with code 3, else nothing
-local now = tonumber(redis.call('TIME')[1])
+-- Reply: one string, now and the answer to each account in their order
+--   now      the store's time (Unix seconds; a double, as the other numbers without a size)
+--   code     one byte: 0 granted; 1 not enough left (grant may be part of want); 3 the store's record is newer (rec holds it);
+--            4 now is outside [s, e); 5 the store has the day with other boundaries. Codes 3, 4 and 5 grant nothing new.
+--   grant    every unit granted to the producer and not acknowledged by this call, on every code
+--   t        units used, with grant
+--   ver      version of the record in the store, -1 without one
+--   rec      the record in the store with code 3, else empty; its length (four bytes) before it
+local call, format, pack, unpack = redis.call, string.format, struct.pack, struct.unpack
+local now = call('TIME')[1] + 0
+local told, next_day = ARGV[1], 1
+local window, at = unpack('<d', told)
+local replies, s, e, used, open = { pack('<d', now) }, nil, nil, nil, nil
 
-local function charge(record, counts, at)
-  local pid, ack, rack, want = ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), tonumber(ARGV[at + 4])
-  local limit, ver, s, e = tonumber(ARGV[at + 5]), tonumber(ARGV[at + 6]), tonumber(ARGV[at + 8]), tonumber(ARGV[at + 9])
-  local stored = tonumber(redis.call('HGET', record, 'ver')) or -1
-  if stored < ver and ARGV[at + 7] ~= '' then
-    redis.call('HSET', record, 'ver', ARGV[at + 6], 'rec', ARGV[at + 7])
+for i = 1, #KEYS, 2 do
+  if next_day == 1 then
+    s, e, at = unpack('<dd', told, at)
+    used, open = format('t%d-%d', s, e), now >= s and now < e
+  end
+  local record, counts = KEYS[i], KEYS[i + 1]
+  local ack, rack, want, limit, ver, pid, rec
+  ack, rack, want, limit, ver, pid, rec, next_day, at = unpack('<dddddBc0I4c0B', told, at)
+
+  local stored = (call('HGET', record, 'ver') or -1) + 0
+  if stored < ver and rec ~= '' then
+    call('HSET', record, 'ver', format('%d', ver), 'rec', rec)
     stored = ver
   end
-  local h = redis.call('HMGET', counts, 't', 'g' .. pid, 'r' .. pid, 's', 'e')
-  local t, g, r = tonumber(h[1]) or 0, tonumber(h[2]) or 0, tonumber(h[3]) or 0
-  local t0, g0, r0 = t, g, r
-  if g < ack then t = t + ack - g; g = ack end
-  if r < rack then t = t - (rack - r); r = rack end
-  local late = t - t0
-  local grant, code, rec = g - ack, 0, ''
+
+  local granted = 'g' .. pid
+  local held = call('HMGET', counts, used, granted)
+  local field, t = used, held[1]
+  if not t then
+    -- The first units of the day, or a day with other boundaries.
+    for _, name in ipairs(call('HKEYS', counts)) do
+      if string.sub(name, 1, 1) == 't' then field, t = name, call('HGET', counts, name) end
+    end
+  end
+  t = (t or 0) + 0
+  local g, returned = (held[2] or 0) + 0, 0
+  local t0, g0 = t, g
+  if g < ack then t, g = t + ack - g, ack end
+  -- What is stored of returned units matters only where the call states some: it is never lowered.
+  if rack > 0 then
+    local r = (call('HGET', counts, 'r' .. pid) or 0) + 0
+    if r < rack then t, returned = t - (rack - r), rack end
+  end
+
+  local late, grant, code, newer = t - t0, g - ack, 0, ''
   if stored > ver then
-    code = 3
-    rec = redis.call('HGET', record, 'rec')
-  elseif h[4] and (tonumber(h[4]) ~= s or tonumber(h[5]) ~= e) then
+    code, newer = 3, call('HGET', record, 'rec') or ''
+  elseif field ~= used then
     code = 5
-  elseif want > 0 and (now < s or now >= e) then
+  elseif want > 0 and not open then
     code = 4
   elseif want > grant then
-    local need = math.max(0, math.min(want - grant, limit - t))
-    t = t + need
-    g = g + need
-    grant = grant + need
-    if grant < want then code = 1 end
+    local need = want - grant
+    if need > limit - t then need, code = math.max(0, limit - t), 1 end
+    t, g, grant = t + need, g + need, grant + need
   end
-  if t ~= t0 or g ~= g0 or r ~= r0 then
-    if h[4] then
-      redis.call('HSET', counts, 't', t, 'g' .. pid, g)
-    else
-      redis.call('HSET', counts, 't', t, 'g' .. pid, g, 's', s, 'e', e)
-    end
-    if r > 0 then redis.call('HSET', counts, 'r' .. pid, r) end
-    if late ~= 0 and now >= e + tonumber(ARGV[at + 10]) then
-      redis.call('HINCRBY', counts, 'a' .. string.format('%d', now - now % 900), late)
-    end
-  end
-  return string.format('%d %d %d %d ', code, grant, t, stored) .. rec
-end
 
-local reply = {now}
-for account = 0, #KEYS / 2 - 1 do
-  reply[account + 2] = charge(KEYS[2 * account + 1], KEYS[2 * account + 2], 10 * account)
+  if g ~= g0 then call('HSET', counts, field, format('%d', t), granted, format('%d', g)) end
+  if returned > 0 then call('HSET', counts, field, format('%d', t), 'r' .. pid, format('%d', returned)) end
+  if late ~= 0 and now >= e + window then
+    call('HINCRBY', counts, 'a' .. format('%d', now - now % 900), format('%d', late))
+  end
+  replies[#replies + 1] = pack('<BdddI4', code, grant, t, stored, #newer) .. newer
 end
-return reply
+return table.concat(replies)

@@ -18,8 +18,9 @@ use super::guard::Guard;
 use super::link::{Link, LinkError};
 use super::names::Names;
 use super::producer::Producer;
-use super::script::{Arguments, CHARGE, COUNT_MAX, charge_replies};
+use super::script::{CHARGE, COUNT_MAX, ChargeArgument, Told, charge_replies};
 use super::shards::Shards;
+use super::slots;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
@@ -39,8 +40,6 @@ pub const ACCOUNTS_MAX: usize = 200_000;
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
 /// How many accounts are settled at the same time.
 const SETTLING_MAX: usize = 64;
-/// What `charge.lua` is told of one account.
-const ARGUMENTS: usize = 10;
 /// How old knowledge of a count may be to answer without asking.
 const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
@@ -80,6 +79,10 @@ pub struct Slot {
     producer: String,
     record_name: String,
     counts_name: String,
+    /// The hash slot of both names in a cluster.
+    place: u16,
+    /// The record's versions below this one were in the store by its last reply; 0 before the first, and if it held none.
+    held_below: AtomicU64,
     state: Mutex<SlotState>,
 }
 
@@ -94,20 +97,6 @@ struct SlotState {
     shunned: bool,
     /// What concerns the journal and the service without Redis.
     offline: offline::Notes,
-}
-
-/// What a call says of one account.
-struct Said<'a> {
-    producer: &'a str,
-    /// Units consumed and units given back so far.
-    marks: (u64, u64),
-    want: u64,
-    limit: u64,
-    /// Of the record that was judged by, where there is no entry.
-    version: u64,
-    /// The record that mends the store's.
-    entry: Option<&'a KeyEntry>,
-    day: Day,
 }
 
 /// Granted units: taken by who asked, or given back when dropped.
@@ -215,12 +204,15 @@ impl Accounts {
 
     fn slot(&self, key: KeyId, day: Day) -> Arc<Slot> {
         let make = || {
+            let counts_name = self.names.counts(key, day.date);
             let slot = Arc::new(Slot {
                 key,
                 day,
                 producer: self.producer.next_name(),
                 record_name: self.names.record(key),
-                counts_name: self.names.counts(key, day.date),
+                place: slots::slot(counts_name.as_bytes()),
+                counts_name,
+                held_below: AtomicU64::new(0),
                 state: Mutex::new(SlotState {
                     account: Account::new(self.terms(key, day)),
                     listed: false,
@@ -348,26 +340,30 @@ impl Accounts {
     /// One round trip for the calls of different accounts, a reply each. A newer record in a reply is in the key table when
     /// this returns.
     async fn call(&self, load: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
-        let entries: Vec<_> = load
-            .iter()
-            .map(|(slot, call)| self.said_with(slot, call))
-            .collect();
         let mut keys = Vec::with_capacity(2 * load.len());
-        let mut arguments = Arguments::with_capacity(ARGUMENTS * load.len());
-        for ((slot, call), entry) in load.iter().zip(&entries) {
+        let mut argument = self.argument(load.len());
+        for (slot, call) in load {
             keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
-            let said = Said {
+            let entry = self.said_with(slot, call);
+            let version = entry
+                .as_ref()
+                .map_or(call.terms.version, |entry| entry.record.version);
+            let held = slot.held_below.load(Ordering::Relaxed) > version;
+            argument.tell(&Told {
                 producer: &slot.producer,
-                marks: (call.ack, call.rack),
+                ack: call.ack,
+                rack: call.rack,
                 want: call.want,
                 limit: call.terms.limit,
-                version: call.terms.version,
-                entry: entry.as_deref(),
+                version,
+                record: entry
+                    .as_deref()
+                    .filter(|_| !held)
+                    .map_or("", KeyEntry::packed),
                 day: call.terms.context.day,
-            };
-            arguments = self.say(arguments, &said);
+            });
         }
-        let replies = self.run(&keys, &arguments).await?;
+        let replies = self.run(&keys, argument).await?;
         for (reply, (slot, _)) in replies.iter().zip(load) {
             if reply.record.is_empty() {
                 continue;
@@ -384,25 +380,12 @@ impl Accounts {
         Ok(replies)
     }
 
-    /// Adds what `charge.lua` is told of one account, [`ARGUMENTS`] in all.
-    fn say<'a>(&self, arguments: Arguments<'a>, said: &Said<'a>) -> Arguments<'a> {
-        let version = said
-            .entry
-            .map_or(said.version, |entry| entry.record.version);
-        arguments
-            .text(said.producer)
-            .count(said.marks.0)
-            .count(said.marks.1)
-            .count(said.want)
-            .count(said.limit)
-            .count(version)
-            .text(said.entry.map_or("", KeyEntry::packed))
-            .number(said.day.start)
-            .number(said.day.end)
-            .number(self.names.keeping().settle_window_seconds())
+    /// The argument of a call for a number of accounts.
+    fn argument(&self, accounts: usize) -> ChargeArgument {
+        ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
     }
 
-    /// The record that a call says. One that grants nothing mends the store with the newest that we know.
+    /// The record that a call states; sent along unless the store is known to hold it. One that grants nothing mends the store with the newest that we know.
     fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
         let newest = || self.keys.get(slot.key);
         match &call.terms.context.entry {
@@ -423,12 +406,13 @@ impl Accounts {
     }
 
     /// Runs the script for the accounts whose names these are, and learns the time from its reply.
-    async fn run(&self, keys: &[&str], arguments: &Arguments<'_>) -> Result<Vec<Reply>, LinkError> {
+    async fn run(&self, keys: &[&str], argument: ChargeArgument) -> Result<Vec<Reply>, LinkError> {
         let asked = self.clock.now();
         let deadline = Instant::now() + self.timeout;
-        let value = CHARGE.run(&self.link, keys, arguments, deadline).await;
+        let arguments = argument.arguments();
+        let value = CHARGE.run(&self.link, keys, &arguments, deadline).await;
         self.guard.record(&value);
-        let replies = charge_replies(value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
+        let replies = charge_replies(&value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
         if let Some(reply) = replies.first() {
             self.clock.learn_second(asked, reply.now);
         }

@@ -214,8 +214,7 @@ impl Inheritance {
 
 /// What Redis holds of these processes on a key's day. Their unspent credit is in it: nobody can use it any more.
 fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -> Vec<CountRow> {
-    let second = |field: &str| fields.get(field)?.parse::<i64>().ok();
-    let (Some(start), Some(end)) = (second("s"), second("e")) else {
+    let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
         return Vec::new();
     };
     let units = |field: &str| fields.get(field)?.parse::<u64>().ok();

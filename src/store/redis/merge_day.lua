@@ -19,9 +19,14 @@ local function next_argument()
   return ARGV[at]
 end
 
-local day = redis.call('HMGET', KEYS[1], 's', 'e', 't')
-if day[1] and (tonumber(day[1]) ~= tonumber(ARGV[1]) or tonumber(day[2]) ~= tonumber(ARGV[2])) then return -1 end
-local t, counts, sheets = tonumber(day[3]) or 0, {}, {}
+local used = 't' .. ARGV[1] .. '-' .. ARGV[2]
+local stored = redis.call('HGET', KEYS[1], used)
+if not stored then
+  for _, name in ipairs(redis.call('HKEYS', KEYS[1])) do
+    if string.sub(name, 1, 1) == 't' then return -1 end
+  end
+end
+local t, counts, sheets = tonumber(stored) or 0, {}, {}
 
 for _ = 1, tonumber(next_argument()) do
   local producer = next_argument()
@@ -78,7 +83,7 @@ end
 if #counts + #sheets == 0 then return 0 end
 if ARGV[3] == '0' then return 1 end
 if #counts > 0 then
-  redis.call('HSET', KEYS[1], 't', string.format('%.0f', t), 's', ARGV[1], 'e', ARGV[2])
+  redis.call('HSET', KEYS[1], used, string.format('%.0f', t))
   for field = 1, #counts, 2 do redis.call('HSET', KEYS[1], counts[field], counts[field + 1]) end
 end
 if #sheets > 0 then

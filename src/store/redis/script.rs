@@ -7,6 +7,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::link::{Link, LinkError};
+use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
 /// The charge.
@@ -115,6 +116,7 @@ pub struct Arguments<'a>(Vec<Argument<'a>>);
 #[derive(Debug)]
 enum Argument<'a> {
     Text(Cow<'a, str>),
+    Packed(Vec<u8>),
     Number(i64),
 }
 
@@ -124,14 +126,15 @@ impl<'a> Arguments<'a> {
         Arguments::default()
     }
 
-    /// No arguments, but room for so many.
-    pub fn with_capacity(count: usize) -> Arguments<'a> {
-        Arguments(Vec::with_capacity(count))
-    }
-
     /// One more, text.
     pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> Arguments<'a> {
         self.0.push(Argument::Text(text.into()));
+        self
+    }
+
+    /// One more, packed values.
+    pub fn packed(mut self, packed: Vec<u8>) -> Arguments<'a> {
+        self.0.push(Argument::Packed(packed));
         self
     }
 
@@ -158,6 +161,7 @@ impl<'a> Arguments<'a> {
         for argument in &self.0 {
             match argument {
                 Argument::Text(text) => command.arg(text.as_ref()),
+                Argument::Packed(packed) => command.arg(packed.as_slice()),
                 Argument::Number(number) => command.arg(*number),
             };
         }
@@ -170,6 +174,7 @@ impl Argument<'_> {
     fn bytes(&self) -> usize {
         match self {
             Argument::Text(text) => text.len(),
+            Argument::Packed(packed) => packed.len(),
             Argument::Number(_) => 20,
         }
     }
@@ -178,39 +183,131 @@ impl Argument<'_> {
 /// The largest number that a script reads exactly.
 pub const COUNT_MAX: u64 = 1 << 53;
 
-/// The reply of the charge script to so many calls, an answer each.
-pub fn charge_replies(value: Value, calls: usize) -> Result<Vec<Reply>, String> {
-    let not_these = || format!("the charge script answered something else than {calls} calls");
-    let Value::Array(answers) = value else {
-        return Err(not_these());
-    };
-    let [Value::Int(now), answers @ ..] = answers.as_slice() else {
-        return Err(not_these());
-    };
-    if answers.len() != calls {
-        return Err(not_these());
-    }
-    let read = |answer: &Value| {
-        let read = match answer {
-            Value::BulkString(bytes) => charge_reply(bytes, *now),
-            _ => None,
-        };
-        read.ok_or_else(|| format!("the charge script answered {answer:?}"))
-    };
-    answers.iter().map(read).collect()
+/// What the charge script is told of accounts, packed as it reads it; see `charge.lua`.
+#[derive(Debug)]
+pub struct ChargeArgument {
+    packed: Vec<u8>,
+    /// The day of the account before.
+    day: Option<Day>,
+    /// Where the last account states whether another day follows.
+    next: usize,
 }
 
-/// One of them: `code grant used version record`.
-fn charge_reply(answer: &[u8], now: i64) -> Option<Reply> {
-    let mut parts = std::str::from_utf8(answer).ok()?.splitn(5, ' ');
-    let mut number = || parts.next()?.parse::<i64>().ok();
-    let (code, grant, used, version) = (number()?, number()?, number()?, number()?);
-    Some(Reply {
-        code: Code::from_number(code)?,
-        grant: u64::try_from(grant).unwrap_or(0),
-        used: u64::try_from(used).unwrap_or(0),
-        version: u64::try_from(version).ok(),
-        now,
-        record: parts.next()?.to_owned(),
+/// What the charge script is told of one account.
+#[derive(Debug)]
+pub struct Told<'a> {
+    /// The name that the account counts under.
+    pub producer: &'a str,
+    /// Units consumed so far.
+    pub ack: u64,
+    /// Units returned so far.
+    pub rack: u64,
+    /// Units wanted; 0 only merges.
+    pub want: u64,
+    /// Units that all producers together may use.
+    pub limit: u64,
+    /// The version of the record that the waiting requests were checked against.
+    pub version: u64,
+    /// That record, to mend a lost or older one; empty where it mends nothing.
+    pub record: &'a str,
+    /// The account's day.
+    pub day: Day,
+}
+
+/// About how many bytes [`Told`] takes without a record.
+const TOLD_BYTES: usize = 96;
+
+impl ChargeArgument {
+    /// Of no account yet, with room for `accounts`; days are closed `settle_window` seconds after their end.
+    pub fn new(settle_window: i64, accounts: usize) -> ChargeArgument {
+        let mut packed = Vec::with_capacity(TOLD_BYTES * accounts);
+        packed.extend((settle_window as f64).to_le_bytes());
+        ChargeArgument {
+            packed,
+            day: None,
+            next: 0,
+        }
+    }
+
+    /// One more account.
+    pub fn tell(&mut self, told: &Told<'_>) {
+        if self.day != Some(told.day) {
+            if let (Some(_), Some(next)) = (self.day, self.packed.get_mut(self.next)) {
+                *next = 1;
+            }
+            for second in [told.day.start, told.day.end] {
+                self.packed.extend((second as f64).to_le_bytes());
+            }
+            self.day = Some(told.day);
+        }
+        for count in [told.ack, told.rack, told.want, told.limit, told.version] {
+            self.packed
+                .extend((count.min(COUNT_MAX) as f64).to_le_bytes());
+        }
+        // A producer's name is 25 bytes and the digits of a number, a record a few hundred.
+        let producer = told.producer.as_bytes();
+        self.packed
+            .push(u8::try_from(producer.len()).unwrap_or(u8::MAX));
+        self.packed.extend_from_slice(producer);
+        let length = u32::try_from(told.record.len()).unwrap_or(u32::MAX);
+        self.packed.extend(length.to_le_bytes());
+        self.packed.extend_from_slice(told.record.as_bytes());
+        self.next = self.packed.len();
+        self.packed.push(0);
+    }
+
+    /// As the script's one argument.
+    pub fn arguments(self) -> Arguments<'static> {
+        Arguments::new().packed(self.packed)
+    }
+}
+
+/// The charge script's reply to a number of accounts, an answer each; see `charge.lua`.
+pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, String> {
+    let Value::BulkString(packed) = value else {
+        return Err(format!("the charge script answered {value:?}"));
+    };
+    let read = || {
+        let mut rest = packed.as_slice();
+        let now = double(&mut rest)? as i64;
+        let mut replies = Vec::with_capacity(accounts);
+        for _ in 0..accounts {
+            replies.push(charge_reply(&mut rest, now)?);
+        }
+        rest.is_empty().then_some(replies)
+    };
+    read().ok_or_else(|| {
+        format!("the charge script answered something else than {accounts} accounts: {packed:?}")
     })
+}
+
+/// The answer to one account, cut off from the front of `rest`.
+fn charge_reply(rest: &mut &[u8], now: i64) -> Option<Reply> {
+    let [code] = cut(rest)?;
+    let code = Code::from_number(code.into())?;
+    // A conversion saturates: what is below 0 becomes 0.
+    let (grant, used) = (double(rest)? as u64, double(rest)? as u64);
+    let version = double(rest)?;
+    let length = usize::try_from(u32::from_le_bytes(cut(rest)?)).ok()?;
+    let (record, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    Some(Reply {
+        code,
+        grant,
+        used,
+        version: (version >= 0.0).then_some(version as u64),
+        now,
+        record: std::str::from_utf8(record).ok()?.to_owned(),
+    })
+}
+
+fn double(rest: &mut &[u8]) -> Option<f64> {
+    cut(rest).map(f64::from_le_bytes)
+}
+
+/// The first bytes, cut off.
+fn cut<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
+    let (first, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(*first)
 }

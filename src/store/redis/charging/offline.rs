@@ -6,13 +6,12 @@ use std::time::Instant;
 
 use jiff::civil::Date;
 
-use super::{ARGUMENTS, Accounts, COUNT_MAX, Context, Said, Slot, SlotState, Source, Units};
+use super::{Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Told, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
 use crate::store::redis::journal::CountRow;
 use crate::store::redis::link::LinkError;
-use crate::store::redis::script::Arguments;
 use crate::store::{Charge, UNBOUNDED};
 
 /// Accounts looked at for one turn of re-reading, for each one that may be re-read.
@@ -257,19 +256,22 @@ impl Accounts {
     /// Tells Redis what another producer counted; grants nothing.
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
-        let said = Said {
+        let mut argument = self.argument(1);
+        argument.tell(&Told {
             producer: &row.producer,
-            marks: (row.ack, row.rack),
+            ack: row.ack,
+            rack: row.rack,
             want: 0,
             limit: 0,
-            version: COUNT_MAX,
-            entry: entry.as_deref(),
+            version: entry
+                .as_ref()
+                .map_or(COUNT_MAX, |entry| entry.record.version),
+            record: entry.as_deref().map_or("", KeyEntry::packed),
             day: row.day,
-        };
-        let arguments = self.say(Arguments::with_capacity(ARGUMENTS), &said);
+        });
         let record = self.names.record(row.key);
         let counts = self.names.counts(row.key, row.day.date);
-        self.run(&[&record, &counts], &arguments).await?;
+        self.run(&[&record, &counts], argument).await?;
         Ok(())
     }
 }

@@ -72,8 +72,7 @@ fn key_day(
     if let Some(text) = counts.iter().flat_map(Counts::unreadable).next() {
         return Err(text.clone());
     }
-    let stored = |name: &str| fields.get(name).and_then(|second| second.parse().ok());
-    let day = match stored("s").zip(stored("e")) {
+    let day = match counts.as_ref().and_then(|counts| counts.boundaries) {
         Some((start, end)) => Day { date, start, end },
         // No count was stored with the day's boundaries: nothing was charged.
         None => calendar.day_of(date).map_err(|error| error.to_string())?,

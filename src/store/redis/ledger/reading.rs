@@ -105,6 +105,8 @@ struct OneDay {
 #[derive(Default)]
 pub(super) struct Counts {
     used: i64,
+    /// The day's first second and the next day's.
+    pub(super) boundaries: Option<(i64, i64)>,
     /// Granted and given back, by producer.
     marks: BTreeMap<String, (i64, i64)>,
     adjustments: Vec<Adjustment>,
@@ -130,8 +132,10 @@ impl Counts {
         for (field, value) in fields {
             let number = value.parse::<i64>();
             match (field.split_at_checked(1), number) {
-                (Some(("s" | "e", "")), _) => {}
-                (Some(("t", "")), Ok(number)) => counts.used = number,
+                (Some(("t", _)), Ok(number)) if Names::boundaries_in(field).is_some() => {
+                    counts.used = number;
+                    counts.boundaries = Names::boundaries_in(field);
+                }
                 (Some(("g", producer)), Ok(number)) => {
                     counts.marks.entry(producer.into()).or_default().0 = number;
                 }
@@ -199,11 +203,13 @@ impl OneDay {
     }
 
     fn is_empty(&self) -> bool {
-        self.cells.is_empty() && self.counts.as_ref().is_none_or(|counts| counts.used == 0)
+        let is_zero = |counts: &Counts| counts.used == 0 && counts.unreadable.is_empty();
+        self.cells.is_empty() && self.counts.as_ref().is_none_or(is_zero)
     }
 
     fn told(self) -> DayUsage {
-        for text in &self.unreadable {
+        let of_counts = self.counts.iter().flat_map(Counts::unreadable);
+        for text in self.unreadable.iter().chain(of_counts) {
             tracing::warn!(key = %self.place.1, date = %self.place.0, "{text}, which cannot be read");
         }
         let (used, adjustments) = match self.counts {
