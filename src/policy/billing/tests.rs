@@ -250,11 +250,11 @@ fn a_trail_that_is_not_whole_tells_what_it_can() {
     let whole = [some("starter"), some("pro"), None];
     assert_eq!(held(&record, &trail), whole);
     assert_eq!(held(&record, &trail[..3]), whole, "the record has its last");
-    // Only the last change is known, and what was before it is not: the key was revoked by then.
+    // Only the last change is known; by then the key was revoked.
     assert_eq!(held(&record, &[]), [some("pro"), some("pro"), some("pro")]);
     let (revoked, _) = lived(early, &[(at("2026-10-10T12:00:00Z"), Change::Revoke)]);
     assert_eq!(held(&revoked, &[]), [some("starter"), None, None]);
-    // Brought in as it is, long after it was made elsewhere.
+    // Imported with its state, long after it was made elsewhere.
     let mut imported = revoked;
     imported.last_change.action = Action::Import;
     imported.last_change.before.clear();
@@ -329,7 +329,7 @@ fn a_key_that_was_not_used_has_days_or_none_by_the_rule() {
             UnusedKeys::Skip => vec![],
         };
         assert_eq!((tiers(&told), told.is_used), (expected, false), "{rules:?}");
-        // One unit is use, and then all days are counted.
+        // One used unit is use, and then all days are counted.
         let told = counted(rules, &held, &[("2026-10-05", "starter")]);
         assert_eq!((tiers(&told), told.is_used), (vec![("starter", 30)], true));
     }
@@ -386,7 +386,7 @@ fn any_change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// A record with its trail, whose changes lie around October.
+/// A record with its trail, with changes around October.
 fn any_life() -> impl Strategy<Value = (KeyRecord, Vec<Entry>)> {
     let hours = proptest::collection::vec((0i64..2_000, any_change()), 0..8);
     (0i64..2_000, hours).prop_map(|(created, mut changes)| {

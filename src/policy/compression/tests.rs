@@ -22,7 +22,7 @@ fn fields(pairs: &[(&'static str, &str)]) -> FieldList {
     fields
 }
 
-/// The length of an answer's body, where it is known, and the other fields.
+/// The length of an answer's body, if known, and the other fields.
 fn parts(answer: &[(&'static str, &str)]) -> (Option<u64>, FieldList) {
     let mut fields = fields(answer);
     let length = fields
@@ -32,7 +32,7 @@ fn parts(answer: &[(&'static str, &str)]) -> (Option<u64>, FieldList) {
     (length, fields)
 }
 
-/// The verdict on a long JSON answer to a client that takes these.
+/// The verdict on a long JSON answer to a client that accepts these codings.
 fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
     let asked: Vec<_> = accepted
         .iter()
@@ -42,7 +42,7 @@ fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
     rules(codings).verdict(&fields(&asked), StatusCode::OK, None, &answer)
 }
 
-/// The verdict on an answer to a client that takes everything.
+/// The verdict on an answer to a client that accepts everything.
 fn verdict(status: u16, answer: &[(&'static str, &str)]) -> Verdict {
     let asked = fields(&[("accept-encoding", "*")]);
     let status = StatusCode::from_u16(status).unwrap();
@@ -116,7 +116,7 @@ fn a_client_that_asks_for_no_coding_of_ours_gets_none() {
         &["*;q=0, identity;q=0"],
         &["identity;q=1, gzip;q=0.5"],
         &["gzip;q=0.5, zstd;q=0, *"],
-        // What is not written as it should be is as if it were not there.
+        // Invalid members are ignored.
         &["gzip;q=2"],
         &["gzip;q=1.001"],
         &["gzip;q=0.1234"],

@@ -31,7 +31,7 @@ fn now() -> Timestamp {
     "2026-11-21T12:00:00Z".parse().unwrap()
 }
 
-/// What becomes of a GET by a starter key with 10 units a day.
+/// The explanation of a GET by a starter key with 10 units a day.
 fn explained(path: &str, used: u64, enforcement: Enforcement) -> Explanation {
     let (_, record) = key_of("starter");
     explained_of(Some(&record), path, used, enforcement)

@@ -383,7 +383,7 @@ fn white_space_around_values_is_bounded_too() {
         );
         outcome(text.as_bytes()).map(|end| end.is_some())
     };
-    // Beside the two fields' 13 other bytes.
+    // Besides the 13 other bytes of the two fields.
     assert_eq!(padded(256 + 1024 - 15), Ok(true));
     assert_eq!(padded(256 + 1024 - 12), Err("HEADERS_TOO_LARGE"));
 }

@@ -1,7 +1,7 @@
-//! The answers of the document: each error of the contract with its schema, its headers and the body it really has.
+//! The answers of the document: each error of the contract with its schema, its headers and its actual body.
 //!
-//! Every answer has two components, one for `HEAD` without a body. Where the service behind the gateway may give an
-//! answer of the same status, which is passed on as it is, the schema says so.
+//! Every answer has two components, one for `HEAD` without a body. If the service behind the gateway may send an answer of the
+//! same status, which is forwarded unchanged, the schema states this.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const EXAMPLE_DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-/// The sorts of error answers.
+/// The kinds of error answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
     /// 400.
@@ -57,11 +57,11 @@ pub enum Sort {
     HeadersTooLarge,
     /// 500.
     Internal,
-    /// 400 without a service behind it.
+    /// 400 of a path without a service behind it.
     OwnBadRequest,
-    /// 414 without a service behind it.
+    /// 414 of a path without a service behind it.
     OwnUriTooLong,
-    /// 431 without a service behind it.
+    /// 431 of a path without a service behind it.
     OwnHeadersTooLarge,
 }
 
@@ -113,14 +113,14 @@ const ALL: [Sort; 16] = [
     Sort::OwnHeadersTooLarge,
 ];
 
-/// Who may give an answer of a sort.
+/// The sender of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Speaker {
     Gateway,
     GatewayOrService,
 }
 
-/// Whose request a sort of answer is for.
+/// The caller who may get an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Anybody,
@@ -193,7 +193,7 @@ impl Sort {
         }
     }
 
-    /// Whether an authenticated caller of an endpoint can get it.
+    /// Whether an authenticated caller of an endpoint can receive it.
     fn is_of_endpoints(self) -> bool {
         self.caller() == Caller::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
@@ -307,7 +307,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
     named
 }
 
-/// The headers of an endpoint that is going away, if one of the configuration is.
+/// The headers that announce a retirement, if an endpoint of the configuration has one.
 fn announced(api: &Api<'_>) -> &'static [&'static str] {
     let mut endpoints = api.endpoints.iter();
     if endpoints.any(|endpoint| !endpoint.retirement.is_none()) {
@@ -505,7 +505,7 @@ pub fn headers() -> Map<String, Value> {
 }
 
 impl Example {
-    /// A caller of the first tier who has used all, where the second includes what it asked for.
+    /// A caller of the first tier who has used the whole quota; the second tier includes the requested endpoint.
     fn of(tiers: &[(&TierName, u64)]) -> Example {
         let (name, limit) = match tiers.first() {
             Some((name, daily)) => (Some((*name).clone()), *daily),
@@ -529,7 +529,7 @@ impl Example {
         }
     }
 
-    /// The 429 of every policy there is.
+    /// The 429 of every policy.
     fn exceeded(&self) -> Vec<Rejection> {
         let standing = self.standing;
         let daily = Rejection::DailyQuotaExceeded { standing };

@@ -161,7 +161,7 @@ fn units_served_without_the_store_take_the_place_of_the_lost_charge_that_ran_aft
     account.ask("a", 1, terms(10), now);
     account.ask("b", 1, terms(10), now);
     let call = begin(&mut account).unwrap();
-    // "a" is tired of waiting and served without the store.
+    // "a" stops waiting and is served without the store.
     account.serve_without_store(1);
     account.leave_out(|waiter| *waiter != "a");
     let verdicts = account.settle(call.number, &reply(Code::Granted, 2, 2), now);
