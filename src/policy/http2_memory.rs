@@ -20,7 +20,7 @@ pub const STREAM_WINDOW_BYTES: u32 = 16 * 1024;
 pub const UPSTREAM_WINDOW_BYTES: u32 = 32 * 1024;
 /// The size that an answer may reach before the gateway examines it.
 pub const UNSEEN_BYTES: u64 = ANSWER_BYTES + AHEAD_BYTES;
-/// The most that the library below may buffer of one answer.
+/// The most that the HTTP/2 library may buffer of one answer.
 const SEND_BUFFER_BYTES_MAX: u64 = 32 * KIB;
 /// The least: with less, each part would be many frames.
 const SEND_BUFFER_BYTES_MIN: u64 = 4 * KIB;
@@ -59,7 +59,7 @@ impl Shares {
         }
     }
 
-    /// The most that the library below may buffer of one answer if `streams` may be open.
+    /// The most that the HTTP/2 library may buffer of one answer if `streams` may be open.
     pub fn send_buffer_bytes(self, streams: u32) -> usize {
         let each = self.library_bytes / u64::from(streams.max(1));
         let each = each.clamp(SEND_BUFFER_BYTES_MIN, SEND_BUFFER_BYTES_MAX);

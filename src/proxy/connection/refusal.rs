@@ -1,4 +1,4 @@
-//! The answer to a head that cannot be read, its line in the log and its traces in the metrics.
+//! The answer to a head that cannot be read, its line in the access log and its metrics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
-/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte.
+/// Refuses a head; returns the bytes of the answer. `head` is the received part, `waited` the time since its first byte.
 pub fn refuse(
     gate: &Gate,
     client: SocketAddr,
