@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    fn told(facts: &Facts) -> Vec<(&str, Option<&str>)> {
+    fn pairs(facts: &Facts) -> Vec<(&str, Option<&str>)> {
         facts
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_deref()))
@@ -224,25 +224,25 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_tells_the_changed_facts_before_and_after_and_no_others() {
+    fn an_entry_has_the_changed_facts_before_and_after_and_no_others() {
         let entry = changed(Action::SetTier, |record| {
             record.tier = "starter".parse().unwrap();
         });
-        assert_eq!(told(&entry.before), [("tier", Some("pro"))]);
-        assert_eq!(told(&entry.after), [("tier", Some("starter"))]);
+        assert_eq!(pairs(&entry.before), [("tier", Some("pro"))]);
+        assert_eq!(pairs(&entry.after), [("tier", Some("starter"))]);
         assert_eq!((&*entry.who, entry.what), ("ops@desk", Action::SetTier));
         assert_eq!(entry.reason.as_deref(), Some("why"));
 
         let entry = changed(Action::SetLabel, |record| record.label = Some("x".into()));
-        assert_eq!(told(&entry.before), [("label", None)]);
-        assert_eq!(told(&entry.after), [("label", Some("x"))]);
+        assert_eq!(pairs(&entry.before), [("label", None)]);
+        assert_eq!(pairs(&entry.after), [("label", Some("x"))]);
 
         let day = "2026-11-21".parse().unwrap();
         let entry = changed(Action::Grant, |record| {
             record.grants.insert(day, 500);
         });
-        assert_eq!(told(&entry.before), [("grants.2026-11-21", None)]);
-        assert_eq!(told(&entry.after), [("grants.2026-11-21", Some("500"))]);
+        assert_eq!(pairs(&entry.before), [("grants.2026-11-21", None)]);
+        assert_eq!(pairs(&entry.after), [("grants.2026-11-21", Some("500"))]);
         assert_eq!(entry.granted(), Some((day, 500)));
         let (_, mut before) = key_of("pro");
         before.grants.insert(day, 500);
@@ -252,13 +252,13 @@ mod tests {
         assert_eq!(more.granted(), Some((day, 200)));
 
         let entry = changed(Action::Revoke, |record| record.state = KeyState::Revoked);
-        assert_eq!(told(&entry.before), [("state", Some("active"))]);
-        assert_eq!(told(&entry.after), [("state", Some("revoked"))]);
+        assert_eq!(pairs(&entry.before), [("state", Some("active"))]);
+        assert_eq!(pairs(&entry.after), [("state", Some("revoked"))]);
         assert_eq!(entry.granted(), None);
     }
 
     #[test]
-    fn what_a_record_no_longer_has_is_told_as_nothing() {
+    fn a_fact_that_a_record_no_longer_has_is_empty() {
         let (_, mut before) = key_of("pro");
         let day = "2026-11-21".parse().unwrap();
         before.label = Some("x".into());
@@ -267,17 +267,17 @@ mod tests {
         after.id = before.id;
         let entry = Entry::of(&signed(&before, after, Action::SetLabel, &author(None)));
         assert_eq!(
-            told(&entry.before),
+            pairs(&entry.before),
             [("grants.2026-11-21", Some("5")), ("label", Some("x"))]
         );
         assert_eq!(
-            told(&entry.after),
+            pairs(&entry.after),
             [("grants.2026-11-21", None), ("label", None)]
         );
     }
 
     #[test]
-    fn a_new_key_is_told_whole_and_without_a_digest() {
+    fn the_entry_of_a_new_key_has_all_facts_and_no_digest() {
         let (key, mut record) = key_of("pro");
         record.previous = Some(PreviousDigest {
             digest: KeyDigest::of(b"old"),
@@ -286,7 +286,7 @@ mod tests {
         let entry = Entry::of(&record);
         assert_eq!(entry.before, Facts::new());
         assert_eq!(
-            told(&entry.after),
+            pairs(&entry.after),
             [
                 ("customer", Some("Acme")),
                 ("expires", None),
@@ -351,18 +351,18 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_was_struck_off_is_told_with_when_it_was_last_heard_of_and_is_of_no_key() {
+    fn the_entry_of_a_removed_gateway_has_its_last_sign_of_life_and_no_key() {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let (heard, now) = (at("2026-11-21T11:00:00Z"), at("2026-11-21T12:00:00Z"));
         let entry = Entry::of_forgotten("web-1-7", heard, now, &author(Some("its disk burnt")));
         assert_eq!(
-            told(&entry.before),
+            pairs(&entry.before),
             [
                 ("gateway", Some("web-1-7")),
                 ("heard", Some("2026-11-21T11:00:00Z"))
             ]
         );
-        assert_eq!(told(&entry.after), [("gateway", None), ("heard", None)]);
+        assert_eq!(pairs(&entry.after), [("gateway", None), ("heard", None)]);
         assert_eq!(
             (&*entry.who, entry.what),
             ("ops@desk", Action::ForgetGateway)
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_is_told_although_no_fact_of_it_may_be() {
+    fn a_rotation_has_an_entry_although_none_of_its_facts_may_be_shown() {
         let entry = changed(Action::Rotate, |record| {
             record.digest = KeyDigest::of(b"new");
         });

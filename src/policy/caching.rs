@@ -84,7 +84,7 @@ pub fn varies_by<'a>(values: impl IntoIterator<Item = &'a [u8]>, header: &str) -
 mod tests {
     use super::*;
 
-    fn said(values: &[&str]) -> Option<String> {
+    fn control(values: &[&str]) -> Option<String> {
         cache_control(values.iter().map(|value| value.as_bytes()))
     }
 
@@ -114,7 +114,7 @@ mod tests {
             (&["Private, max-age=60"], None),
             (&["ext=\"never ends, private"], Some("no-store")),
         ] {
-            assert_eq!(said(values).as_deref(), expected, "{values:?}");
+            assert_eq!(control(values).as_deref(), expected, "{values:?}");
         }
         assert_eq!(
             cache_control([&b"max-age=\xff"[..]]).as_deref(),

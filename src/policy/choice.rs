@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_turn_each_is_asked_as_often_as_its_weight_says(
+        fn in_turn_each_is_chosen_as_often_as_its_weight(
             candidates in candidates(), start in 0_u64..1_000_000_000,
         ) {
             let total: u64 = candidates.iter().map(weight).sum();
@@ -244,7 +244,7 @@ mod tests {
         }
 
         #[test]
-        fn equally_loaded_ones_are_asked_in_turn(number in 1_usize..8, start in any::<u32>()) {
+        fn equally_loaded_ones_are_chosen_in_turn(number in 1_usize..8, start in any::<u32>()) {
             let servers = equal(number);
             let asked: std::collections::BTreeSet<usize> = (0..number as u64)
                 .filter_map(|turn| least_loaded(u64::from(start) + turn, &servers))

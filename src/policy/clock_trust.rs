@@ -175,8 +175,8 @@ mod tests {
             let turn = trust.observe(at(2 * HOUR + by, 2 * HOUR));
             assert_eq!(turn.is_some(), leaps, "{by}");
             assert_eq!(trust.settled_at().is_none(), leaps, "{by}");
-            let told = trust.leap().map(|leap| leap.by.as_millis());
-            assert_eq!(told, leaps.then_some(by.into()), "{by}");
+            let leapt = trust.leap().map(|leap| leap.by.as_millis());
+            assert_eq!(leapt, leaps.then_some(by.into()), "{by}");
         }
     }
 
@@ -247,16 +247,16 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_is_told_with_its_sign_and_where_it_led() {
-        let told = |by: &str| {
+    fn a_leap_is_shown_with_its_sign_and_its_end() {
+        let text = |by: &str| {
             let by: SignedDuration = by.parse().unwrap();
             let to = "2028-01-01T00:00:00.25Z".parse().unwrap();
             Leap { by, to }.to_string()
         };
-        let ahead = told("PT9756H3M4S");
+        let ahead = text("PT9756H3M4S");
         let begins = "the clock leapt by +406 d 12:03:04 to 2028-01-01T00:00:00Z: no day";
         assert!(ahead.starts_with(begins), "{ahead}");
-        let back = told("-PT1H1S");
+        let back = text("-PT1H1S");
         let begins = "the clock leapt by -01:00:01 to 2028-01-01T00:00:00Z: no day";
         assert!(back.starts_with(begins), "{back}");
     }

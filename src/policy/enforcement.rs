@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shadow_tier_counts_without_bound_and_says_what_the_quota_would_have_refused() {
+    fn a_shadow_tier_counts_without_bound_and_records_what_the_quota_would_have_refused() {
         assert_eq!(Enforcement::Shadow.bound(5), None);
         assert_eq!(Enforcement::Shadow.waived_by_quota(5, 5), None);
         let waived = Enforcement::Shadow.waived_by_quota(6, 5);

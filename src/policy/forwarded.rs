@@ -15,7 +15,7 @@ pub enum Client {
     /// The peer of the connection.
     Connected(SocketAddr),
     /// A client behind a trusted proxy, whose connection also carries requests of other clients.
-    Told(IpAddr),
+    Forwarded(IpAddr),
 }
 
 impl Client {
@@ -27,7 +27,7 @@ impl Client {
     ) -> Client {
         match client_of(peer.ip(), values, trusted) {
             client if client == peer.ip().to_canonical() => Client::Connected(peer),
-            client => Client::Told(client),
+            client => Client::Forwarded(client),
         }
     }
 
@@ -35,7 +35,7 @@ impl Client {
     pub fn ip(self) -> IpAddr {
         match self {
             Client::Connected(peer) => peer.ip(),
-            Client::Told(client) => client,
+            Client::Forwarded(client) => client,
         }
     }
 }
@@ -44,7 +44,7 @@ impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Client::Connected(peer) => peer.fmt(f),
-            Client::Told(client) => client.fmt(f),
+            Client::Forwarded(client) => client.fmt(f),
         }
     }
 }
@@ -83,7 +83,7 @@ fn client_of<'a>(
             break;
         }
         match address(entry) {
-            Some(told) => client = told,
+            Some(address) => client = address,
             None => break,
         }
     }
@@ -200,9 +200,9 @@ mod tests {
         let peer: SocketAddr = "10.0.0.1:7".parse().unwrap();
         let trusted = ["10.0.0.0/8".parse().unwrap()];
         let sent = |value: &'static str| [value.as_bytes()].into_iter();
-        let told = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
-        assert_eq!(told, Client::Told(ip("198.51.100.1")));
-        assert_eq!(told.to_string(), "198.51.100.1");
+        let client = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
+        assert_eq!(client, Client::Forwarded(ip("198.51.100.1")));
+        assert_eq!(client.to_string(), "198.51.100.1");
         let connected = Client::of(peer, sent("198.51.100.1"), &[]);
         assert_eq!(connected, Client::Connected(peer));
         assert_eq!(connected.to_string(), "10.0.0.1:7");
@@ -212,8 +212,8 @@ mod tests {
         /// Whatever a client sends through a trusted proxy, its address is the one that the proxy saw.
         #[test]
         fn no_claim_of_a_client_changes_who_it_is(claim in "[0-9a-f:., \\[\\]x]{0,40}") {
-            let told = format!("{claim}, 198.51.100.1");
-            prop_assert_eq!(client("10.0.0.1", &[&told], &["10.0.0.0/8"]), ip("198.51.100.1"));
+            let list = format!("{claim}, 198.51.100.1");
+            prop_assert_eq!(client("10.0.0.1", &[&list], &["10.0.0.0/8"]), ip("198.51.100.1"));
             let apart = [claim.as_str(), "198.51.100.1"];
             prop_assert_eq!(client("10.0.0.1", &apart, &["10.0.0.0/8"]), ip("198.51.100.1"));
         }

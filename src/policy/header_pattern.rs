@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_beginnings_of_names_are_told_apart_and_written_as_they_are_read() {
+    fn names_and_prefixes_of_names_are_distinguished_and_written_as_they_are_read() {
         for (text, written) in [
             ("Cookie", "cookie"),
             ("x-auth-request-*", "x-auth-request-*"),

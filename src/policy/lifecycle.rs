@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_of_every_change_that_cuts_somebody_off_and_of_no_other() {
+    fn every_change_that_ends_access_has_a_loss_and_no_other_does() {
         let (_, before) = key_of("pro");
         let units = Loss::Units {
             from: 3_000,

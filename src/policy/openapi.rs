@@ -113,8 +113,8 @@ fn describe(api: &Api<'_>) -> Value {
         "info": {
             "title": "Football prediction data API",
             "version": API_VERSION,
-            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request tells where the key \
-                stands in its daily quota. A call that fails on our side (500) is not charged.",
+            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request shows the key's \
+                standing in its daily quota. A call that fails on our side (500) is not charged.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "ApiKey": [] }],
@@ -185,7 +185,7 @@ fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
         text.push_str(&format!(" Deprecated from {instant} on."));
     }
     if let Some(instant) = endpoint.retirement.sunset() {
-        text.push_str(&format!(" May be gone from {instant} on."));
+        text.push_str(&format!(" May be removed from {instant} on."));
     }
     text
 }
@@ -243,8 +243,8 @@ fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
                 answers.insert("200".into(), responses::reference("Usage", method));
                 json!({
                     "operationId": operation_id,
-                    "summary": "Where the key stands, and its last 30 days",
-                    "description": "Never charged, and answered at an exhausted quota too; has a small rate limit of its own.",
+                    "summary": "The standing of the key, and its last 30 days",
+                    "description": "Never charged, and answered with an exhausted quota too; has its own small rate limit.",
                     "x-cost": 0,
                     "responses": answers,
                 })

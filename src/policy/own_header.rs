@@ -27,7 +27,7 @@ pub fn is_read_or_set(name: &[u8]) -> bool {
 }
 
 /// Whether a header contains the key or identifies the caller: upstreams trust it, so a client's own is never forwarded.
-pub fn tells_who_calls(name: &[u8]) -> bool {
+pub fn identifies_caller(name: &[u8]) -> bool {
     const API_KEY: &str = "x-api-key";
     (name.len() == API_KEY.len() && begins(name, API_KEY))
         || begins(name, "x-consumer-")

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_tells_the_version_and_what_follows() {
+    fn the_start_determines_the_version_and_what_follows() {
         assert_eq!(version(b"PROXY TCP4 1"), Ok(Version::One));
         assert_eq!(version(b"PROXY UNKNOW"), Ok(Version::One));
         assert_eq!(version(SIGNATURE), Ok(Version::Two));

@@ -495,7 +495,7 @@ mod tests {
             standing,
             allowed: NonZeroU32::new(10).unwrap(),
         };
-        for (rejection, policy, told, seconds) in [
+        for (rejection, policy, part, seconds) in [
             (
                 burst(standing, Duration::from_nanos(1)),
                 "burst",
@@ -516,7 +516,7 @@ mod tests {
             assert_eq!(body["title"], "Too many requests at once");
             assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
             let detail = body["detail"].as_str().unwrap();
-            assert!(detail.contains(told), "{detail}");
+            assert!(detail.contains(part), "{detail}");
             let headers = rejection.problem("r", "t", now()).headers;
             assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
         }
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_429_tells_limit_use_and_reset_and_when_to_come_back() {
+    fn a_429_states_limit_use_reset_and_when_to_retry() {
         let standing = Standing {
             limit: 1_000,
             used: Some(1_000),
@@ -570,9 +570,9 @@ mod tests {
         for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let wait = Duration::from_millis(milliseconds);
             let rejection = Rejection::UsageReadTooOften { standing, wait };
-            let told = body(&rejection);
-            assert_eq!(told["violated-policies"], serde_json::json!(["usage"]));
-            assert_eq!(told["used"], serde_json::Value::Null);
+            let body = body(&rejection);
+            assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
+            assert_eq!(body["used"], serde_json::Value::Null);
             let headers = rejection.problem("r", "t", now()).headers;
             assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
         }

@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_asked_for_only_given_certificates_are_found(
+        fn whatever_name_is_requested_only_given_certificates_are_found(
             names in proptest::collection::vec(proptest::collection::vec("[*a-b.]{0,6}", 0..3), 0..4),
             asked in "[*a-b.]{0,8}",
         ) {

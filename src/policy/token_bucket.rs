@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_never_gives_more_tokens_a_second_than_it_says() {
+    fn a_rate_never_yields_more_tokens_a_second_than_configured() {
         for tokens in [1, 2, 3, 7, 1_000, 9_999, 10_000] {
             assert_eq!(rate(tokens, 1).tokens_per_second(), u128::from(tokens));
             let interval = rate(tokens, 1).interval;

@@ -119,12 +119,12 @@ impl Crossings {
     }
 
     /// Marks the last crossing taken out as reported.
-    pub fn told(&self) {
+    pub fn mark_reported(&self) {
         self.state.lock().taken = false;
     }
 
     /// Whether all crossings are reported.
-    pub fn is_told(&self) -> bool {
+    pub fn all_reported(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.taken
     }

@@ -110,12 +110,12 @@ impl Failure {
 
     /// The client does not read the answers before this one.
     pub fn given_up() -> Failure {
-        Failure::client(ClientFault::Slow, "it does not read its answers")
+        Failure::client(ClientFault::Slow, "does not read its answers")
     }
 
     /// The upstream took too long.
     pub fn over_time() -> Failure {
-        let cause = "it took longer than timeouts.total";
+        let cause = "took longer than timeouts.total";
         Failure::server(ServerFault::OverTime, cause)
     }
 

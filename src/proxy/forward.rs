@@ -71,7 +71,7 @@ impl DeniedHeaders {
 
     fn contains(&self, name: &[u8]) -> bool {
         // In another spelling, a header that is read or set here would pass as the client's own.
-        own_header::tells_who_calls(name)
+        own_header::identifies_caller(name)
             || (name.contains(&b'_') && own_header::is_read_or_set(name))
             || self.0.fits(name)
     }
@@ -102,8 +102,8 @@ impl Outgoing<'_> {
     /// If a field of the gateway is invalid, which checked configurations exclude.
     pub fn fields(&self, mut write: impl FnMut(EndToEnd<'_>)) -> Result<(), NoField> {
         let identity = &self.identity;
-        let told = self.head.fields().first(&TRACEPARENT);
-        let (traceparent, goes_on) = traceparent(told, identity.recorded);
+        let received = self.head.fields().first(&TRACEPARENT);
+        let (traceparent, goes_on) = traceparent(received, identity.recorded);
         let secret = self.secret.map(|(name, _)| name);
         for field in self.head.fields().end_to_end() {
             let is = |name: &HeaderName| field.is(name);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_loses_hop_by_hop_headers_and_what_is_ours_to_say() {
+    fn an_answer_loses_hop_by_hop_headers_and_those_that_the_gateway_sets() {
         let mut fields = FieldList::default();
         for (name, value) in [
             ("connection", "x-hop, close"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_that_say_we_failed() {
+    fn statuses_that_mean_that_we_failed() {
         for status in [
             101, 401, 403, 407, 408, 421, 429, 500, 502, 503, 504, 599, 600, 999,
         ] {

@@ -161,7 +161,7 @@ impl Relay<'_, '_> {
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), Failed> {
         let Some((peer, is_fresh)) = self.forwarding.attempt() else {
-            let cause = "it has no server";
+            let cause = "none of its servers has an address";
             return Err(Failed {
                 failure: Failure::server(ServerFault::Unreached, cause),
                 reached: None,
@@ -317,11 +317,11 @@ impl Relay<'_, '_> {
                     deadline = Instant::now() + patience;
                 }
                 Next::Late if !listens => {
-                    let cause = "it read nothing of the request's body for timeouts.read";
+                    let cause = "read nothing of the request's body for timeouts.read";
                     return Err(Failure::server(ServerFault::Blocked, cause));
                 }
                 Next::Late => {
-                    let cause = "it sent nothing for timeouts.read";
+                    let cause = "sent nothing for timeouts.read";
                     return Err(Failure::server(ServerFault::Silent, cause));
                 }
             }

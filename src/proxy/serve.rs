@@ -226,7 +226,7 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
             client.close_after();
             client.connection.retire();
         }
-        forwarded::Client::Told(_) => {}
+        forwarded::Client::Forwarded(_) => {}
     }
 }
 

@@ -156,14 +156,14 @@ impl Upstream {
     /// Notes that a server answered a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
-            self.tell(server, change);
+            self.log(server, change);
         }
     }
 
     /// Notes that a server failed a request.
     pub fn note_failed(&self, server: &Server, metrics: &Metrics) {
         if let Some(change) = server.failed(self.ejection) {
-            self.tell(server, change);
+            self.log(server, change);
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
         }
@@ -192,11 +192,11 @@ impl Upstream {
         let checks = &metrics.upstream_checks;
         checks.with_label_values(&[&*self.name, word]).inc();
         if let Some(change) = server.checked(checked, health.thresholds()) {
-            self.tell(server, change);
+            self.log(server, change);
         }
     }
 
-    fn tell(&self, server: &Server, change: Change) {
+    fn log(&self, server: &Server, change: Change) {
         let (upstream, server) = (&*self.name, server.label());
         match change {
             Change::Unhealthy => {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_the_keys_own_tier_endpoints_and_days() {
+    fn it_contains_the_keys_own_tier_endpoints_and_days() {
         let (_, mut record) = key_of("pro");
         record.expires = Some("2026-12-01T00:00:00Z".parse().unwrap());
         let totals = Totals {

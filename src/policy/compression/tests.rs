@@ -236,7 +236,7 @@ fn what_is_short_coded_sealed_partial_or_forbidden_goes_as_it_is() {
 }
 
 #[test]
-fn the_header_says_what_was_done_and_what_it_depends_on() {
+fn the_header_states_what_was_done_and_what_it_depends_on() {
     let asked = ("accept-encoding", "gzip");
     let whole = [
         ("content-type", "text/csv"),
@@ -274,8 +274,8 @@ fn the_header_says_what_was_done_and_what_it_depends_on() {
 }
 
 #[test]
-fn vary_is_said_once_and_everything_stays_everything() {
-    for (said, expected) in [
+fn vary_is_added_once_and_everything_stays_everything() {
+    for (values, expected) in [
         (&[][..], "accept-encoding"),
         (&["*"], "*"),
         (&["accept-encoding"], "accept-encoding"),
@@ -283,8 +283,8 @@ fn vary_is_said_once_and_everything_stays_everything() {
         (&["Accept"], "Accept, accept-encoding"),
         (&["Accept-Encoding-2"], "Accept-Encoding-2, accept-encoding"),
     ] {
-        let said: Vec<_> = said.iter().map(|one| ("vary", *one)).collect();
-        let mut fields = fields(&said);
+        let values: Vec<_> = values.iter().map(|one| ("vary", *one)).collect();
+        let mut fields = fields(&values);
         vary(&mut fields);
         vary(&mut fields);
         let all: Vec<_> = fields.all(&VARY).collect();
@@ -316,9 +316,9 @@ fn a_304_calls_the_answer_as_the_client_has_it() {
         ("*", "\"a\"", "\"a\""),
         ("W/\"a\"", "W/\"a\"", "W/\"a\""),
     ] {
-        let told = marked(&[("if-none-match", held)], 304, &[("etag", tag)]);
+        let headers = marked(&[("if-none-match", held)], 304, &[("etag", tag)]);
         let expected = [("etag", expected), ("vary", "accept-encoding")];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        assert_eq!(told, expected, "{held}");
+        assert_eq!(headers, expected, "{held}");
     }
 }

@@ -141,7 +141,8 @@ impl<'q, 'a> Reasons<'q, 'a> {
             return (reason.to_owned(), vec![at]);
         }
         let of = limits.join(", ");
-        let reason = format!("for each key on each gateway: {of}; only the gateway knows what is left");
+        let reason =
+            format!("for each key on each gateway: {of}; only the gateway knows what is left");
         (reason, settings)
     }
 

@@ -5,7 +5,7 @@ use crate::policy::target::Absolute;
 const X_REQUEST_ID: &[u8] = b"x-request-id";
 
 /// The method and the path of a refused head, to the extent that they can be read, for the access log.
-pub fn told_apart(head: &[u8]) -> (String, String) {
+pub fn method_and_path(head: &[u8]) -> (String, String) {
     let line = head
         .trim_ascii_start()
         .split(|byte| matches!(byte, b'\r' | b'\n'))

@@ -115,7 +115,7 @@ const ALL: [Sort; 16] = [
 
 /// The sender of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaker {
+enum Sender {
     Gateway,
     GatewayOrService,
 }
@@ -151,14 +151,14 @@ impl Sort {
         }
     }
 
-    fn speaker(self) -> Speaker {
+    fn sender(self) -> Sender {
         match self {
             Sort::BadRequest
             | Sort::NotFound
             | Sort::MethodNotAllowed
             | Sort::PayloadTooLarge
             | Sort::UriTooLong
-            | Sort::HeadersTooLarge => Speaker::GatewayOrService,
+            | Sort::HeadersTooLarge => Sender::GatewayOrService,
             Sort::Unauthorized
             | Sort::TierInsufficient
             | Sort::DocumentMethodNotAllowed
@@ -168,7 +168,7 @@ impl Sort {
             | Sort::Internal
             | Sort::OwnBadRequest
             | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => Speaker::Gateway,
+            | Sort::OwnHeadersTooLarge => Sender::Gateway,
         }
     }
 
@@ -274,11 +274,11 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
             "headers": standing, "content": anything,
         })),
         ("Passed".to_owned(), json!({
-            "description": "Any other answer of the service, passed on as it is; charged.",
+            "description": "Any other answer of the service, forwarded unchanged; charged.",
             "headers": standing, "content": anything,
         })),
         ("Usage".to_owned(), json!({
-            "description": "Where the key stands.",
+            "description": "The standing of the key.",
             "headers": header_references(Caller::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
                 "schema": { "$ref": "#/components/schemas/Usage" },
@@ -353,12 +353,12 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
         ],
     });
     let mut content = Map::new();
-    let (schema, more) = match sort.speaker() {
-        Speaker::Gateway => (gateways, "Not charged."),
-        Speaker::GatewayOrService => {
+    let (schema, more) = match sort.sender() {
+        Sender::Gateway => (gateways, "Not charged."),
+        Sender::GatewayOrService => {
             content.insert("*/*".into(), json!({}));
             let services = json!({ "type": "object", "description": "The service's own problem." });
-            let more = "Not charged, unless it is the service's own answer of this status, which is passed on as it is.";
+            let more = "Not charged, unless it is the service's own answer of this status, which is forwarded unchanged.";
             (json!({ "anyOf": [gateways, services] }), more)
         }
     };
@@ -427,7 +427,7 @@ pub fn headers() -> Map<String, Value> {
         of_standing("X-RateLimit-Limit", "Units of the key today.", &integer),
         of_standing(
             "X-RateLimit-Remaining",
-            "Units left today; left out where it is not known.",
+            "Units left today; omitted if unknown.",
             &integer,
         ),
         of_standing(
@@ -442,18 +442,18 @@ pub fn headers() -> Map<String, Value> {
         ),
         of_standing(
             "RateLimit",
-            "draft-ietf-httpapi-ratelimit-headers-11; left out where it is not known.",
+            "draft-ietf-httpapi-ratelimit-headers-11; omitted if unknown.",
             &text,
         ),
         named(
             "X-Request-Id",
-            "The id of the request, for questions to us.",
+            "The id of the request, to quote in support requests.",
             &text,
             json!(EXAMPLE_ID),
         ),
         named(
             "Retry-After",
-            "Seconds after which it is worth trying again.",
+            "Seconds to wait before another attempt.",
             &json!({ "type": "integer", "minimum": 1 }),
             json!(2),
         ),
@@ -465,25 +465,25 @@ pub fn headers() -> Map<String, Value> {
         ),
         named(
             "Allow",
-            "The methods that the path takes.",
+            "The methods that the path accepts.",
             &text,
             json!("GET, HEAD"),
         ),
         named(
             "Deprecation",
-            "When the endpoint is or was deprecated, where it is (RFC 9745).",
+            "When the endpoint is or was deprecated, if announced (RFC 9745).",
             &text,
             json!("@1796083200"),
         ),
         named(
             "Sunset",
-            "When the endpoint may be gone, where that is known (RFC 8594).",
+            "When the endpoint may be removed, if announced (RFC 8594).",
             &text,
             json!("Wed, 30 Jun 2027 00:00:00 GMT"),
         ),
         named(
             "Link",
-            "What is to be read about that, and what takes the endpoint's place.",
+            "Documentation of the retirement, and the endpoint's replacement.",
             &text,
             json!("<https://example.com/v2>; rel=\"successor-version\""),
         ),
@@ -495,7 +495,7 @@ pub fn headers() -> Map<String, Value> {
         ),
         named(
             "Cache-Control",
-            "Who may keep the answer, and for how long.",
+            "Who may cache the answer, and for how long.",
             &text,
             json!("max-age=300"),
         ),

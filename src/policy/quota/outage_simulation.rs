@@ -50,7 +50,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 struct Row {
     ack: u64,
     rack: u64,
-    untold: u64,
+    unconfirmed: u64,
 }
 
 struct Node {
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    fn told(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
+    fn call_of(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
         ModelCall {
             producer: producer.to_owned(),
             ack,
@@ -140,7 +140,7 @@ impl World {
     }
 
     fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, Verdict)> {
-        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
         let reply = self.day.charge(&mut self.stored, &sent, 50);
         let node = &mut self.nodes[node];
         let verdicts = node
@@ -151,7 +151,7 @@ impl World {
             .collect();
         if node.account.offline() == 0 {
             if let Some(row) = node.journal.get_mut(&node.producer) {
-                row.untold = 0;
+                row.unconfirmed = 0;
             }
             node.allowed += std::mem::take(&mut node.allowed_now);
         }
@@ -214,7 +214,7 @@ impl World {
         let Some(call) = self.nodes[node].account.begin(|_| true) else {
             return;
         };
-        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
         self.day.charge(&mut self.stored, &sent, 50);
         self.nodes[node].account.abandon(call.number, now);
         self.serve_offline(node, cost);
@@ -230,7 +230,7 @@ impl World {
             .journal
             .iter()
             .filter(|(producer, _)| **producer != node.producer)
-            .map(|(_, row)| row.untold)
+            .map(|(_, row)| row.unconfirmed)
             .sum();
         if node.account.offline() + others + u64::from(cost) > allowance {
             return;
@@ -238,8 +238,12 @@ impl World {
         node.allowed_now = node.allowed_now.max(allowance.saturating_sub(others));
         node.account.serve_without_store(cost);
         let (ack, rack) = node.account.marks();
-        let untold = node.account.offline();
-        let row = Row { ack, rack, untold };
+        let unconfirmed = node.account.offline();
+        let row = Row {
+            ack,
+            rack,
+            unconfirmed,
+        };
         node.journal.insert(node.producer.clone(), row);
         node.served.push(cost);
     }
@@ -254,11 +258,11 @@ impl World {
         let rows: Vec<(String, Row)> = self.nodes[node].journal.clone().into_iter().collect();
         for (producer, row) in rows {
             if producer != self.nodes[node].producer {
-                let call = self.told(&producer, row.ack, row.rack, 0);
+                let call = self.call_of(&producer, row.ack, row.rack, 0);
                 self.day.charge(&mut self.stored, &call, 50);
                 // Kept, because the store may lose it again before the day is over; merging twice does no harm.
                 let kept = self.nodes[node].journal.get_mut(&producer).unwrap();
-                kept.untold = 0;
+                kept.unconfirmed = 0;
             }
         }
     }

@@ -83,7 +83,7 @@ struct World {
     offline: u64,
     /// Whether units were refunded or a call abandoned, so that a count may be reported twice.
     gave_back: bool,
-    told: Vec<u64>,
+    granted_counts: Vec<u64>,
     now: Instant,
 }
 
@@ -102,7 +102,7 @@ impl World {
             lost: 0,
             offline: 0,
             gave_back: false,
-            told: Vec::new(),
+            granted_counts: Vec::new(),
             now: Instant::now(),
         };
         for _ in 0..nodes {
@@ -160,7 +160,7 @@ impl World {
             match verdict {
                 Verdict::Granted { used } => {
                     node.admitted.push(cost);
-                    self.told.push(used);
+                    self.granted_counts.push(used);
                 }
                 Verdict::Exhausted { .. } => {}
                 other => panic!("{other:?}"),
@@ -333,10 +333,10 @@ fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64
         prop_assert_eq!(sum, world.day.used);
     }
     if !world.gave_back && !faults.lost_writes && !faults.offline {
-        let mut distinct = world.told.clone();
+        let mut distinct = world.granted_counts.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        prop_assert_eq!(distinct.len(), world.told.len());
+        prop_assert_eq!(distinct.len(), world.granted_counts.len());
     }
     world.heal();
     let (used, truth) = (world.day.used, world.admitted() as i64);

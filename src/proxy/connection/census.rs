@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_told_later_is_counted_then() {
+    fn a_client_that_is_known_later_is_counted_then() {
         let census = Census::new(IntGauge::new("g", "g").unwrap());
         let mut seats: Vec<Seat> = (0..3).map(|_| census.seat(None, PLACES).unwrap()).collect();
         let client = ip("192.0.2.1");

@@ -371,7 +371,7 @@ impl Http1Side<'_> {
             match self.wire.read_more(self.deadline).await {
                 Ok(Some(1..)) => {}
                 Ok(Some(0)) => {
-                    let cause = "it closed the connection before the end of its request";
+                    let cause = "closed the connection before the end of its request";
                     return Err(Failure::client(ClientFault::Gone, cause));
                 }
                 Ok(None) => {
@@ -392,7 +392,7 @@ impl Http1Side<'_> {
             match poll_fn(|context| self.wire.poll_more(context)).await {
                 Ok(1..) => {}
                 Ok(0) => {
-                    let cause = "it closed the connection before the end of its answer";
+                    let cause = "closed the connection before the end of its answer";
                     return Failure::client(ClientFault::Gone, cause);
                 }
                 Err(error) => return broke(error),

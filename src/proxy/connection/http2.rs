@@ -168,7 +168,7 @@ impl Http2Side {
         match sent.await {
             Ok(sent) => sent.map_err(ended)?,
             Err(_) => {
-                let cause = "it read nothing of the answer for limits.response_write";
+                let cause = "read nothing of the answer for limits.response_write";
                 return Err(Failure::client(ClientFault::Slow, cause));
             }
         }

@@ -141,7 +141,7 @@ impl Redirected<'_> {
                 .with_label_values(&["cleartext_key"])
                 .inc();
         }
-        let (method, path) = refused::told_apart(self.head);
+        let (method, path) = refused::method_and_path(self.head);
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,

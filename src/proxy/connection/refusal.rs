@@ -31,7 +31,7 @@ pub fn refuse(
     };
     let now = gate.store.now();
     let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
-    let (method, path) = refused::told_apart(head);
+    let (method, path) = refused::method_and_path(head);
     let mut answer = format!(
         "HTTP/1.1 {} {}\r\ncontent-length: {}\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n\
          x-request-id: {id}\r\nconnection: close\r\ndate: {}\r\n",

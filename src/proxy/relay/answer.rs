@@ -71,7 +71,7 @@ fn check(
     if !forward::is_our_failure(status) {
         return Ok(());
     }
-    let cause = format_args!("it answered {}", status.as_u16());
+    let cause = format_args!("answered {}", status.as_u16());
     Err(match away {
         true => Failure::server(ServerFault::Away, cause),
         false => Failure::server(ServerFault::Status, cause),

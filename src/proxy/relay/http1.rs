@@ -202,7 +202,7 @@ impl Http1 {
         {
             return Ok(Event::Part(Bytes::new(), true));
         }
-        let cause = "it closed the connection before the end of its answer";
+        let cause = "closed the connection before the end of its answer";
         Err(Failure::broken(!self.has_answered, cause))
     }
 

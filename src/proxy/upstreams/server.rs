@@ -88,7 +88,7 @@ impl Server {
     }
 
     /// Notes the last result. Most are equal to the one before, and then no shared memory is written.
-    fn saw(&self, last: u8) {
+    fn note_last(&self, last: u8) {
         if self.last.load(Ordering::Relaxed) != last {
             self.last.store(last, Ordering::Relaxed);
         }
@@ -116,7 +116,7 @@ impl Server {
     }
 
     pub(super) fn served(&self) -> Option<Change> {
-        self.saw(ANSWERED);
+        self.note_last(ANSWERED);
         if !self.blemished.load(Ordering::Acquire) {
             return None;
         }
@@ -124,12 +124,12 @@ impl Server {
     }
 
     pub(super) fn failed(&self, ejection: Ejection) -> Option<Change> {
-        self.saw(FAILED);
+        self.note_last(FAILED);
         self.judge(|health| health.failed(ejection, Instant::now()))
     }
 
     pub(super) fn checked(&self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
-        self.saw(match checked {
+        self.note_last(match checked {
             Checked::Passed => ANSWERED,
             Checked::Failed => FAILED,
         });
