@@ -5,44 +5,44 @@
 //!
 //! | Room | Decides |
 //! |---|---|
-//! | [`admission`] | in which order the steps come, what they need, and how a request ends (steps 1 to 8) |
+//! | [`admission`] | the order of the steps, what they need, and how a request ends (steps 1 to 8) |
 //! | [`http1`] | heads and bodies of HTTP/1, read in one way only (step 1) and written |
 //! | [`http2`] | how much control traffic an HTTP/2 connection may send |
-//! | [`http2_memory`] | what the requests of an HTTP/2 connection cost in memory |
-//! | [`target`] | is the request target unambiguous (step 1) |
-//! | [`server_name`] | which certificate a client is shown |
-//! | [`proxy_header`] | what a proxy says of a connection before its first byte |
-//! | [`forwarded`] | who the client behind trusted proxies is |
-//! | [`redirect`] | where a request without TLS is sent instead |
-//! | [`address`] | which networks a client's address lies in, and what it is counted by |
+//! | [`http2_memory`] | the memory of an HTTP/2 connection's requests |
+//! | [`target`] | whether the request target is unambiguous (step 1) |
+//! | [`server_name`] | which certificate a client gets |
+//! | [`proxy_header`] | the header that a proxy sends before a connection's first byte |
+//! | [`forwarded`] | the client behind trusted proxies |
+//! | [`redirect`] | where a request without TLS is redirected |
+//! | [`address`] | the networks that contain a client's address, and the address by which it is counted |
 //! | [`api_key`] | the shape, checksum and digest of an API key (steps 2 and 3) |
-//! | [`key_record`] | may this key be used now (step 3), and its limit for a day |
-//! | [`lifecycle`] | what a change makes of a key after its issue, and whom it cuts off |
-//! | [`audit`] | what the audit trail says of a change |
+//! | [`key_record`] | whether a key may be used now (step 3), and its limit for a day |
+//! | [`lifecycle`] | the result of a change of a key, and the access that it ends |
+//! | [`audit`] | the audit trail's entry for a change |
 //! | [`billing`] | which days of a key's month are billed, for which tier and how much |
 //! | [`endpoint`] | which endpoint a path is, its methods and tiers (steps 4 to 6) |
 //! | [`enforcement`] | whether the limits of a tier refuse or only count (steps 6 to 8) |
-//! | [`explanation`] | why the steps would let a request in or refuse it |
-//! | [`octets`] | sets of octets, as grammars name them |
-//! | [`header_pattern`] | which headers operators keep from being passed on |
-//! | [`own_header`] | which request headers are the gateway's own |
+//! | [`explanation`] | why the steps would admit or refuse a request |
+//! | [`octets`] | sets of octets for grammars |
+//! | [`header_pattern`] | which headers operators do not want forwarded |
+//! | [`own_header`] | which request headers are not forwarded as sent |
 //! | [`own_path`] | which paths the gateway answers itself |
-//! | [`token_bucket`] | how often a key may do what is never charged |
+//! | [`token_bucket`] | how often a key may send requests |
 //! | [`calendar`] | which quota day an instant belongs to (step 8) |
-//! | [`clock_trust`] | whether the wall clock can be relied on for what cannot be undone |
-//! | [`choice`] | which server of an upstream a request goes to |
-//! | [`server_health`] | whether a server of an upstream is asked |
-//! | [`caching`] | who may keep an answer |
-//! | [`compression`] | in which content coding an answer goes out |
+//! | [`clock_trust`] | whether the wall clock can be relied on for irreversible actions |
+//! | [`choice`] | which server of an upstream gets a request |
+//! | [`server_health`] | whether a server of an upstream gets requests |
+//! | [`caching`] | who may cache an answer |
+//! | [`compression`] | the content coding of an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
-//! | [`crossing`] | which shares of its limit a key has come to, and the events that tell so |
+//! | [`crossing`] | the shares of its limit that a key has reached, and the events that report them |
 //! | [`nearest`] | which keys are nearest to their limits |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
-//! | [`retirement`] | how clients are told that an endpoint is going away |
-//! | [`maintenance`] | what clients are told of an endpoint that is being worked on |
-//! | [`rejection`] | everything a client can be told instead of an answer |
-//! | [`request_id`] | which request ids are kept |
+//! | [`retirement`] | how clients are informed of an endpoint's retirement |
+//! | [`maintenance`] | the answer of an endpoint under maintenance |
+//! | [`rejection`] | every error answer of the gateway |
+//! | [`request_id`] | which request ids of clients are kept |
 //! | [`trace_context`] | which trace a request belongs to, and whether it is recorded |
 
 pub mod address;

@@ -2,20 +2,20 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`admission`] | the request path: the steps of the contract with the store's answers, to a `Permit` or what the gateway serves itself |
-//! | [`gate`] | what all requests share: configuration snapshot, store, quota day, metrics, access log |
+//! | [`admission`] | the request path: the steps of the contract with the store's answers, to a `Permit` or an answer of the gateway |
+//! | [`gate`] | the state shared by all requests: configuration snapshot, store, quota day, metrics, access log |
 //! | [`client`] | the client's side of a request: head, body, answer |
-//! | [`connection`] | a client's connection: its requests, deadlines, floods, and how many there are |
-//! | [`crossings`] | which keys have come near their limits, for whoever tells of it |
-//! | [`encoder`] | an answer's body on its way through a content coding |
+//! | [`connection`] | a client's connection: its requests, deadlines, floods; the number of connections |
+//! | [`crossings`] | keys that have come near their limits, for the task that reports them |
+//! | [`encoder`] | an answer's body in a content coding |
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`well_formed`] | step 1 on the head of a request |
-//! | [`forward`] | the request as the upstream gets it, the answer's header as the client gets it |
-//! | [`failure`] | what to make of a failed forwarding |
-//! | [`origin`] | whom a request comes from, as far as the connection and trusted proxies tell |
-//! | [`rates`] | how fast a key may send requests, and how many of it are under way |
-//! | [`record`] | a request's line in the access log and its traces in the metrics |
-//! | [`relay`] | a permitted request on its way to a server, and the answer on its way back |
+//! | [`forward`] | the request as the upstream receives it, the answer's header as the client receives it |
+//! | [`failure`] | the outcome of a failed forwarding |
+//! | [`origin`] | the origin of a request, by its connection and trusted proxies |
+//! | [`rates`] | how fast a key may send requests, and how many are in flight |
+//! | [`record`] | a request's line in the access log, its metrics and its spans |
+//! | [`relay`] | sends a permitted request to a server, and the answer to the client |
 //! | [`respond`] | writing the gateway's own answers |
 //! | [`serve`] | a request from its head to its line in the access log |
 //! | [`trace`] | the spans of a recorded request |

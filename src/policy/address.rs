@@ -1,13 +1,13 @@
-//! Client addresses: the networks they lie in, and what limits count them by.
+//! Client addresses: the networks that contain them, and the address under which limits count a client.
 //!
-//! An IPv6 client is known by its /64, which one subscriber has to himself; an IPv4 address written as IPv6
+//! An IPv6 client is counted by its /64, which one subscriber has to himself; an IPv4 address written as IPv6
 //! (`::ffff:192.0.2.1`) is the IPv4 address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// The networks of this machine: whatever connects from there (a proxy beside the gateway) speaks for many clients.
+/// The networks of this machine: a client that connects from there (a proxy beside the gateway) stands for many clients.
 pub const LOOPBACK: [Network; 2] = [
     Network {
         address: IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)),
@@ -19,7 +19,8 @@ pub const LOOPBACK: [Network; 2] = [
     },
 ];
 
-/// The addresses of a name that are used: those of IPv4, else those of IPv6, none twice, in one order whatever the resolver's.
+/// The usable addresses of a name: the IPv4 addresses, or else the IPv6 addresses; sorted and without duplicates, in whatever
+/// order the resolver returned them.
 pub fn of_one_family(mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     if addresses.iter().any(SocketAddr::is_ipv4) {
         addresses.retain(SocketAddr::is_ipv4);
@@ -36,19 +37,19 @@ pub struct Network {
     prefix: u8,
 }
 
-/// Why a text is no [`Network`].
+/// Why a text is not a [`Network`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkError {
-    /// It is no address, or no number after the slash that its kind of address can have.
+    /// Not an address, or an invalid prefix length after the slash.
     #[error("write an address or a network, such as 192.0.2.1, 10.0.0.0/8 or \"2001:db8::/32\"")]
     Malformed,
-    /// Bits after the prefix are set, so that the network was meant otherwise or miswritten.
+    /// Bits after the prefix are set, so another network was meant or it is mistyped.
     #[error("bits are set after the prefix: did you mean {0}?")]
     HostBits(Network),
 }
 
 impl Network {
-    /// Whether the address lies in it.
+    /// Whether the network contains the address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let (own, other) = (self.address, address);
@@ -107,7 +108,7 @@ fn masked(address: IpAddr, prefix: u8) -> IpAddr {
     }
 }
 
-/// What a client is counted by: its address, of IPv6 the /64; `None` in the networks that are `exempt`.
+/// The address under which a client is counted: its own, or its /64 for IPv6; `None` in `exempt` networks.
 pub fn counted(client: IpAddr, exempt: &[Network]) -> Option<IpAddr> {
     let address = client.to_canonical();
     if exempt.iter().any(|network| network.contains(address)) {

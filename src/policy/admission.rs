@@ -1,12 +1,12 @@
-//! The steps of the contract, 1 to 8, in their order, as a machine that asks for what it cannot know.
+//! The steps of the contract, 1 to 8, in their order, as a state machine that asks its driver for everything external.
 //!
-//! [`begin`] takes the result of step 1. From then on each [`Next`] is a question (which key is presented, its record, a token, a
-//! place among the key's requests under way, the charge) or an end. Every question is consumed by its answer, which is the next
-//! `Next`. The gateway drives the machine with its store, `touchline explain` with answers that cost nothing. Where answers come
-//! from, what they cost and who counts them is the driver's.
+//! [`begin`] takes the result of step 1. From then on each [`Next`] is a question (the presented key, its record, a token, a slot
+//! among the key's requests in flight, the charge) or an end. Every question is consumed by its answer, which returns the next
+//! `Next`. The gateway drives the machine with its store, `touchline explain` with answers that cost nothing. The driver decides
+//! where answers come from, what they cost and how they are counted.
 //!
-//! Invariants: free checks come first, the charge last. Only a granted charge makes a [`Permit`], and each makes one. A request is
-//! judged anew from step 3 where its key or day changed under the checks, at most [`JUDGEMENTS_MAX`] times, and draws one token
+//! Invariants: free checks run first, the charge last. Only a granted charge makes a [`Permit`], and each makes one. A request is
+//! judged again from step 3 if its key or day changed during the checks, at most [`JUDGEMENTS_MAX`] times, and draws one token
 //! however often it is judged.
 
 use std::borrow::Borrow;
@@ -33,23 +33,23 @@ pub use caller::{Caller, NoKey, presented};
 pub use end::{Permit, Place, Refusal};
 pub use trail::{Check, Trail, Verdict};
 
-/// How often a request is judged because its key or the day changed under the checks; beyond it something is wrong.
+/// How often a request is judged because its key or the day changed during the checks; more changes indicate a fault.
 pub const JUDGEMENTS_MAX: u32 = 4;
 
-/// What a tier allows.
+/// The limits of a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
     /// Units a day, without grants.
     pub daily: u64,
     /// How fast a key may send requests, on each gateway.
     pub burst: Option<Rate>,
-    /// Requests that a key may have under way, on each gateway.
+    /// Requests that a key may have in flight, on each gateway.
     pub concurrent: Option<NonZeroU32>,
-    /// Whether its limits refuse.
+    /// Whether exceeding a limit refuses the request.
     pub enforcement: Enforcement,
 }
 
-/// What a request needs next, or how it ends. `K` is the driver's hold on a key record, `G` its proof of a charge.
+/// What a request needs next, or how it ends. `K` is the driver's reference to a key record, `G` its proof of a charge.
 #[derive(Debug)]
 pub enum Next<'a, K, G> {
     /// 2 and 3: the key that the request presents.
@@ -58,9 +58,9 @@ pub enum Next<'a, K, G> {
     Room(Ask<'a, K, Room>),
     /// 8: the charge.
     Charge(Ask<'a, K, Arc<Endpoint>>),
-    /// The units used today, for a refusal that costs nothing.
+    /// The units used today, for a refusal that is not charged.
     Count(Ask<'a, K, Refused>),
-    /// The usage of the key, which is the answer.
+    /// The usage of the key, which is the body of the answer.
     Usage(Ask<'a, K, OwnPath>),
     /// The end of a request for the description of the API.
     Document,
@@ -70,8 +70,8 @@ pub enum Next<'a, K, G> {
     Refused(Refusal<K>),
 }
 
-/// Takes a request, with its path as step 1 read it, as far as it needs nothing else. Verdicts are noted in `trail`, if there
-/// is one.
+/// Takes a request, with its path as step 1 read it, to its first question or end. Verdicts are noted in `trail`, if there is
+/// one.
 pub fn begin<'a, K, G>(
     method: &'a Method,
     head: Result<&'a str, Rejection>,
@@ -109,7 +109,7 @@ pub fn begin<'a, K, G>(
     }
 }
 
-/// Steps 2 and 3: a request that must present a key, which must be known and usable.
+/// Steps 2 and 3: the request needs an API key that is known and usable.
 #[derive(Debug)]
 pub struct Lookup<'a> {
     method: &'a Method,
@@ -122,12 +122,12 @@ pub struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// The instant at which the request is judged anew; `None`: now.
+    /// The instant for which the request is judged again, or `None` for now.
     pub fn at(&self) -> Option<Timestamp> {
         self.now
     }
 
-    /// The key that the request is served with, or why there is none.
+    /// Answers with the key of the request, or why there is none.
     pub fn answer<K, G>(mut self, found: Result<Caller<K>, NoKey>) -> Next<'a, K, G>
     where
         K: Borrow<KeyRecord>,
@@ -164,7 +164,7 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A request of an authenticated caller, which needs `N`.
+/// A request of an authenticated caller that needs `N`.
 #[derive(Debug)]
 pub struct Ask<'a, K, N> {
     lookup: Lookup<'a>,
@@ -186,11 +186,11 @@ pub enum Limit {
     Burst(Rate),
     /// A token of the small limit on reading one's usage.
     UsageRead,
-    /// A place among the key's requests under way.
+    /// A slot among the key's requests in flight.
     Concurrent(NonZeroU32),
 }
 
-/// A rejection, and what the path is where that is known.
+/// A rejection, and the place of the path if it is known.
 #[derive(Debug)]
 pub struct Refused {
     rejection: Rejection,
@@ -207,17 +207,18 @@ impl Refused {
 }
 
 impl<'a, K, N> Ask<'a, K, N> {
-    /// Whose request it is.
+    /// The caller of the request.
     pub fn caller(&self) -> &Caller<K> {
         &self.caller
     }
 
-    /// The key or the day is no longer what was judged: the request is judged anew, as of `now` where the store named it.
+    /// Reports that the key or the day has changed since it was judged: the request is judged again, at `now` if the store named
+    /// it.
     pub fn changed<G>(self, now: Option<Timestamp>) -> Next<'a, K, G> {
         let (mut ask, _) = self.split();
         ask.lookup.judgements += 1;
         if ask.lookup.judgements >= JUDGEMENTS_MAX {
-            let cause = "the key or the day changed again and again under the checks";
+            let cause = "the key or the day kept changing during the checks";
             return ask.fail(None, cause.to_owned());
         }
         if let Some(trail) = &mut ask.lookup.trail {
@@ -244,7 +245,7 @@ impl<'a, K, N> Ask<'a, K, N> {
         (ask, self.needs)
     }
 
-    /// The verdict of a step that is the same in every tier.
+    /// Notes the verdict of a step that is the same in every tier.
     fn judge<T>(&mut self, check: Check, judged: Result<T, Rejection>) -> Result<T, Rejection> {
         let verdict = match &judged {
             Ok(_) => Verdict::Passes,
@@ -254,7 +255,7 @@ impl<'a, K, N> Ask<'a, K, N> {
         judged
     }
 
-    /// The verdict of a limit of the tier, which refuses where that is enforced.
+    /// Notes the verdict of a limit of the tier, which refuses only if the tier is enforced.
     fn judge_limit(
         &mut self,
         check: Check,
@@ -281,7 +282,7 @@ impl<'a, K, N> Ask<'a, K, N> {
         }
     }
 
-    /// The end of a request that is refused, and states where the caller stands.
+    /// Refuses the request, with the standing of the caller.
     fn refuse<G>(self, refused: Refused, used: Option<u64>) -> Next<'a, K, G> {
         let standing = self.standing(used);
         Next::Refused(Refusal {
@@ -293,7 +294,7 @@ impl<'a, K, N> Ask<'a, K, N> {
         })
     }
 
-    /// The end of a request that the gateway or its store fails.
+    /// Ends a request because the gateway or its store failed.
     fn fail<G>(self, place: Option<Place>, cause: String) -> Next<'a, K, G> {
         Next::Refused(Refusal {
             rejection: Rejection::Internal,
@@ -352,7 +353,7 @@ impl<'a, K> Ask<'a, K, ()> {
         }
     }
 
-    /// Step 7, second half: a place, unless steps 4 to 6 refuse.
+    /// Step 7, second half: a slot, unless steps 4 to 6 refuse.
     fn enter<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
         match (found, self.caller.terms.concurrent) {
             (Err(refused), _) => Next::Count(self.needs(refused)),
@@ -365,7 +366,7 @@ impl<'a, K> Ask<'a, K, ()> {
         }
     }
 
-    /// Step 8, unless the endpoint is being worked on.
+    /// Step 8, unless the endpoint is under maintenance.
     fn charge<G>(mut self, endpoint: Arc<Endpoint>) -> Next<'a, K, G> {
         self.lookup.note(Check::Rates, Verdict::Passes);
         match endpoint.admit_at(self.caller.now) {
@@ -379,12 +380,12 @@ impl<'a, K> Ask<'a, K, ()> {
 }
 
 impl<'a, K> Ask<'a, K, Room> {
-    /// The limit.
+    /// The limit to check.
     pub fn limit(&self) -> Limit {
         self.needs.limit
     }
 
-    /// There is room, which is taken, or none until this time is over.
+    /// Answers whether the limit has room: the room is taken, or there is none for the given time.
     pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
         let (mut ask, Room { limit, found }) = self.split();
         let (standing, rates) = (ask.caller.standing, Check::Rates);
@@ -411,7 +412,7 @@ impl<'a, K> Ask<'a, K, Room> {
         match (judged, found) {
             (Ok(()), Ok(Place::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
             (Ok(()), found) => ask.enter(found),
-            // In the place of what steps 4 to 6 would have answered.
+            // It replaces the answer of steps 4 to 6.
             (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refused::at(place, rejection))),
             (Err(rejection), Err(refused)) => Next::Count(ask.needs(Refused {
                 rejection,
@@ -422,18 +423,18 @@ impl<'a, K> Ask<'a, K, Room> {
 }
 
 impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
-    /// The endpoint that is charged for, with its cost.
+    /// The endpoint to charge for, with its cost.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.needs
     }
 
-    /// The units that the charge may take the key to; `None` is without bound.
+    /// The count of units that the charge must not exceed, or `None` for no bound.
     pub fn bound(&self) -> Option<u64> {
         let caller = &self.caller;
         caller.terms.enforcement.bound(caller.standing.limit)
     }
 
-    /// The units were charged, and `used` counts them.
+    /// Reports that the units were charged; `used` includes them.
     pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
         let standing = self.standing(Some(used));
         let enforcement = self.caller.terms.enforcement;
@@ -450,7 +451,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         })
     }
 
-    /// The day has no room for the cost.
+    /// Reports that the day has no room for the cost.
     pub fn exhausted<G>(self, used: u64) -> Next<'a, K, G> {
         let (mut ask, endpoint) = self.split();
         ask.lookup.note(Check::Quota, Verdict::Refuses);
@@ -462,7 +463,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         )
     }
 
-    /// The gateway or its store failed.
+    /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, endpoint) = self.split();
         ask.fail(Some(Place::Endpoint(endpoint)), cause)
@@ -470,7 +471,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
 }
 
 impl<'a, K> Ask<'a, K, Refused> {
-    /// The units used today, where the store can be reached.
+    /// Answers with the units used today, or `None` if the store cannot be reached.
     pub fn answer<G>(self, used: Option<u64>) -> Next<'a, K, G> {
         let (ask, refused) = self.split();
         ask.refuse(refused, used)
@@ -478,13 +479,13 @@ impl<'a, K> Ask<'a, K, Refused> {
 }
 
 impl<'a, K> Ask<'a, K, OwnPath> {
-    /// The key and where it stands, in an answer with the units used today.
+    /// The key and its standing with the units used today, to be answered.
     pub fn answered(self, used: u64) -> (K, Standing) {
         let standing = self.standing(Some(used));
         (self.caller.key, standing)
     }
 
-    /// The gateway or its store failed.
+    /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, own) = self.split();
         ask.fail(Some(Place::Own(own)), cause)

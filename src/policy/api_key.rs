@@ -24,10 +24,10 @@ pub const KEY_CHARS_MIN: usize = 24;
 /// The longest key accepted; longer values are refused before they are hashed.
 pub const KEY_CHARS_MAX: usize = 256;
 
-/// So much of a secret in a text is struck out; less of it is of no use to anybody.
+/// A longer part of a secret is redacted in texts; a shorter one is useless to an attacker.
 const REDACTED_CHARS_MIN: usize = 8;
 
-/// Why a text is not what its type asks for.
+/// Why a text is not of the expected type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// A key id is 12 characters of `0-9A-Za-z`.
@@ -49,7 +49,7 @@ pub enum KeyError {
 pub struct KeyId([u8; ID_CHARS]);
 
 impl KeyId {
-    /// A fresh id; `entropy` fills a buffer with random bytes and is called as often as needed.
+    /// A new id; `entropy` fills a buffer with random bytes and is called as often as needed.
     pub fn generate(entropy: &mut dyn FnMut(&mut [u8])) -> KeyId {
         let mut id = [0; ID_CHARS];
         fill_base62(&mut id, entropy);
@@ -100,7 +100,7 @@ impl<'de> Deserialize<'de> for KeyId {
     }
 }
 
-/// SHA-256 of a whole API key: all that is stored of it.
+/// SHA-256 of a whole API key, the only form in which a key is stored.
 #[derive(Clone, Copy, Eq)]
 pub struct KeyDigest([u8; 32]);
 
@@ -116,7 +116,7 @@ impl KeyDigest {
     }
 }
 
-/// Compares in constant time, so that an answer's delay says nothing of a stored digest.
+/// Compares in constant time, so the delay of an answer reveals nothing about a stored digest.
 impl PartialEq for KeyDigest {
     fn eq(&self, other: &KeyDigest) -> bool {
         self.0.ct_eq(&other.0).into()
@@ -179,7 +179,7 @@ impl<'de> Deserialize<'de> for KeyDigest {
     }
 }
 
-/// What every key issued here begins with, before its first `_`: 1 to 16 characters of `a-z0-9`, default `fpd`.
+/// The beginning of every key issued here, before the first `_`: 1 to 16 characters of `a-z0-9`, default `fpd`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyPrefix(Box<str>);
 
@@ -219,13 +219,13 @@ pub struct ApiKey {
 }
 
 impl ApiKey {
-    /// A new key with a fresh id; `entropy` fills a buffer from the operating system's random numbers.
+    /// A new key with a new id; `entropy` fills a buffer from the operating system's random numbers.
     pub fn generate(prefix: &KeyPrefix, entropy: &mut dyn FnMut(&mut [u8])) -> ApiKey {
         let id = KeyId::generate(entropy);
         ApiKey::for_id(prefix, id, entropy)
     }
 
-    /// A new secret for an existing id, as rotation needs it.
+    /// A new secret for an existing id, for rotation.
     pub fn for_id(prefix: &KeyPrefix, id: KeyId, entropy: &mut dyn FnMut(&mut [u8])) -> ApiKey {
         let mut secret = [0; SECRET_CHARS];
         fill_base62(&mut secret, entropy);
@@ -241,12 +241,12 @@ impl ApiKey {
         self.id
     }
 
-    /// What is stored of the key.
+    /// The digest of the key.
     pub fn digest(&self) -> KeyDigest {
         KeyDigest::of(self.text.as_bytes())
     }
 
-    /// The secret itself, to be shown to the operator once and never kept.
+    /// The whole key, to be shown to the operator once and never stored.
     pub fn reveal(&self) -> &str {
         &self.text
     }
@@ -258,8 +258,8 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// The digest of a presented `X-API-Key` value, or [`KeyError::Malformed`] where no look-up is needed to refuse it:
-/// an impossible length or character, or, with our prefix, a wrong shape or checksum.
+/// The digest of a presented `X-API-Key` value, or [`KeyError::Malformed`] if it can be refused without a look-up: an impossible
+/// length or character, or, with our prefix, a wrong format or checksum.
 pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, KeyError> {
     let fits = (KEY_CHARS_MIN..=KEY_CHARS_MAX).contains(&value.len())
         && value.iter().all(u8::is_ascii_graphic);
@@ -277,10 +277,10 @@ pub fn parse_presented(value: &[u8], prefix: &KeyPrefix) -> Result<KeyDigest, Ke
     Ok(KeyDigest::of(value))
 }
 
-/// The id in an API key of the form that is issued here, of any prefix; `None` for a text of another form.
+/// The id in an API key of the format issued here, with any prefix; `None` for a text of another format.
 ///
 /// # Errors
-/// [`KeyError::Malformed`] for a text that begins as such a key and is incomplete or has a wrong checksum.
+/// [`KeyError::Malformed`] for a text that begins like such a key but is incomplete or has a wrong checksum.
 pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
     let Some((prefix, body)) = text.split_once('_') else {
         return Ok(None);
@@ -300,8 +300,8 @@ pub fn issued_id(text: &str) -> Result<Option<KeyId>, KeyError> {
     }
 }
 
-/// `text` with the secret of every key of ours in it struck out: where clients put keys into paths or ids, none may get
-/// into a log. Allocates only if there is one.
+/// `text` with the secrets of our keys redacted, so that a key in a path or an id never reaches a log. Allocates only if there is
+/// one.
 pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
     if !text.contains(prefix.as_str()) {
         return Cow::Borrowed(text);
@@ -309,8 +309,8 @@ pub fn redacted<'a>(text: &'a str, prefix: &KeyPrefix) -> Cow<'a, str> {
     let start = format!("{}_", prefix.as_str());
     let mut shown = String::new();
     let (mut written, mut searched) = (0, 0);
-    // Every place is looked at where a key may begin, also within what looks like the id of another: no two of them can
-    // strike out the same characters, since an underscore stands before each secret and none in one.
+    // Every place where a key may begin is examined, also inside what looks like the id of another key. No two matches redact the
+    // same characters: an underscore stands before each secret, and no secret contains one.
     while let Some(found) = text.get(searched..).and_then(|rest| rest.find(&start)) {
         let id_end = searched + found + start.len() + ID_CHARS;
         searched += found + start.len();
@@ -366,7 +366,7 @@ fn checksum(bytes: &[u8]) -> [u8; CHECK_CHARS] {
     check
 }
 
-/// Fills `out` with uniformly distributed base62 characters: bytes of 248 and above are drawn again.
+/// Fills `out` with uniformly distributed base62 characters; bytes of 248 and above are rejected to avoid bias.
 fn fill_base62(out: &mut [u8], entropy: &mut dyn FnMut(&mut [u8])) {
     for place in out.iter_mut() {
         *place = loop {
@@ -386,10 +386,10 @@ fn fill_base62(out: &mut [u8], entropy: &mut dyn FnMut(&mut [u8])) {
 /// Random bytes of the operating system, for the `generate` functions.
 ///
 /// # Panics
-/// If the operating system has no random numbers to give: nothing safe can be issued then.
+/// If the operating system has no random numbers: no safe key can be issued then.
 #[expect(clippy::expect_used, reason = "without randomness no key may be made")]
 pub fn os_entropy(out: &mut [u8]) {
-    getrandom::fill(out).expect("the operating system gives random numbers");
+    getrandom::fill(out).expect("the operating system has random numbers");
 }
 
 #[cfg(test)]
@@ -481,7 +481,7 @@ mod tests {
             let mut text = key.reveal().as_bytes().to_vec();
             prop_assume!(text[at] != with);
             text[at] = with;
-            // A mistake inside the prefix makes it a key of another make, which the digest look-up refuses.
+            // With a mistake inside the prefix it looks like a key made elsewhere, which the digest look-up refuses.
             if at > 3 {
                 prop_assert_eq!(parse_presented(&text, &KeyPrefix::default()), Err(KeyError::Malformed));
             } else {

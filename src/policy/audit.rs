@@ -1,8 +1,8 @@
 //! The audit trail: an entry for each change of a key, and of the register of gateways. Entries are made here; stores keep them
 //! with the change itself.
 //!
-//! Invariants: the entry of a key is a function of the record that the change made, so whoever has the record has the entry; no entry
-//! tells anything of a secret, its digest included.
+//! Invariants: the entry of a key is a function of the record after the change, so the record alone yields the entry; no entry
+//! contains a secret or its digest.
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -14,7 +14,7 @@ use super::key_record::{Action, Facts, KeyRecord, LastChange};
 /// The facts of a gateway.
 const GATEWAY: &str = "gateway";
 const HEARD: &str = "heard";
-/// Begins the name of the fact that tells a day's grants.
+/// The prefix of the facts that state a day's grants.
 const GRANTS: &str = "grants.";
 
 /// Who makes a change, and why.
@@ -22,28 +22,28 @@ const GRANTS: &str = "grants.";
 pub struct Author {
     /// The name that the trail shows.
     pub who: String,
-    /// Why, if they say so.
+    /// The reason, if given.
     pub reason: Option<String>,
 }
 
 /// One change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// When, by the store's clock.
+    /// The time of the change, by the store's clock.
     pub at: Timestamp,
-    /// The key; `None` of a change that is of no key.
+    /// The changed key, or `None` if the change is not of a key.
     pub key: Option<KeyId>,
-    /// The version of the record that the change made: no two changes of a key have the same, nor two that are of no key.
+    /// The version of the record after the change. No two changes of a key share one, nor do two changes without a key.
     pub version: u64,
-    /// Who.
+    /// The author.
     pub who: String,
-    /// What.
+    /// The kind of change.
     pub what: Action,
     /// The changed facts before; empty for a new key.
     pub before: Facts,
-    /// The same facts after; all there are for a new key.
+    /// The same facts after the change; for a new key all of them.
     pub after: Facts,
-    /// Why, where somebody said so.
+    /// The reason, if given.
     pub reason: Option<String>,
 }
 
@@ -86,7 +86,7 @@ impl Entry {
         }
     }
 
-    /// The entry of a gateway that was struck off the register at `now`, last heard of at `heard`.
+    /// The entry for a gateway removed from the register at `now`, last heard of at `heard`.
     pub fn of_forgotten(gateway: &str, heard: Timestamp, now: Timestamp, author: &Author) -> Entry {
         let facts = |gateway, heard| {
             let named = [(GATEWAY.to_owned(), gateway), (HEARD.to_owned(), heard)];
@@ -116,29 +116,29 @@ impl Entry {
         Some((date, units(Some(after))?.checked_sub(before)?))
     }
 
-    /// Where an entry stands in the trail.
+    /// The position of the entry in the trail.
     pub fn place(&self) -> (Timestamp, u64, Option<KeyId>) {
         (self.at, self.version, self.key)
     }
 }
 
-/// Which entries of the trail somebody wants: those that meet all of it. The default is all.
+/// A filter for entries of the trail: entries match if they meet all conditions. The default matches all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Wanted {
-    /// Of this key.
+    /// The entry is of this key.
     pub key: Option<KeyId>,
-    /// Made at this instant or later.
+    /// The entry was made at this instant or later.
     pub from: Option<Timestamp>,
-    /// Made before this instant.
+    /// The entry was made before this instant.
     pub until: Option<Timestamp>,
-    /// Made by this name.
+    /// The author has this name.
     pub who: Option<String>,
-    /// Of this kind.
+    /// The entry is of this kind.
     pub what: Option<Action>,
 }
 
 impl Wanted {
-    /// Whether an entry meets it.
+    /// Whether an entry matches.
     pub fn holds(&self, entry: &Entry) -> bool {
         self.key.is_none_or(|key| Some(key) == entry.key)
             && self.from.is_none_or(|from| from <= entry.at)
@@ -148,7 +148,7 @@ impl Wanted {
     }
 }
 
-/// `after` as the outcome of a change of `before` by `author`.
+/// `after` as the result of a change of `before` by `author`.
 pub fn signed(
     before: &KeyRecord,
     mut after: KeyRecord,
@@ -172,7 +172,7 @@ pub fn signed(
     after
 }
 
-/// What the trail may tell of a record. What it has none of is `None`; a day without grants is left out.
+/// The facts of a record that may be in the trail. A missing fact is `None`; a day without grants is left out.
 fn facts(record: &KeyRecord) -> Facts {
     let instant = |instant: Option<Timestamp>| instant.map(|instant| instant.to_string());
     let previous_until = record.previous.as_ref().map(|previous| previous.until);
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    fn told(facts: &Facts) -> Vec<(&str, Option<&str>)> {
+    fn pairs(facts: &Facts) -> Vec<(&str, Option<&str>)> {
         facts
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_deref()))
@@ -224,25 +224,25 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_tells_the_changed_facts_before_and_after_and_no_others() {
+    fn an_entry_has_the_changed_facts_before_and_after_and_no_others() {
         let entry = changed(Action::SetTier, |record| {
             record.tier = "starter".parse().unwrap();
         });
-        assert_eq!(told(&entry.before), [("tier", Some("pro"))]);
-        assert_eq!(told(&entry.after), [("tier", Some("starter"))]);
+        assert_eq!(pairs(&entry.before), [("tier", Some("pro"))]);
+        assert_eq!(pairs(&entry.after), [("tier", Some("starter"))]);
         assert_eq!((&*entry.who, entry.what), ("ops@desk", Action::SetTier));
         assert_eq!(entry.reason.as_deref(), Some("why"));
 
         let entry = changed(Action::SetLabel, |record| record.label = Some("x".into()));
-        assert_eq!(told(&entry.before), [("label", None)]);
-        assert_eq!(told(&entry.after), [("label", Some("x"))]);
+        assert_eq!(pairs(&entry.before), [("label", None)]);
+        assert_eq!(pairs(&entry.after), [("label", Some("x"))]);
 
         let day = "2026-11-21".parse().unwrap();
         let entry = changed(Action::Grant, |record| {
             record.grants.insert(day, 500);
         });
-        assert_eq!(told(&entry.before), [("grants.2026-11-21", None)]);
-        assert_eq!(told(&entry.after), [("grants.2026-11-21", Some("500"))]);
+        assert_eq!(pairs(&entry.before), [("grants.2026-11-21", None)]);
+        assert_eq!(pairs(&entry.after), [("grants.2026-11-21", Some("500"))]);
         assert_eq!(entry.granted(), Some((day, 500)));
         let (_, mut before) = key_of("pro");
         before.grants.insert(day, 500);
@@ -252,13 +252,13 @@ mod tests {
         assert_eq!(more.granted(), Some((day, 200)));
 
         let entry = changed(Action::Revoke, |record| record.state = KeyState::Revoked);
-        assert_eq!(told(&entry.before), [("state", Some("active"))]);
-        assert_eq!(told(&entry.after), [("state", Some("revoked"))]);
+        assert_eq!(pairs(&entry.before), [("state", Some("active"))]);
+        assert_eq!(pairs(&entry.after), [("state", Some("revoked"))]);
         assert_eq!(entry.granted(), None);
     }
 
     #[test]
-    fn what_a_record_no_longer_has_is_told_as_nothing() {
+    fn a_fact_that_a_record_no_longer_has_is_empty() {
         let (_, mut before) = key_of("pro");
         let day = "2026-11-21".parse().unwrap();
         before.label = Some("x".into());
@@ -267,17 +267,17 @@ mod tests {
         after.id = before.id;
         let entry = Entry::of(&signed(&before, after, Action::SetLabel, &author(None)));
         assert_eq!(
-            told(&entry.before),
+            pairs(&entry.before),
             [("grants.2026-11-21", Some("5")), ("label", Some("x"))]
         );
         assert_eq!(
-            told(&entry.after),
+            pairs(&entry.after),
             [("grants.2026-11-21", None), ("label", None)]
         );
     }
 
     #[test]
-    fn a_new_key_is_told_whole_and_without_a_digest() {
+    fn the_entry_of_a_new_key_has_all_facts_and_no_digest() {
         let (key, mut record) = key_of("pro");
         record.previous = Some(PreviousDigest {
             digest: KeyDigest::of(b"old"),
@@ -286,7 +286,7 @@ mod tests {
         let entry = Entry::of(&record);
         assert_eq!(entry.before, Facts::new());
         assert_eq!(
-            told(&entry.after),
+            pairs(&entry.after),
             [
                 ("customer", Some("Acme")),
                 ("expires", None),
@@ -351,18 +351,18 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_that_was_struck_off_is_told_with_when_it_was_last_heard_of_and_is_of_no_key() {
+    fn the_entry_of_a_removed_gateway_has_its_last_sign_of_life_and_no_key() {
         let at = |text: &str| text.parse::<Timestamp>().unwrap();
         let (heard, now) = (at("2026-11-21T11:00:00Z"), at("2026-11-21T12:00:00Z"));
         let entry = Entry::of_forgotten("web-1-7", heard, now, &author(Some("its disk burnt")));
         assert_eq!(
-            told(&entry.before),
+            pairs(&entry.before),
             [
                 ("gateway", Some("web-1-7")),
                 ("heard", Some("2026-11-21T11:00:00Z"))
             ]
         );
-        assert_eq!(told(&entry.after), [("gateway", None), ("heard", None)]);
+        assert_eq!(pairs(&entry.after), [("gateway", None), ("heard", None)]);
         assert_eq!(
             (&*entry.who, entry.what),
             ("ops@desk", Action::ForgetGateway)
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rotation_is_told_although_no_fact_of_it_may_be() {
+    fn a_rotation_has_an_entry_although_none_of_its_facts_may_be_shown() {
         let entry = changed(Action::Rotate, |record| {
             record.digest = KeyDigest::of(b"new");
         });

@@ -1,13 +1,13 @@
-//! What a key's month costs: which days are counted for which tier, and what part of the tier's price they are.
+//! The price of a key's month: which days are counted for which tier, and the share of the tier's price that they cost.
 //!
 //! A day of the quota's zone is counted at most once. A day on which units stay charged is counted for a tier in which they were
 //! charged; the caller names it. Any other day is counted for the tier that the key held when the day ended. So the day of a
-//! change belongs to the tier after the change, the day of the issue is counted, the day of the end is not unless the key was
-//! used on it, and a key that was issued and revoked on one day and not used costs nothing. A suspension does not end what is
-//! held.
+//! change belongs to the tier after the change, the day of the issue is counted, the day of the end is not counted unless the key
+//! was used on it, and a key that was issued and revoked on one day and not used costs nothing. A suspended key still holds its
+//! tier.
 //!
-//! Laws, each with a property below: the amounts of a key never sum to more than one month of its dearest tier; a key held a whole
-//! month in one tier costs exactly the month's price; neither the order of the audit trail nor that of the days matters.
+//! Laws, each with a property below: the amounts of a key never sum to more than one month of its most expensive tier; a key held
+//! a whole month in one tier costs exactly the month's price; neither the order of the audit trail nor that of the days matters.
 
 use std::collections::BTreeMap;
 
@@ -21,13 +21,13 @@ use super::key_record::{Action, KeyRecord, KeyState, TierName};
 /// How months are billed (`billing`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rules {
-    /// What part of a month is billed.
+    /// The part of a month that is billed.
     pub months: Months,
     /// Whether keys without use are billed.
     pub unused_keys: UnusedKeys,
 }
 
-/// What part of a month is billed (`billing.months`).
+/// The part of a month that is billed (`billing.months`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Months {
     /// The counted days, each for its part of the month.
@@ -37,18 +37,18 @@ pub enum Months {
     Whole,
 }
 
-/// Whether keys are billed of which no unit stays charged in the month (`billing.unused_keys`).
+/// Whether to bill keys for which no unit stays charged in the month (`billing.unused_keys`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum UnusedKeys {
-    /// As other keys are: the price is that of the subscription.
+    /// Billed like other keys: the price is that of the subscription.
     #[default]
     Bill,
-    /// No day of theirs is counted.
+    /// None of their days are counted.
     Skip,
 }
 
 impl Months {
-    /// The word of the configuration and of invoices.
+    /// The value in the configuration and on invoices.
     pub fn as_str(self) -> &'static str {
         match self {
             Months::ByDay => "by_day",
@@ -58,7 +58,7 @@ impl Months {
 }
 
 impl UnusedKeys {
-    /// The word of the configuration and of invoices.
+    /// The value in the configuration and on invoices.
     pub fn as_str(self) -> &'static str {
         match self {
             UnusedKeys::Bill => "bill",
@@ -68,7 +68,7 @@ impl UnusedKeys {
 }
 
 impl Rules {
-    /// The rules in one phrase, for a cell.
+    /// The rules in one phrase, for a table cell.
     pub fn phrase(self) -> &'static str {
         match (self.months, self.unused_keys) {
             (Months::ByDay, UnusedKeys::Bill) => "by day held, unused keys billed",
@@ -78,7 +78,7 @@ impl Rules {
         }
     }
 
-    /// The rules in sentences, for the reader of an invoice. `zone`: that of the days.
+    /// The rules in sentences, for the reader of an invoice. `zone` is the time zone of the days.
     pub fn sentences(self, zone: &str) -> Vec<String> {
         let months = match self.months {
             Months::ByDay => {
@@ -100,9 +100,9 @@ impl Rules {
                  it ends."
             ),
             format!(
-                "{unused} Refunded units are no use: a key whose every request was refunded was not used."
+                "{unused} Refunded units do not count as use: a key whose every request was refunded was not used."
             ),
-            "Units over the limit, which were served while Redis was away, are listed and not billed."
+            "Units over the limit, which were served while Redis was unavailable, are listed but not billed."
                 .to_owned(),
         ]
     }
@@ -122,15 +122,15 @@ impl Rules {
 /// The counted days of a key's month.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Counted {
-    /// Days by tier; no tier without one.
+    /// Days by tier; no tier has 0 days.
     pub tiers: BTreeMap<String, u64>,
     /// Whether the key was used.
     pub is_used: bool,
 }
 
 impl Counted {
-    /// Counts the days of a key: those of the month that have begun, what the key held, and the tier of each day on which units
-    /// stay charged.
+    /// Counts the days of a key, from the days of the month that have begun, the tiers that the key held, and the tier of each
+    /// day on which units stay charged.
     pub fn of(rules: Rules, days: &[Day], life: &Life, used: &BTreeMap<Date, String>) -> Counted {
         let mut counted = Counted {
             is_used: days.iter().any(|day| used.contains_key(&day.date)),
@@ -156,21 +156,21 @@ impl Counted {
         counted
     }
 
-    /// The days of all tiers.
+    /// The sum of the days of all tiers.
     pub fn days(&self) -> u64 {
         self.tiers.values().sum()
     }
 }
 
-/// What a key held from when on.
+/// The tiers that a key held over time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
     begun: Timestamp,
-    /// In the order of time; the first holds from the beginning.
+    /// In chronological order; the first stretch has no beginning.
     stretches: Vec<Stretch>,
 }
 
-/// What a key held from an instant until the next stretch.
+/// The state of a key from an instant until the next stretch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stretch {
     from: Timestamp,
@@ -180,9 +180,9 @@ struct Stretch {
 }
 
 impl Life {
-    /// The life that a record and its audit trail show, in any order: the record's changes are undone one by one, the latest
-    /// first. The entry of the last change may be missing: the record has it. Facts of which an incomplete trail shows no change
-    /// never changed, except a revocation: that was made with the oldest change that is known.
+    /// The life of a key by its record and its audit trail, in any order: the changes are undone one by one, the latest first.
+    /// The entry of the last change may be missing, because the record has it. Facts without a change in an incomplete trail
+    /// count as unchanged, except a revocation, which is dated to the oldest known change.
     pub fn of(record: &KeyRecord, trail: &[Entry]) -> Life {
         let last = Entry::of(record);
         let earlier = trail.iter().filter(|entry| entry.version < record.version);
@@ -214,7 +214,7 @@ impl Life {
         }
     }
 
-    /// The tier that the key holds when a day ends; `None` before its issue, and where it is revoked or expired by then.
+    /// The tier that the key holds when a day ends; `None` before its issue, and if it is revoked or expired by then.
     pub fn tier_on(&self, day: &Day) -> Option<&TierName> {
         if self.begun.as_second() >= day.end {
             return None;
@@ -230,7 +230,7 @@ impl Life {
 }
 
 impl Stretch {
-    /// What was held before a change.
+    /// The state before a change.
     fn undo(&mut self, entry: &Entry) {
         if let Some(Some(tier)) = entry.before.get("tier")
             && let Ok(tier) = tier.parse()

@@ -1,16 +1,16 @@
-//! Who may keep the answer to a request with an API key: its caller, and nobody for others (RFC 9111).
+//! Who may cache the answer to a request with an API key: its caller only (RFC 9111).
 //!
-//! Shared caches know that an answer to `Authorization` is one caller's own; of `X-API-Key` they know nothing. So every
-//! answer that passes says `private`, unless it says that or something stricter already, and names the key in `Vary` for
-//! caches that several keys share. What an upstream says beside that stands.
+//! Shared caches know that an answer to `Authorization` belongs to one caller, but do not know `X-API-Key`. So every forwarded
+//! answer gets `private`, unless it has that or something stricter, and names `X-API-Key` in `Vary` for caches shared by several
+//! keys. The upstream's other directives stay.
 
 use http::HeaderValue;
 
-/// For nobody's cache.
+/// Forbids all caching.
 pub const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
-/// The `Cache-Control` of an answer whose upstream said `values`; `None` where that stands as it is. What cannot be read
-/// becomes `no-store`.
+/// The new `Cache-Control` of an answer whose upstream sent `values`, or `None` if it stays unchanged. A value that cannot be
+/// parsed becomes `no-store`.
 pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<String> {
     let mut kept: Vec<&str> = Vec::new();
     for value in values {
@@ -26,7 +26,7 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<S
             if is("no-store") || (is("private") && argument.is_none()) {
                 return None;
             }
-            // `private="field"` leaves the rest of the answer to everybody.
+            // `private="field"` leaves the rest of the answer to shared caches.
             let for_others = ["public", "s-maxage", "proxy-revalidate", "private"];
             if !for_others.into_iter().any(is) {
                 kept.push(directive);
@@ -37,8 +37,8 @@ pub fn cache_control<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<S
     Some(kept.join(", "))
 }
 
-/// Whether what was said in `Cache-Control` forbids to change the bytes of a message (RFC 9111 sections 5.2.1.6 and 5.2.2.6). What
-/// cannot be read does.
+/// Whether `Cache-Control` forbids changes of a message's bytes (RFC 9111 sections 5.2.1.6 and 5.2.2.6). A value that cannot be
+/// parsed does.
 pub fn forbids_change<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     values.into_iter().any(|value| {
         let directives = std::str::from_utf8(value).ok().and_then(directives);
@@ -49,8 +49,8 @@ pub fn forbids_change<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> bool {
     })
 }
 
-/// The directives of a line, without white space around them; commas within quotes do not part them. `None` where a
-/// quote does not end.
+/// The directives of a line, without surrounding white space; commas within quotes do not separate them. `None` if a quote does
+/// not end.
 fn directives(line: &str) -> Option<Vec<&str>> {
     let (mut all, mut start, mut quoted, mut escaped) = (Vec::new(), 0, false, false);
     for (at, character) in line.char_indices() {
@@ -70,7 +70,7 @@ fn directives(line: &str) -> Option<Vec<&str>> {
     (!quoted).then_some(all)
 }
 
-/// Whether `Vary` says already that answers differ by `header`.
+/// Whether `Vary` already names `header`.
 pub fn varies_by<'a>(values: impl IntoIterator<Item = &'a [u8]>, header: &str) -> bool {
     values.into_iter().any(|value| {
         value.split(|byte| *byte == b',').any(|name| {
@@ -84,7 +84,7 @@ pub fn varies_by<'a>(values: impl IntoIterator<Item = &'a [u8]>, header: &str) -
 mod tests {
     use super::*;
 
-    fn said(values: &[&str]) -> Option<String> {
+    fn control(values: &[&str]) -> Option<String> {
         cache_control(values.iter().map(|value| value.as_bytes()))
     }
 
@@ -114,7 +114,7 @@ mod tests {
             (&["Private, max-age=60"], None),
             (&["ext=\"never ends, private"], Some("no-store")),
         ] {
-            assert_eq!(said(values).as_deref(), expected, "{values:?}");
+            assert_eq!(control(values).as_deref(), expected, "{values:?}");
         }
         assert_eq!(
             cache_control([&b"max-age=\xff"[..]]).as_deref(),

@@ -19,12 +19,12 @@ pub struct Day {
 }
 
 impl Day {
-    /// Whether `now` lies in this day.
+    /// Whether `now` is in this day.
     pub fn contains(&self, now: Timestamp) -> bool {
         (self.start..self.end).contains(&now.as_second())
     }
 
-    /// Whole seconds from `now` to the next day, rounded up so that whoever waits them is in it; at least 1.
+    /// Whole seconds from `now` to the next day, rounded up so that a client that waits for them is in it; at least 1.
     pub fn seconds_left(&self, now: Timestamp) -> i64 {
         (self.end - now.as_second()).max(1)
     }
@@ -35,16 +35,16 @@ impl Day {
     }
 }
 
-/// Why no quota day can be told.
+/// Why a quota day cannot be determined.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CalendarError {
     /// The zone is not in the IANA database.
     #[error("{name:?} is not an IANA time zone; write one like UTC or Europe/London")]
     UnknownZone {
-        /// What was written.
+        /// The configured name.
         name: String,
     },
-    /// The instant lies outside the years that can be told.
+    /// The instant is outside the supported years.
     #[error("the clock shows an instant outside the calendar")]
     OutOfRange,
 }
@@ -92,12 +92,12 @@ impl Calendar {
         }
     }
 
-    /// The zone's name; the store remembers it and refuses another.
+    /// The zone's name, which the store records; a gateway with another zone is refused.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The quota day that `now` lies in. Costs a zone look-up: callers keep the day and ask again when it is over.
+    /// The quota day of `now`. Costs a zone look-up: callers keep the day until it is over.
     pub fn day_at(&self, now: Timestamp) -> Result<Day, CalendarError> {
         match &self.division {
             Division::Zone(zone) => self.day_of(zone.to_datetime(now).date()),

@@ -1,8 +1,8 @@
-//! Which server of an upstream a request goes to, as a pure choice among those that may be asked.
+//! Which server of an upstream a request is sent to, as a pure choice among the available servers.
 //!
-//! Laws, each with a property below: in turn, a server is asked exactly as often as its weight says in any round of as many
-//! requests as all weights together; the least loaded one has no fewer requests under way for its weight than any other would
-//! have; by key, a server that comes or goes moves no key between two others (rendezvous hashing with weights).
+//! Laws, each with a property below. Round robin: in a round of as many requests as the sum of the weights, each server gets as
+//! many requests as its weight. Least loaded: no other server would have fewer requests in flight for its weight. By key: a
+//! server that is added or removed moves no key between two others (rendezvous hashing with weights).
 
 use std::cmp::Ordering;
 use std::num::NonZeroU32;
@@ -10,40 +10,40 @@ use std::num::NonZeroU32;
 /// How servers are chosen (`upstreams.*.choice`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// One after another, as often as their weights say.
+    /// In turn, each as often as its weight.
     RoundRobin,
-    /// The one with the fewest requests under way for its weight; among equals in turn.
+    /// The server with the fewest requests in flight for its weight; equal ones in turn.
     LeastLoaded,
-    /// The same one for the same API key, as long as it is there.
+    /// The same server for the same API key, while that server is available.
     ByKey,
 }
 
-/// A server that may be asked.
+/// A server to choose from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Candidate {
-    /// Whether nothing is known against it.
+    /// Whether the server is considered healthy.
     pub up: bool,
-    /// Whether the same request was sent to it before.
+    /// Whether this request was sent to the server before.
     pub tried: bool,
-    /// Its share, beside those of the others.
+    /// Its share of the requests, relative to the other weights.
     pub weight: NonZeroU32,
-    /// Its requests under way.
+    /// Its requests in flight.
     pub in_flight: u64,
-    /// What tells it from others, the same on every gateway: [`identity`] of its name.
+    /// Identifies the server, the same on every gateway: [`identity`] of its name.
     pub identity: u64,
 }
 
-/// What the choice among the same candidates depends on.
+/// The inputs of the choice besides the candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Occasion {
-    /// How many requests were sent before.
+    /// The number of requests sent before.
     pub turn: u64,
     /// [`identity`] of the key that pays.
     pub key: u64,
 }
 
-/// The place of the server to ask; `None` without candidates. Among those that were not tried, if there are any, and of these
-/// among those that are up: where none is, one that is out is asked rather than nobody.
+/// The index of the chosen server, or `None` without candidates. Untried servers are preferred, and among these the healthy ones;
+/// without a healthy one, an unhealthy server is chosen rather than none.
 pub fn choose(choice: Choice, occasion: Occasion, candidates: &[Candidate]) -> Option<usize> {
     let reserve = |candidate: &Candidate| (candidate.tried, !candidate.up);
     let best = candidates.iter().map(reserve).min()?;
@@ -61,7 +61,7 @@ pub fn choose(choice: Choice, occasion: Occasion, candidates: &[Candidate]) -> O
     places.get(chosen?).copied()
 }
 
-/// 64 bits of a name, by FNV-1a: the same in every process, and for nothing that an attacker gains by.
+/// 64 bits of a name, by FNV-1a: the same in every process; not for security.
 pub fn identity(name: impl AsRef<[u8]>) -> u64 {
     let bytes = name.as_ref().iter();
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -71,7 +71,7 @@ pub fn identity(name: impl AsRef<[u8]>) -> u64 {
 
 fn in_turn(turn: u64, candidates: &[Candidate]) -> Option<usize> {
     let total: u64 = candidates.iter().map(weight).sum();
-    // A step without a common divisor visits every position of a round once, and a server's positions far from each other.
+    // A step coprime to the total visits every position of a round once, and spreads a server's positions far apart.
     let mut position = u128::from(turn) * u128::from(step(total)) % u128::from(total.max(1));
     candidates.iter().position(|candidate| {
         let weight = u128::from(weight(candidate));
@@ -81,7 +81,7 @@ fn in_turn(turn: u64, candidates: &[Candidate]) -> Option<usize> {
     })
 }
 
-/// A number near the golden section of `total` that has no divisor in common with it.
+/// A number near the golden section of `total` and coprime to it.
 fn step(total: u64) -> u64 {
     let golden = total.saturating_mul(618) / 1_000;
     (golden.max(1)..=total.max(1))
@@ -89,7 +89,7 @@ fn step(total: u64) -> u64 {
         .unwrap_or(1)
 }
 
-/// The greatest common one.
+/// The greatest common divisor.
 fn divisor(one: u64, other: u64) -> u64 {
     match other {
         0 => one,
@@ -108,7 +108,7 @@ fn least_loaded(turn: u64, candidates: &[Candidate]) -> Option<usize> {
         .map(|(place, _)| place)
 }
 
-/// Compares what two would have under way for their weights with one more.
+/// Compares the loads of two servers for their weights, each with one more request.
 fn load(one: &Candidate, other: &Candidate) -> Ordering {
     let with_one_more = |candidate: &Candidate| u128::from(candidate.in_flight) + 1;
     let left = with_one_more(one) * u128::from(weight(other));
@@ -211,7 +211,7 @@ mod tests {
             ]) {
                 (candidate.up, candidate.tried) = (up, tried);
             }
-            // As each is gone, the next best is asked.
+            // When each is removed, the next best is chosen.
             for expected in [3, 2, 0] {
                 assert_eq!(choose(choice, occasion, &candidates), Some(expected));
                 (candidates[expected].up, candidates[expected].tried) = (false, true);
@@ -221,7 +221,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_turn_each_is_asked_as_often_as_its_weight_says(
+        fn in_turn_each_is_chosen_as_often_as_its_weight(
             candidates in candidates(), start in 0_u64..1_000_000_000,
         ) {
             let total: u64 = candidates.iter().map(weight).sum();
@@ -244,7 +244,7 @@ mod tests {
         }
 
         #[test]
-        fn equally_loaded_ones_are_asked_in_turn(number in 1_usize..8, start in any::<u32>()) {
+        fn equally_loaded_ones_are_chosen_in_turn(number in 1_usize..8, start in any::<u32>()) {
             let servers = equal(number);
             let asked: std::collections::BTreeSet<usize> = (0..number as u64)
                 .filter_map(|turn| least_loaded(u64::from(start) + turn, &servers))

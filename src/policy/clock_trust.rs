@@ -1,23 +1,23 @@
-//! Whether the wall clock can be relied on for what cannot be undone: dropping days of the ledger.
+//! Whether the wall clock can be relied on for an irreversible action: dropping days of the ledger.
 //!
-//! A wall clock is set by people, by NTP and by a machine's battery, and each of them is wrong at times. The boot-time clock
-//! (`CLOCK_BOOTTIME`) cannot be set and goes on while the machine sleeps. Where the two drift apart by more than
-//! [`TOLERANCE`], the wall clock leapt. It is settled once both have agreed for an hour, which also holds for the first hour
-//! of a process: what was before is not known.
+//! A wall clock is set by people, by NTP and by a machine's battery, and any of them can be wrong. The boot-time clock
+//! (`CLOCK_BOOTTIME`) cannot be set and continues while the machine sleeps. If the two drift apart by more than [`TOLERANCE`],
+//! the wall clock leapt. It is settled once both have agreed for an hour; this includes the first hour of a process, because
+//! nothing is known about the time before.
 //!
-//! Invariant: of a wall clock that is called settled, all readings of the last [`AGREEMENT`] lie within three times
-//! [`TOLERANCE`]. So small steps add up to one tolerance an hour at most before they are a leap.
+//! Invariant: while a wall clock is called settled, all readings of the last [`AGREEMENT`] are within three times [`TOLERANCE`].
+//! So small steps add up to at most one tolerance an hour before they count as a leap.
 //!
-//! Not here: which day it is. Charges go by the wall clock whatever it did.
+//! Not here: the current day. Charges always use the wall clock.
 
 use std::fmt;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 
-/// How long both clocks must have agreed. Longer than it takes to notice and mend a clock that NTP or a person has set wrong.
+/// How long both clocks must have agreed. Longer than it takes to notice and correct a clock that NTP or a person has set wrong.
 pub const AGREEMENT: Duration = Duration::from_secs(3_600);
-/// By how much they may drift apart meanwhile: far above what NTP slews in an hour (1.8 s), far below any day.
+/// By how much they may drift apart in that time: far more than NTP slews in an hour (1.8 s), far less than a day.
 pub const TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 
 /// Both clocks, read at the same time.
@@ -25,12 +25,12 @@ pub const TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 pub struct Reading {
     /// The wall clock.
     pub wall: Timestamp,
-    /// Since the machine was started, time asleep included.
+    /// The time since the machine was started, including sleep.
     pub boot: Duration,
 }
 
 impl Reading {
-    /// By how much the wall clock went further than the boot-time clock since `earlier`.
+    /// By how much the wall clock advanced more than the boot-time clock since `earlier`.
     fn ahead_since(&self, earlier: &Reading) -> SignedDuration {
         let wall = self.wall.duration_since(earlier.wall);
         let signed = |boot| SignedDuration::try_from(boot).unwrap_or(SignedDuration::MAX);
@@ -42,9 +42,9 @@ impl Reading {
 /// A leap of the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leap {
-    /// By how much, ahead where positive.
+    /// The distance; positive means ahead.
     pub by: SignedDuration,
-    /// What it showed then.
+    /// The wall clock after the leap.
     pub to: Timestamp,
 }
 
@@ -72,15 +72,15 @@ impl fmt::Display for Leap {
 pub enum Turn {
     /// The wall clock leapt.
     Leapt(Leap),
-    /// It has run evenly for long enough since its last leap.
+    /// The wall clock has run evenly for long enough since its last leap.
     Settled,
 }
 
-/// What is known of the wall clock.
+/// The state of trust in the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockTrust {
     agreement: Duration,
-    /// What later readings are held against: the first since a leap, or one that is at most an agreement old.
+    /// The reading that later ones are compared with: the first since a leap, or one that is at most [`AGREEMENT`] old.
     anchor: Reading,
     last: Reading,
     is_settled: bool,
@@ -88,7 +88,7 @@ pub struct ClockTrust {
 }
 
 impl ClockTrust {
-    /// A clock of which this reading is the first. It is settled after `agreement`, [`AGREEMENT`] by default.
+    /// A clock with its first reading. It is settled after `agreement`, [`AGREEMENT`] by default.
     pub fn new(agreement: Duration, first: Reading) -> ClockTrust {
         ClockTrust {
             agreement,
@@ -99,7 +99,7 @@ impl ClockTrust {
         }
     }
 
-    /// Takes a reading in.
+    /// Adds a reading.
     pub fn observe(&mut self, now: Reading) -> Option<Turn> {
         self.last = now;
         let by = now.ahead_since(&self.anchor);
@@ -118,7 +118,7 @@ impl ClockTrust {
         self.leap.take().map(|_| Turn::Settled)
     }
 
-    /// The last reading of a wall clock that is settled; `None` while it is not.
+    /// The last reading of a settled wall clock, or `None` if it is not settled.
     pub fn settled_at(&self) -> Option<Timestamp> {
         self.is_settled.then_some(self.last.wall)
     }
@@ -138,7 +138,7 @@ mod tests {
     const HOUR: i64 = 3_600_000;
     const TWO_YEARS: i64 = 730 * 24 * HOUR;
 
-    /// Both clocks after so many milliseconds.
+    /// Both clocks after these milliseconds.
     fn at(wall_ms: i64, boot_ms: i64) -> Reading {
         let start: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
         Reading {
@@ -175,8 +175,8 @@ mod tests {
             let turn = trust.observe(at(2 * HOUR + by, 2 * HOUR));
             assert_eq!(turn.is_some(), leaps, "{by}");
             assert_eq!(trust.settled_at().is_none(), leaps, "{by}");
-            let told = trust.leap().map(|leap| leap.by.as_millis());
-            assert_eq!(told, leaps.then_some(by.into()), "{by}");
+            let leapt = trust.leap().map(|leap| leap.by.as_millis());
+            assert_eq!(leapt, leaps.then_some(by.into()), "{by}");
         }
     }
 
@@ -234,7 +234,7 @@ mod tests {
                 })
                 .count()
         };
-        // What NTP slews at most, 500 parts in a million: 50 s in 100,000 s, and no end to it.
+        // The most that NTP slews, 500 parts in a million: 50 s in 100,000 s, without end.
         assert_eq!(steps(0), 0);
         let mut slewed = new();
         for hour in 1..=10_000 {
@@ -247,16 +247,16 @@ mod tests {
     }
 
     #[test]
-    fn a_leap_is_told_with_its_sign_and_where_it_led() {
-        let told = |by: &str| {
+    fn a_leap_is_shown_with_its_sign_and_its_end() {
+        let text = |by: &str| {
             let by: SignedDuration = by.parse().unwrap();
             let to = "2028-01-01T00:00:00.25Z".parse().unwrap();
             Leap { by, to }.to_string()
         };
-        let ahead = told("PT9756H3M4S");
+        let ahead = text("PT9756H3M4S");
         let begins = "the clock leapt by +406 d 12:03:04 to 2028-01-01T00:00:00Z: no day";
         assert!(ahead.starts_with(begins), "{ahead}");
-        let back = told("-PT1H1S");
+        let back = text("-PT1H1S");
         let begins = "the clock leapt by -01:00:01 to 2028-01-01T00:00:00Z: no day";
         assert!(back.starts_with(begins), "{back}");
     }
@@ -271,7 +271,7 @@ mod tests {
             let mut readings = vec![(0, 0)];
             for (pause, drift) in steps {
                 boot += pause;
-                // Mostly steps that are within the tolerance.
+                // Mostly steps within the tolerance.
                 ahead += if drift.abs() > 60_000 { drift } else { drift / 1_000 };
                 readings.push((boot, ahead));
                 trust.observe(at(boot + ahead, boot));

@@ -1,7 +1,7 @@
-//! Whether an upstream's answer is compressed on its way to the client, in which content coding, and what its header then says
-//! (RFC 9110 sections 8.4 and 12.5.3).
+//! Whether an upstream's answer is compressed on its way to the client, in which content coding, and the resulting header (RFC
+//! 9110 sections 8.4 and 12.5.3).
 //!
-//! An answer that its upstream has coded itself, has sealed with a digest or a signature, or forbids to change goes through as it is.
+//! An answer passes unchanged if its upstream has encoded it, has sealed it with a digest or a signature, or forbids changes.
 
 use http::header::{
     ACCEPT_ENCODING, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE,
@@ -12,7 +12,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use super::caching;
 use super::http1::fields::FieldList;
 
-/// Types that become smaller, beside `text/*` and those by their suffix.
+/// Media types that compress well, besides `text/*` and those with a suffix below.
 const APPLICATION_TYPES: [&str; 11] = [
     "csv",
     "graphql",
@@ -26,9 +26,9 @@ const APPLICATION_TYPES: [&str; 11] = [
     "xml",
     "yaml",
 ];
-/// Structured syntax suffixes (RFC 6838 section 4.2.8) of such types.
+/// Structured syntax suffixes (RFC 6838 section 4.2.8) of types that compress well.
 const SUFFIXES: [&str; 3] = ["+json", "+xml", "+yaml"];
-/// What says of the very bytes of an answer that they are these: RFC 9530, its forerunners, and RFC 9421.
+/// Headers that depend on the exact bytes of an answer: RFC 9530, its predecessors, and RFC 9421.
 const SEALS: [HeaderName; 5] = [
     HeaderName::from_static("content-digest"),
     HeaderName::from_static("repr-digest"),
@@ -47,7 +47,7 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// All of them, the one that costs least and saves most first.
+    /// All codings, the cheapest and most effective first.
     pub const ALL: [Coding; 2] = [Coding::Zstd, Coding::Gzip];
 
     /// Its name in headers and in the configuration.
@@ -58,36 +58,36 @@ impl Coding {
         }
     }
 
-    /// Whether a client names it so; `x-gzip` is `gzip` (RFC 9110 section 8.4.1.3).
+    /// Whether `name` means this coding; `x-gzip` is `gzip` (RFC 9110 section 8.4.1.3).
     fn is_named(self, name: &[u8]) -> bool {
         name.eq_ignore_ascii_case(self.as_str().as_bytes())
             || (self == Coding::Gzip && name.eq_ignore_ascii_case(b"x-gzip"))
     }
 }
 
-/// What of an upstream's answers is compressed.
+/// The configured compression of upstream answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compression {
-    /// The codings, at least one; of those that a client likes equally well, the first.
+    /// The codings, at least one; if a client prefers several equally, the first of them is used.
     pub codings: Vec<Coding>,
-    /// An answer that is known to be shorter goes as it is; at least 1.
+    /// A shorter answer of known length passes unchanged; at least 1.
     pub bytes_min: u64,
 }
 
-/// What is to be done with an answer.
+/// How an answer is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is none of those that are compressed.
+    /// Not compressible.
     Untouched,
-    /// It could be, but not for this client.
+    /// Compressible, but not for this client.
     Plain,
-    /// It is, if it has a body.
+    /// Compressed, if it has a body.
     Coded(Coding),
 }
 
 impl Compression {
-    /// What to do with the answer of `status` and `fields` to a request with `asked`, whose body has a `length` where that is known. The
-    /// method does not matter: the answer to `HEAD` has the head of the one to `GET`.
+    /// How to send the answer with `status` and `fields` to a request with the fields `asked`; `length` is that of the body, if
+    /// known. The method does not matter: the answer to `HEAD` has the head of the answer to `GET`.
     pub fn verdict(
         &self,
         asked: &FieldList,
@@ -96,7 +96,7 @@ impl Compression {
         fields: &FieldList,
     ) -> Verdict {
         if status == StatusCode::NOT_MODIFIED {
-            // Of the answer that the client has it is not known whether it is one of those.
+            // It is not known whether the answer that the client has is compressible.
             return Verdict::Plain;
         }
         if !has_whole_body(status) || !self.takes(length, fields) {
@@ -123,7 +123,7 @@ impl Compression {
             && !caching::forbids_change(fields.all(&CACHE_CONTROL))
     }
 
-    /// The coding that the client likes best, if it likes one as much as none.
+    /// The coding that the client prefers, unless it prefers none.
     fn wanted(&self, asked: &FieldList) -> Option<Coding> {
         let listed = || asked.all(&ACCEPT_ENCODING).flat_map(members);
         let weight_of = |is: &dyn Fn(&[u8]) -> bool| {
@@ -148,8 +148,8 @@ impl Compression {
 }
 
 impl Verdict {
-    /// States in an answer's head what is done with it; `asked` are the fields of its request. Its length is not known any more where
-    /// it is coded, nor are ranges of it.
+    /// Sets the header of an answer according to the verdict; `asked` are the fields of its request. A compressed answer has no
+    /// known length and no ranges.
     pub fn mark(self, asked: &FieldList, status: StatusCode, fields: &mut FieldList) {
         match self {
             Verdict::Untouched => {}
@@ -169,7 +169,7 @@ impl Verdict {
     }
 }
 
-/// Whether an answer of this status has a body of its own, and all of it (RFC 9110 section 15).
+/// Whether an answer with this status has a body, and a complete one (RFC 9110 section 15).
 fn has_whole_body(status: StatusCode) -> bool {
     !status.is_informational()
         && ![
@@ -181,7 +181,7 @@ fn has_whole_body(status: StatusCode) -> bool {
         .contains(&status)
 }
 
-/// Whether answers of this media type become smaller.
+/// Whether answers of this media type compress well.
 fn becomes_smaller(content_type: &[u8]) -> bool {
     let essence = content_type.split(|byte| *byte == b';').next();
     let essence = std::str::from_utf8(essence.unwrap_or_default()).unwrap_or_default();
@@ -201,7 +201,7 @@ fn becomes_smaller(content_type: &[u8]) -> bool {
                 .any(|one| subtype.eq_ignore_ascii_case(one)))
 }
 
-/// The members of a list, without white space around them.
+/// The members of a list, without surrounding white space.
 fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value
         .split(|byte| *byte == b',')
@@ -209,7 +209,7 @@ fn members(value: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|member| !member.is_empty())
 }
 
-/// A coding and its weight in thousandths; `None` where it is not written as RFC 9110 section 12.4.2 says.
+/// A coding and its weight in thousandths, or `None` if it violates RFC 9110 section 12.4.2.
 fn weighted(member: &[u8]) -> Option<(&[u8], u16)> {
     let mut parts = member.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
     let name = parts.next()?;
@@ -221,7 +221,7 @@ fn weighted(member: &[u8]) -> Option<(&[u8], u16)> {
     parts.next().is_none().then_some((name, weight))
 }
 
-/// `0`, `0.5`, `1.000`: one digit, and up to three behind the point; at most 1.
+/// Parses `0`, `0.5`, `1.000`: one digit and up to three decimals; at most 1.
 fn thousandths(value: &[u8]) -> Option<u16> {
     let (whole, fraction) = match value {
         [whole] => (whole, &[][..]),
@@ -241,7 +241,7 @@ fn thousandths(value: &[u8]) -> Option<u16> {
     (weight <= 1_000).then_some(weight)
 }
 
-/// Says that answers differ by what codings a client takes.
+/// Adds to `Vary` that answers differ by the codings that a client accepts.
 fn vary(fields: &mut FieldList) {
     if caching::varies_by(fields.all(&VARY), ACCEPT_ENCODING.as_str()) {
         return;
@@ -250,12 +250,12 @@ fn vary(fields: &mut FieldList) {
     let names = [&names[..], &[b"accept-encoding"]]
         .concat()
         .join(&b", "[..]);
-    // Made of what was the header's value.
+    // The bytes come from valid header values.
     let merged = HeaderValue::from_bytes(&names).unwrap_or(HeaderValue::from_static("*"));
     fields.insert(VARY, merged);
 }
 
-/// Two forms of an answer share its tag from now on, which a strong one says they do not (RFC 9110 section 8.8.1).
+/// Makes the entity tag weak, because two forms of an answer now share it (RFC 9110 section 8.8.1).
 fn weaken(fields: &mut FieldList) {
     let Some(tag) = fields.first(&ETAG) else {
         return;
@@ -265,13 +265,13 @@ fn weaken(fields: &mut FieldList) {
     }
     match HeaderValue::from_bytes(&weak(tag)) {
         Ok(weak) if tag.starts_with(b"\"") => fields.insert(ETAG, weak),
-        // No tag at all (section 8.8.3).
+        // An invalid tag (section 8.8.3).
         Ok(_) | Err(_) => fields.remove(&ETAG),
     }
 }
 
-/// Calls the answer that a client has by the name that it has it under, where that is the weak form: the upstream's own would not
-/// let it be kept any longer (RFC 9111 section 4.3.4).
+/// Repeats the weak form of the tag if the client's stored answer has it: the upstream's strong one would not allow the client to
+/// reuse that answer (RFC 9111 section 4.3.4).
 fn renew(asked: &FieldList, fields: &mut FieldList) {
     let Some(tag) = fields.first(&ETAG) else {
         return;

@@ -1,8 +1,8 @@
-//! Near the limit: the shares of a key's limit that its use of a day has come to, and the events that tell of them.
+//! Near the limit: the shares of a key's daily limit that its use has reached, and the events that report them.
 //!
-//! An event is about a key, a day and a share; its id says no more, so that whoever tells it again, after whatever was
-//! lost, tells it by the same id. Events are signed as the Standard Webhooks specification 1.0 says (HMAC-SHA-256 over id,
-//! timestamp and body), for which there are libraries in most languages. An event bears the key's id, never the key.
+//! An event is about a key, a day and a share, and its id consists of these only: an event that is sent again, whatever was lost,
+//! has the same id. Events are signed according to the Standard Webhooks specification 1.0 (HMAC-SHA-256 over id, timestamp and
+//! body), for which most languages have libraries. An event contains the key's id, never the key.
 
 use std::fmt;
 use std::num::NonZeroU8;
@@ -24,11 +24,11 @@ pub const ID_HEADER: &str = "webhook-id";
 pub const TIMESTAMP_HEADER: &str = "webhook-timestamp";
 /// The header with the signature.
 pub const SIGNATURE_HEADER: &str = "webhook-signature";
-/// What a signing secret begins with.
+/// The beginning of a signing secret.
 pub const SECRET_PREFIX: &str = "whsec_";
-/// What a signing secret measures, in bytes (Standard Webhooks, "Signature scheme").
+/// The size of a signing secret in bytes (Standard Webhooks, "Signature scheme").
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
-/// More shares than anybody reads.
+/// More shares than an operator would read.
 pub const SHARES_MAX: usize = 8;
 
 /// A share of a limit in hundredths, 1 to 100.
@@ -36,7 +36,7 @@ pub const SHARES_MAX: usize = 8;
 pub struct Share(NonZeroU8);
 
 impl Share {
-    /// So many hundredths.
+    /// The share of this many hundredths, 1 to 100.
     pub fn of_percent(percent: u64) -> Option<Share> {
         let percent = u8::try_from(percent)
             .ok()
@@ -49,7 +49,7 @@ impl Share {
         self.0.get()
     }
 
-    /// Whether `used` of `limit` is this share or more.
+    /// Whether `used` of `limit` is at least this share.
     fn is_reached(self, used: u64, limit: u64) -> bool {
         u128::from(used) * 100 >= u128::from(limit) * u128::from(self.percent())
     }
@@ -62,19 +62,19 @@ impl fmt::Display for Share {
     }
 }
 
-/// The shares that are told of: at most [`SHARES_MAX`], rising.
+/// The shares that are reported: at most [`SHARES_MAX`], in ascending order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shares(Vec<Share>);
 
 impl Shares {
-    /// These, in whatever order; `None` where they are too many.
+    /// These shares, in any order; `None` if there are too many.
     pub fn new(mut shares: Vec<Share>) -> Option<Shares> {
         shares.sort_unstable();
         shares.dedup();
         (shares.len() <= SHARES_MAX).then_some(Shares(shares))
     }
 
-    /// Those that `used` of `limit` has come to, the smallest first.
+    /// The shares that `used` of `limit` has reached, the smallest first.
     pub fn reached(&self, used: u64, limit: u64) -> &[Share] {
         let count = self
             .0
@@ -82,24 +82,24 @@ impl Shares {
         self.0.get(..count).unwrap_or_default()
     }
 
-    /// All of them.
+    /// All shares.
     pub fn iter(&self) -> impl Iterator<Item = Share> {
         self.0.iter().copied()
     }
 }
 
-/// That a key has come to a share of its limit.
+/// A key has reached a share of its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Crossing {
     /// The key.
     pub key: KeyId,
-    /// Its tier then.
+    /// Its tier at that time.
     pub tier: TierName,
-    /// Where it stood when that was seen: at the share or beyond.
+    /// Its standing at that time: at the share or beyond.
     pub standing: Standing,
     /// The share.
     pub share: Share,
-    /// When it was seen.
+    /// The time of the observation.
     pub at: Timestamp,
 }
 
@@ -121,20 +121,20 @@ struct Facts<'a> {
     reset: Timestamp,
 }
 
-/// The quota day in an event's id; `None` where it is no id of ours.
+/// The quota day in an event's id; `None` if it is not an id of ours.
 pub fn date_of(id: &str) -> Option<jiff::civil::Date> {
     let mut parts = id.strip_prefix("quota_")?.split('_');
     parts.next()?.parse().ok()
 }
 
-/// An event as it is kept until it is delivered: it is delivered byte for byte.
+/// An event as stored until it is delivered, byte for byte.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    /// When it was kept.
+    /// When it was stored.
     pub since: Timestamp,
-    /// Its id, the same whenever and by whomever it is told.
+    /// Its id, the same for each delivery and each gateway.
     pub id: String,
-    /// What is delivered: JSON.
+    /// The delivered body: JSON.
     pub body: String,
 }
 
@@ -150,7 +150,7 @@ impl Crossing {
         format!("quota_{}_{key}_{share}", standing.day.date)
     }
 
-    /// The event.
+    /// The event to be delivered.
     pub fn event(&self) -> Event {
         let day = self.standing.day;
         let body = Body {
@@ -174,11 +174,11 @@ impl Crossing {
     }
 }
 
-/// What events are signed with. Its `Debug` shows nothing of it.
+/// The secret that signs events. Its `Debug` shows nothing of it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SigningSecret(Vec<u8>);
 
-/// A text is no signing secret.
+/// A text is not a signing secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "write whsec_ and the base64 of 24 to 64 random bytes, such as that of `openssl rand -base64 32`"
@@ -186,10 +186,10 @@ pub struct SigningSecret(Vec<u8>);
 pub struct SecretError;
 
 impl SigningSecret {
-    /// The secret that is written as `text`: `whsec_` and base64.
+    /// Parses a secret: `whsec_` and base64.
     ///
     /// # Errors
-    /// Where it is written otherwise, or is too short or too long.
+    /// If the text has another format, or the secret is too short or too long.
     pub fn parse(text: &str) -> Result<SigningSecret, SecretError> {
         let written = text.strip_prefix(SECRET_PREFIX).ok_or(SecretError)?;
         let bytes = BASE64.decode(written).map_err(|_| SecretError)?;
@@ -202,7 +202,7 @@ impl SigningSecret {
 
     /// The signature of an event that is sent at `sent_seconds` (Unix seconds): `v1,` and base64.
     pub fn sign(&self, event: &Event, sent_seconds: i64) -> String {
-        // HMAC takes keys of every length.
+        // Cannot fail: HMAC takes keys of every length.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(&self.0) else {
             return String::new();
         };
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(reached(999, 1_000), [80, 95]);
         assert_eq!(reached(1_000, 1_000), [80, 95, 100]);
         assert_eq!(reached(5_000, 1_000), [80, 95, 100]);
-        // Of a limit that is no multiple of the share: the first whole unit that is not below it.
+        // If the limit is not a multiple of the share: the first whole unit that is not below it.
         assert_eq!(reached(2, 3), [0; 0]);
         assert_eq!(reached(3, 3), [80, 95, 100]);
         assert_eq!(reached(u64::MAX, u64::MAX), [80, 95, 100]);

@@ -1,7 +1,7 @@
-//! Endpoints (contract steps 4 to 6): which one a path is, and who may call it how.
+//! Endpoints (contract steps 4 to 6): which endpoint a path is, its methods, and its tiers.
 //!
-//! Patterns match exactly: case and trailing slash matter, `{name}` stands for one non-empty segment, and `{name...}` at the end for
-//! one or more. No two patterns of a table match the same path, so the order in the file never matters.
+//! Patterns match exactly: case and trailing slash matter, `{name}` stands for one non-empty segment, and `{name...}` at the end
+//! for one or more. No two patterns of a table match the same path, so the order in the file never matters.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -19,22 +19,22 @@ use super::retirement::Retirement;
 pub struct Endpoint {
     /// The pattern as configured, such as `/api/v1/data/predictions/{fixture_id}`; also its name in logs, metrics and ledger.
     pub pattern: Arc<str>,
-    /// The methods it takes, as configured; `HEAD` is taken wherever `GET` is.
+    /// The accepted methods, as configured; `HEAD` is accepted wherever `GET` is.
     pub methods: Vec<Method>,
     /// The tiers that include it, in the order of the configuration.
     pub tiers: Vec<TierName>,
     /// Units charged per request, at least 1.
     pub cost: NonZeroU32,
-    /// The name of the upstream it is forwarded to.
+    /// The name of its upstream.
     pub upstream: Arc<str>,
-    /// That it is going away, if it is.
+    /// Its announced retirement, if any.
     pub retirement: Retirement,
-    /// That it is being worked on, if it is.
+    /// Its maintenance, if any.
     pub maintenance: Option<Maintenance>,
 }
 
 impl Endpoint {
-    /// Whether a request of this method is taken (step 5).
+    /// Whether the method is accepted (step 5).
     pub fn takes(&self, method: &Method) -> bool {
         self.methods.contains(method)
             || (method == Method::HEAD && self.methods.contains(&Method::GET))
@@ -45,7 +45,7 @@ impl Endpoint {
         self.tiers.contains(tier)
     }
 
-    /// Step 5: the endpoint takes the method, or the 405.
+    /// Step 5: accepts the method, or rejects it with 405.
     pub fn admit_method(&self, method: &Method) -> Result<(), Rejection> {
         if self.takes(method) {
             Ok(())
@@ -55,7 +55,7 @@ impl Endpoint {
         }
     }
 
-    /// Step 6: the tier includes the endpoint, or the 403.
+    /// Step 6: accepts the tier, or rejects it with 403.
     pub fn admit_tier(&self, tier: &TierName) -> Result<(), Rejection> {
         if self.included_in(tier) {
             Ok(())
@@ -67,7 +67,7 @@ impl Endpoint {
         }
     }
 
-    /// Before step 8: it is not under maintenance at `now`, or the 500 that costs nothing.
+    /// Before step 8: rejects with the 500 that is not charged if the endpoint is under maintenance at `now`.
     pub fn admit_at(&self, now: Timestamp) -> Result<(), Rejection> {
         match &self.maintenance {
             Some(maintenance) if maintenance.holds(now) => {
@@ -77,7 +77,7 @@ impl Endpoint {
         }
     }
 
-    /// The names of the pattern's parameters, in its order.
+    /// The names of the pattern's parameters, in their order.
     pub fn parameters(&self) -> impl Iterator<Item = &str> {
         let names = self
             .pattern
@@ -86,7 +86,7 @@ impl Endpoint {
         names.map(|name| name.strip_suffix(REST).unwrap_or(name))
     }
 
-    /// The methods it takes, `HEAD` behind `GET`.
+    /// The accepted methods, `HEAD` after `GET`.
     pub fn allowed(&self) -> Vec<&str> {
         let mut allowed: Vec<&str> = Vec::new();
         for method in &self.methods {
@@ -110,15 +110,15 @@ pub enum PatternError {
     /// A pattern is not a path of literal segments and `{parameters}`.
     #[error("{reason}")]
     Malformed {
-        /// What is wrong with it and how it should look.
+        /// The mistake and the expected form.
         reason: &'static str,
     },
     /// Two patterns match the same paths.
     #[error("it overlaps with {other}")]
     Overlap {
-        /// The other pattern.
+        /// The pattern that it overlaps with.
         other: Arc<str>,
-        /// Its place in the list.
+        /// Its index in the list.
         other_index: usize,
     },
 }
@@ -131,7 +131,7 @@ pub struct EndpointTable {
 }
 
 impl EndpointTable {
-    /// A table of `endpoints`, or every problem with the index of the endpoint that has it.
+    /// A table of `endpoints`, or every problem with the index of its endpoint.
     pub fn new(endpoints: Vec<Endpoint>) -> Result<EndpointTable, Vec<(usize, PatternError)>> {
         let mut problems = Vec::new();
         let mut router = matchit::Router::new();
@@ -159,7 +159,7 @@ impl EndpointTable {
                 ));
                 continue;
             }
-            // Names of parameters do not matter for matching; numbering them keeps equal places equal for the router.
+            // Names of parameters do not matter for matching; numbering them makes equal positions equal for the router.
             let canonical: String = segments
                 .iter()
                 .enumerate()
@@ -190,12 +190,12 @@ impl EndpointTable {
         }
     }
 
-    /// The endpoint that `path` is (step 4). The path has been checked by [`super::target::Target::parse`].
+    /// The endpoint of `path` (step 4). The path has been checked by [`super::target::Target::parse`].
     pub fn find(&self, path: &str) -> Option<&Arc<Endpoint>> {
         self.endpoints.get(*self.router.at(path).ok()?.value)
     }
 
-    /// Step 4: the endpoint that `path` is, or the 404.
+    /// Step 4: the endpoint of `path`, or the 404.
     pub fn located(&self, path: &str) -> Result<&Arc<Endpoint>, Rejection> {
         self.find(path).ok_or(Rejection::NotFound)
     }
@@ -206,14 +206,14 @@ impl EndpointTable {
     }
 }
 
-/// Ends the name of a parameter that stands for the rest of a path.
+/// The end of the name of a parameter that stands for the rest of a path.
 const REST: &str = "...";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Segment<'a> {
     Literal(&'a str),
     Parameter(&'a str),
-    /// The last one: one or more segments.
+    /// The last segment: stands for one or more.
     Rest(&'a str),
 }
 
@@ -238,7 +238,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
     for text in rest.split('/') {
         let segment = Segment::of(text);
         if let Some(Segment::Rest(_)) = segments.last() {
-            return Err("{name...} stands for the rest of a path: nothing can follow it");
+            return Err("{name...} matches the rest of a path: nothing can follow it");
         }
         match segment {
             Segment::Parameter(name) | Segment::Rest(name) => {
@@ -250,7 +250,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
                     return Err("a parameter is {name} with characters of a-z, A-Z, 0-9 and _");
                 }
                 if segments.contains(&Segment::Parameter(name)) {
-                    return Err("each parameter of a path needs a name of its own");
+                    return Err("each parameter of a path needs a different name");
                 }
             }
             Segment::Literal(text) if text.contains('*') => {
@@ -261,7 +261,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
             }
             Segment::Literal(text) if text.contains(['{', '}']) => {
                 return Err(
-                    "a parameter takes a whole segment: /predictions/{fixture_id}, not /predictions/fx-{id}",
+                    "a parameter fills a whole segment: /predictions/{fixture_id}, not /predictions/fx-{id}",
                 );
             }
             Segment::Literal(_) => {}
@@ -284,7 +284,7 @@ fn segments(pattern: &str) -> Result<Vec<Segment<'_>>, &'static str> {
     }
 }
 
-/// Whether some path matches both. A rest covers all segments from its own on, which are not one empty one.
+/// Whether some path matches both. A rest matches all segments from its own on, unless they are a single empty one.
 fn overlap(one: &[Segment<'_>], other: &[Segment<'_>]) -> bool {
     for place in 0.. {
         let (first, second) = (one.get(place), other.get(place));
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn a_rest_matches_every_path_below_it_and_nothing_else() {
         let table = table(&["/files/{rest...}", "/files", "/files/", "/{a}/{b}/{c}/x"]);
-        // The last one matches /files/b/c/x too.
+        // The last pattern also matches /files/b/c/x.
         assert!(table.is_err());
         let table = EndpointTable::new(
             ["/files/{rest...}", "/files", "/files/", "/d/{id}/{rest...}"]

@@ -1,34 +1,34 @@
 //! Whether the limits of a tier refuse or only count: shadow mode.
 //!
-//! In shadow, steps 6 to 8 of the contract let everything pass and say what they would have refused; steps 1 to 5 refuse
-//! as ever: who is nobody, and what is nothing, has no tier.
+//! In shadow, steps 6 to 8 of the contract let every request pass and record what they would have refused. Steps 1 to 5 always
+//! refuse, because a request without a valid key or endpoint has no tier.
 
 use super::rejection::Rejection;
 
-/// What becomes of a request that a limit of its tier would refuse.
+/// How a request is treated that a limit of its tier would refuse.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Enforcement {
-    /// It is refused.
+    /// The request is refused.
     Enforced,
-    /// It is served, charged and reported.
+    /// The request is served, charged and reported.
     Shadow,
 }
 
-/// A refusal of steps 6 to 8 that a shadow tier did not make.
+/// A refusal of steps 6 to 8 that a tier in shadow waived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Waived {
     /// Step 6: the tier does not include the endpoint.
     Tier,
     /// Step 7: the key sends requests faster than its tier allows.
     Burst,
-    /// Step 7: too many requests of the key are under way.
+    /// Step 7: too many requests of the key are in flight.
     Concurrent,
     /// Step 8: the daily quota is used up.
     Daily,
 }
 
 impl Waived {
-    /// The word in the access log and in the metrics.
+    /// The value in the access log and in the metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Waived::Tier => "tier",
@@ -40,7 +40,7 @@ impl Waived {
 }
 
 impl Enforcement {
-    /// The units that a charge may take a key to: `None` is without bound.
+    /// The count of units that a charge must not exceed, or `None` for no bound.
     pub fn bound(self, limit: u64) -> Option<u64> {
         match self {
             Enforcement::Enforced => Some(limit),
@@ -48,7 +48,7 @@ impl Enforcement {
         }
     }
 
-    /// Refuses a request of an enforced tier; of one in shadow notes the first reason that would have.
+    /// Refuses a request of an enforced tier; for a tier in shadow notes the first reason to refuse it.
     pub fn refuse_or_waive(
         self,
         rejection: Rejection,
@@ -64,13 +64,13 @@ impl Enforcement {
         }
     }
 
-    /// Whether a request of `cost` units is let in where `used` are counted: what every store decides of a charge, atomically.
+    /// Whether a request of `cost` units is granted after `used` units: every store decides a charge by this rule, atomically.
     pub fn has_room(self, used: u64, cost: u64, limit: u64) -> bool {
         self.bound(limit)
             .is_none_or(|bound| used.saturating_add(cost) <= bound)
     }
 
-    /// What the quota would have refused of a request that took the count to `used`. An enforced one was not granted.
+    /// The refusal that the quota waived for a request that raised the count to `used`. An enforced tier never exceeds its limit.
     pub fn waived_by_quota(self, used: u64, limit: u64) -> Option<Waived> {
         match self {
             Enforcement::Enforced => None,
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shadow_tier_counts_without_bound_and_says_what_the_quota_would_have_refused() {
+    fn a_shadow_tier_counts_without_bound_and_records_what_the_quota_would_have_refused() {
         assert_eq!(Enforcement::Shadow.bound(5), None);
         assert_eq!(Enforcement::Shadow.waived_by_quota(5, 5), None);
         let waived = Enforcement::Shadow.waived_by_quota(6, 5);

@@ -1,8 +1,8 @@
-//! Why the contract would serve or refuse one request, step by step, without making it.
+//! Why the contract would serve or refuse one request, step by step, without sending it.
 //!
-//! The steps are those of [`admission`], driven with answers that cost nothing; what is added here are the reasons and the
-//! settings that decide. Nothing is charged. What only a running gateway knows (its burst and concurrency, its upstream)
-//! is reported as open, never guessed.
+//! The steps are those of [`admission`], driven with answers that cost nothing; this module adds the reasons and the settings
+//! that decide. Nothing is charged. What only a running gateway knows (its burst and concurrency, its upstream) is reported as
+//! open, never guessed.
 
 use http::Method;
 use jiff::Timestamp;
@@ -18,35 +18,35 @@ mod words;
 
 use words::Reasons;
 
-/// A request that is not made, and all that decides its fate.
+/// A hypothetical request, and everything that decides its outcome.
 #[derive(Debug)]
 pub struct Question<'a> {
-    /// Its method.
+    /// The method.
     pub method: &'a Method,
     /// The result of step 1: its path, or the rejection.
     pub head: Result<&'a str, Rejection>,
-    /// The record of the key that it would present; `None` where the store has none.
+    /// The record of the presented key, or `None` if the store has none.
     pub record: Option<&'a KeyRecord>,
-    /// What the key's tier allows; `None` where the configuration has no such tier.
+    /// The limits of the key's tier, or `None` if the configuration has no such tier.
     pub terms: Option<Terms>,
     /// The endpoints.
     pub endpoints: &'a EndpointTable,
     /// The quota day of `now`.
     pub day: Day,
-    /// Units used on it.
+    /// The units used on that day.
     pub used: u64,
-    /// When it would be made.
+    /// The time of the request.
     pub now: Timestamp,
 }
 
 /// One step and its verdict on the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
-    /// Which.
+    /// The step.
     pub check: Check,
     /// The verdict.
     pub verdict: Verdict,
-    /// Why: words for operators, not for clients.
+    /// The reason, for operators, not for clients.
     pub reason: String,
     /// The settings that decide, by their paths in the configuration, such as `tiers.pro.daily`.
     pub settings: Vec<String>,
@@ -55,26 +55,26 @@ pub struct Step {
 /// How the request ends.
 #[derive(Debug)]
 pub enum Outcome {
-    /// It is forwarded; what follows is the upstream's.
+    /// The request is forwarded; the upstream decides the rest.
     Forwarded(Permit<KeyRecord, ()>),
-    /// The gateway answers it itself, with the standing of the key where one is looked at; nothing is charged.
+    /// The gateway answers it itself, with the standing of the key if the answer has one; nothing is charged.
     Answered(Option<Standing>),
-    /// It is refused.
+    /// The request is refused.
     Refused(Refusal<KeyRecord>),
 }
 
 /// Every step, and how the request ends.
 #[derive(Debug)]
 pub struct Explanation {
-    /// All nine, in their order.
+    /// All nine steps, in their order.
     pub steps: Vec<Step>,
-    /// The end.
+    /// The outcome.
     pub outcome: Outcome,
 }
 
 /// Takes a request through the steps of the contract.
 pub fn explain(question: &Question<'_>) -> Explanation {
-    // The limits that the request is held to: what is left of them only a gateway knows.
+    // The limits that apply to the request: only a gateway knows the room left in them.
     let (mut trail, mut limits) = (Trail::default(), Vec::new());
     let outcome = question.outcome(&mut trail, &mut limits);
     if !limits.is_empty() {
@@ -102,7 +102,7 @@ pub fn explain(question: &Question<'_>) -> Explanation {
 type Next<'a> = admission::Next<'a, KeyRecord, ()>;
 
 impl Question<'_> {
-    /// The holder of the key: that the request presents it, with its current secret, is taken for granted.
+    /// The holder of the key: the request is assumed to present it with its current secret.
     fn caller(&self) -> Result<Caller<KeyRecord>, NoKey> {
         let record = self.record.ok_or(NoKey::Invalid)?;
         let usable = record.usable(&record.digest, self.now);

@@ -1,7 +1,7 @@
-//! The client behind proxies: whom to believe about a request's origin.
+//! The client behind proxies: which claims about a request's origin to believe.
 //!
-//! A proxy appends to `X-Forwarded-For` the address that it was connected from, so the list is true from its end up to the first
-//! address that is not a trusted proxy's: that one is the client, and what stands before it is the client's own claim.
+//! A proxy appends to `X-Forwarded-For` the address that connected to it, so the list can be trusted from its end up to the first
+//! address that is not a trusted proxy's: that one is the client, and entries before it are the client's own claim.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -9,13 +9,13 @@ use std::net::{IpAddr, SocketAddr};
 use super::address::Network;
 use super::http1::is_host;
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Client {
-    /// Whoever the connection is with.
+    /// The peer of the connection.
     Connected(SocketAddr),
-    /// Somebody behind a trusted proxy, whose connection carries the requests of others too.
-    Told(IpAddr),
+    /// A client behind a trusted proxy, whose connection also carries requests of other clients.
+    Forwarded(IpAddr),
 }
 
 impl Client {
@@ -27,15 +27,15 @@ impl Client {
     ) -> Client {
         match client_of(peer.ip(), values, trusted) {
             client if client == peer.ip().to_canonical() => Client::Connected(peer),
-            client => Client::Told(client),
+            client => Client::Forwarded(client),
         }
     }
 
-    /// Its address.
+    /// The address of the sender.
     pub fn ip(self) -> IpAddr {
         match self {
             Client::Connected(peer) => peer.ip(),
-            Client::Told(client) => client,
+            Client::Forwarded(client) => client,
         }
     }
 }
@@ -44,12 +44,12 @@ impl fmt::Display for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Client::Connected(peer) => peer.fmt(f),
-            Client::Told(client) => client.fmt(f),
+            Client::Forwarded(client) => client.fmt(f),
         }
     }
 }
 
-/// The only value of `X-Forwarded-Proto`, if it is a scheme that there is.
+/// The only value of `X-Forwarded-Proto`, if it is `http` or `https`.
 pub fn scheme_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'static str> {
     match (values.next()?, values.next()) {
         (b"https", None) => Some("https"),
@@ -58,7 +58,7 @@ pub fn scheme_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'sta
     }
 }
 
-/// The only value of `X-Forwarded-Host`, if it is a host.
+/// The only value of `X-Forwarded-Host`, if it is a valid host.
 pub fn host_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8]> {
     match (values.next()?, values.next()) {
         (host, None) if is_host(host) => Some(host),
@@ -66,8 +66,9 @@ pub fn host_of<'a>(mut values: impl Iterator<Item = &'a [u8]>) -> Option<&'a [u8
     }
 }
 
-/// The client of a request that came from `peer` with these values of `X-Forwarded-For`, in the order of the message. It is the
-/// peer where that is no trusted proxy; where the list ends or cannot be read before an untrusted address, the last one that was.
+/// The client of a request that came from `peer` with these values of `X-Forwarded-For`, in the order of the message: the peer if
+/// it is not a trusted proxy; else the last untrusted address; or, if the list ends or cannot be parsed before one, the last
+/// address parsed.
 fn client_of<'a>(
     peer: IpAddr,
     values: impl DoubleEndedIterator<Item = &'a [u8]>,
@@ -82,14 +83,14 @@ fn client_of<'a>(
             break;
         }
         match address(entry) {
-            Some(told) => client = told,
+            Some(address) => client = address,
             None => break,
         }
     }
     client
 }
 
-/// Whether an address is a trusted proxy's.
+/// Whether the address belongs to a trusted proxy.
 pub fn is_trusted(address: IpAddr, trusted: &[Network]) -> bool {
     trusted.iter().any(|network| network.contains(address))
 }
@@ -126,12 +127,12 @@ mod tests {
     fn only_a_trusted_proxy_is_believed_and_only_up_to_the_first_stranger() {
         let trusted = ["10.0.0.0/8", "2001:db8::/32"];
         for (peer, values, expected) in [
-            // Nobody's word counts but a proxy's.
+            // Only trusted proxies are believed.
             ("192.0.2.9", vec!["198.51.100.1"], "192.0.2.9"),
             ("10.0.0.1", vec![], "10.0.0.1"),
             ("10.0.0.1", vec!["198.51.100.1"], "198.51.100.1"),
             ("::ffff:10.0.0.1", vec!["198.51.100.1"], "198.51.100.1"),
-            // What stands before the client is its own claim.
+            // Entries before the client are its own claim.
             (
                 "10.0.0.1",
                 vec!["203.0.113.7, 198.51.100.1"],
@@ -148,7 +149,7 @@ mod tests {
                 vec!["203.0.113.7", "198.51.100.1", "10.2.3.4"],
                 "198.51.100.1",
             ),
-            // Proxies all the way.
+            // Only proxies.
             ("10.0.0.1", vec!["10.9.9.9, 2001:db8::1"], "10.9.9.9"),
             // Forms.
             ("10.0.0.1", vec!["198.51.100.1:4711"], "198.51.100.1"),
@@ -156,7 +157,7 @@ mod tests {
             ("10.0.0.1", vec!["[2001:db9::1]"], "2001:db9::1"),
             ("10.0.0.1", vec!["2001:db9::1"], "2001:db9::1"),
             ("10.0.0.1", vec!["::ffff:198.51.100.1"], "198.51.100.1"),
-            // What cannot be read ends the list: the last that was told is the client.
+            // An entry that cannot be parsed ends the list: the last valid address is the client.
             ("10.0.0.1", vec!["198.51.100.1, unknown"], "10.0.0.1"),
             (
                 "10.0.0.1",
@@ -199,20 +200,20 @@ mod tests {
         let peer: SocketAddr = "10.0.0.1:7".parse().unwrap();
         let trusted = ["10.0.0.0/8".parse().unwrap()];
         let sent = |value: &'static str| [value.as_bytes()].into_iter();
-        let told = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
-        assert_eq!(told, Client::Told(ip("198.51.100.1")));
-        assert_eq!(told.to_string(), "198.51.100.1");
+        let client = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
+        assert_eq!(client, Client::Forwarded(ip("198.51.100.1")));
+        assert_eq!(client.to_string(), "198.51.100.1");
         let connected = Client::of(peer, sent("198.51.100.1"), &[]);
         assert_eq!(connected, Client::Connected(peer));
         assert_eq!(connected.to_string(), "10.0.0.1:7");
     }
 
     proptest! {
-        /// Whatever a client sends through a trusted proxy, it is known by the address that the proxy saw.
+        /// Whatever a client sends through a trusted proxy, its address is the one that the proxy saw.
         #[test]
         fn no_claim_of_a_client_changes_who_it_is(claim in "[0-9a-f:., \\[\\]x]{0,40}") {
-            let told = format!("{claim}, 198.51.100.1");
-            prop_assert_eq!(client("10.0.0.1", &[&told], &["10.0.0.0/8"]), ip("198.51.100.1"));
+            let list = format!("{claim}, 198.51.100.1");
+            prop_assert_eq!(client("10.0.0.1", &[&list], &["10.0.0.0/8"]), ip("198.51.100.1"));
             let apart = [claim.as_str(), "198.51.100.1"];
             prop_assert_eq!(client("10.0.0.1", &apart, &["10.0.0.0/8"]), ip("198.51.100.1"));
         }

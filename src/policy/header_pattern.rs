@@ -1,6 +1,6 @@
-//! Lists of header names that are not passed on, as operators write them: whole names, and beginnings of names that end with `*`.
+//! Lists of headers that operators do not want forwarded: whole names, and prefixes of names followed by `*`.
 //!
-//! Names are compared in lower case, with `_` taken as `-`, because some servers read both alike.
+//! Names are compared in lower case, with `_` taken as `-`, because some servers do not distinguish them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,11 +12,11 @@ use http::HeaderName;
 pub enum HeaderPattern {
     /// This name.
     Name(HeaderName),
-    /// Every name that begins so; never empty.
+    /// Every name with this prefix, which is not empty.
     Prefix(String),
 }
 
-/// The text is neither a header name nor the beginning of one with `*` behind it.
+/// The text is neither a header name nor a prefix of one followed by `*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoPattern;
 
@@ -45,16 +45,16 @@ impl fmt::Display for HeaderPattern {
     }
 }
 
-/// Such a list, made once for a configuration.
+/// A list of header names, built once for a configuration.
 #[derive(Debug, Default)]
 pub struct HeaderNames {
-    /// In lower case with `-` for each `_`, in order.
+    /// Sorted, in lower case with `-` for each `_`.
     names: Vec<String>,
     prefixes: Vec<String>,
 }
 
 impl HeaderNames {
-    /// The names that one of `patterns` fits.
+    /// The names that match one of `patterns`.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> HeaderNames {
         let mut all = HeaderNames::default();
         for pattern in patterns {
@@ -69,7 +69,7 @@ impl HeaderNames {
         all
     }
 
-    /// Whether a name, as it was sent, is in the list. Cost: a binary search, and a comparison for each prefix; no allocation.
+    /// Whether a name, as received, is in the list. Cost: a binary search, and a comparison for each prefix; no allocation.
     pub fn fits(&self, name: &[u8]) -> bool {
         let folded = || name.iter().map(|octet| folded_octet(*octet));
         let order = |listed: &String| listed.bytes().cmp(folded());
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_beginnings_of_names_are_told_apart_and_written_as_they_are_read() {
+    fn names_and_prefixes_of_names_are_distinguished_and_written_as_they_are_read() {
         for (text, written) in [
             ("Cookie", "cookie"),
             ("x-auth-request-*", "x-auth-request-*"),

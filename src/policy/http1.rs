@@ -4,15 +4,16 @@
 //! | Room | Decides |
 //! |---|---|
 //! | [`request`] | where the head of a request ends, whether it can be read in one way only, and its meaning |
-//! | [`answer`] | the same of an upstream's answer, and whether its connection can be used again |
-//! | [`fields`] | what a field is, and which ones are passed on |
+//! | [`answer`] | the same for an upstream's answer, and whether its connection can be reused |
+//! | [`fields`] | what a field is, and which ones are forwarded |
 //! | [`framing`] | where a body ends |
 //! | [`body`] | which bytes belong to a body |
 //! | [`writer`] | heads and bodies as they are written |
-//! | [`refused`] | what can be read of a refused head |
+//! | [`refused`] | the readable parts of a refused head |
 //!
-//! Servers and libraries forgive what they disagree about: a bare LF, a space in the target, folded lines, two lengths. All of it is
-//! refused here. A head is read once, into one buffer and the places of its fields; from HTTP/1 to HTTP/1 no header map is built.
+//! Servers and libraries tolerate different deviations: a bare LF, a space in the target, folded lines, two lengths. All are
+//! refused here. A head is read once, into one buffer and the positions of its fields; from HTTP/1 to HTTP/1 no header map is
+//! built.
 
 use super::octets::OctetSet;
 use super::rejection::{Malformed, Rejection};
@@ -28,7 +29,7 @@ pub mod writer;
 
 use fields::FieldBounds;
 
-/// The methods that an endpoint can take, as in `Allow`.
+/// The methods that an endpoint can accept, as in `Allow`.
 const ENDPOINT_METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 /// Room for white space around values, which the limit of the headers does not count.
 const SLACK_BYTES: usize = 1024;
@@ -38,7 +39,7 @@ const SLACK_BYTES: usize = 1024;
 pub struct HeadBounds {
     /// Bytes of the target.
     pub target_bytes_max: usize,
-    /// Bytes of all header names and values, four more for each.
+    /// Bytes of all header names and values, plus four for each header.
     pub header_bytes_max: usize,
     /// Header lines.
     pub header_count_max: usize,
@@ -53,31 +54,31 @@ impl HeadBounds {
     }
 }
 
-/// The version that a message is read as.
+/// The version as which a message is interpreted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// HTTP/1.0.
     Http10,
-    /// HTTP/1.1, and what was sent as a later minor version.
+    /// HTTP/1.1, also for messages of a later minor version.
     Http11,
     /// HTTP/2, whose messages have the same heads in another form.
     Http2,
 }
 
-/// The refusal of bytes that are no head.
+/// The refusal of bytes that are not a head.
 fn unreadable() -> Rejection {
     Rejection::BadRequest(Malformed::Head)
 }
 
-/// A length as `Content-Length` has it: digits and nothing else (RFC 9110 section 8.6), 19 at most.
+/// A valid `Content-Length`: digits only (RFC 9110 section 8.6), 19 at most.
 pub fn length(value: &[u8]) -> Option<u64> {
     let is_number = (1..=19).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
     let text = std::str::from_utf8(value).ok().filter(|_| is_number);
     text.and_then(|text| text.parse().ok())
 }
 
-/// The one length that all values of `Content-Length` in an answer name, each a number or a list of numbers: a recipient may
-/// take equal ones for one (RFC 9110 section 8.6). `None` where they differ or are no numbers.
+/// The common length of all `Content-Length` values of an answer, each a number or a list of numbers: a recipient may treat equal
+/// ones as one (RFC 9110 section 8.6). `None` if they differ or are not numbers.
 pub fn agreed_length<'a>(values: impl IntoIterator<Item = &'a [u8]>) -> Option<u64> {
     let mut all = values
         .into_iter()
@@ -107,14 +108,14 @@ pub fn is_host(host: &[u8]) -> bool {
     }
 }
 
-/// A character of a registered name, as far as names are used.
+/// A character of a registered name, as used in practice.
 static HOST_NAME: OctetSet = OctetSet::alphanumeric_and(b"-._");
 
 /// A character of a token (RFC 9110 section 5.6.2).
 static TOKEN: OctetSet = OctetSet::alphanumeric_and(b"!#$%&'*+-.^_`|~");
 
-/// Whether all characters may be in a field's value (RFC 9110 section 5.5): no control character but the tab. Without a branch a
-/// byte, so that the compiler takes many at a time.
+/// Whether all characters are allowed in a field's value (RFC 9110 section 5.5): no control character except the tab. Without
+/// branches, so that the compiler can vectorise it.
 fn is_field_value(value: &[u8]) -> bool {
     let is_control = |byte: u8| (byte < b' ' && byte != b'\t') || byte == 0x7f;
     !value
@@ -122,7 +123,7 @@ fn is_field_value(value: &[u8]) -> bool {
         .fold(false, |found, byte| found | is_control(*byte))
 }
 
-/// The refusal of `CONNECT`, over HTTP/2 too: no endpoint takes it, and requests in a tunnel would not be counted.
+/// The refusal of `CONNECT`, over HTTP/2 too: no endpoint accepts it, and requests in a tunnel would not be counted.
 pub fn connect_refused() -> Rejection {
     Rejection::MethodNotAllowed {
         allow: ENDPOINT_METHODS.into(),

@@ -1,41 +1,40 @@
-//! HTTP/2 on the wire (RFC 9113 section 4.1): which frames go by, and how many of those that cost the sender nothing a
-//! connection may send.
+//! HTTP/2 on the wire (RFC 9113 section 4.1): which frames pass, and how many frames a connection may send that cost the sender
+//! nothing.
 //!
-//! The HTTP library below the gateway bounds what a peer makes it remember, not what it makes it do: SETTINGS, PING,
-//! PRIORITY, WINDOW_UPDATE, empty DATA and unknown frames are answered or ignored without end. Here each kind has a
-//! budget that grows with honest use (streams, data) or slowly with time. A stream that the library has to reset because of
-//! what the client sent (CVE-2025-8671, "MadeYouReset") counts as a reset of the client's, several times over. Time is an
-//! argument.
+//! The HTTP library below the gateway limits the memory that a peer can occupy, not the work that it can cause: SETTINGS, PING,
+//! PRIORITY, WINDOW_UPDATE, empty DATA and unknown frames are answered or ignored without end. Here each kind has a budget that
+//! grows with honest use (streams, data) or slowly with time. A stream that the library must reset because of what the client
+//! sent (CVE-2025-8671, "MadeYouReset") counts as several resets by the client. Time is an argument.
 
 use std::time::{Duration, Instant};
 
-/// What a client sends first over HTTP/2 (RFC 9113 section 3.4).
+/// The first bytes of a client over HTTP/2 (RFC 9113 section 3.4).
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// A GOAWAY on stream 0 that says `ENHANCE_YOUR_CALM`, for streams from 2^31-1 on: none is promised to be unread.
+/// A GOAWAY on stream 0 with `ENHANCE_YOUR_CALM` and the last stream 2^31-1: no stream is declared unprocessed.
 pub const CALM_DOWN: [u8; 17] = [
     0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0x0b,
 ];
 
 const HEADER_BYTES: usize = 9;
-/// The error code that is all of a RST_STREAM's payload (RFC 9113 section 6.4).
+/// The error code, the whole payload of a RST_STREAM (RFC 9113 section 6.4).
 const REASON_BYTES: usize = 4;
 const RST_STREAM: u8 = 3;
 const END_STREAM: u8 = 1;
-/// Seconds of its rate that a budget holds at once.
+/// A full budget holds its rate for this many seconds.
 const BURST_SECONDS: u32 = 5;
-/// What one stream or one DATA frame of ours allows: clients acknowledge data once or twice, and set a stream's priority
-/// when they open it and when it moves.
+/// The budget for one stream or one DATA frame of ours: clients acknowledge data once or twice, and set a stream's priority when
+/// they open it and when it moves.
 const UPDATES_PER_DATA: f64 = 4.0;
 const UPDATES_PER_STREAM: f64 = 2.0;
 const PRIORITIES_PER_STREAM: f64 = 10.0;
-/// Resets of the client's own that one it provoked counts as: clients cancel requests often, and break the protocol hardly ever.
+/// The number of resets as which a provoked reset counts: clients cancel requests often, and hardly ever violate the protocol.
 const RESETS_PER_ERROR: f64 = 4.0;
-/// The error codes (RFC 9113 section 7) of streams that are reset because of what the client sent: PROTOCOL_ERROR,
-/// FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR. Streams that the gateway gives up itself bear NO_ERROR (an upload that is not
-/// read), INTERNAL_ERROR, CANCEL (an answer that is cut) or REFUSED_STREAM.
+/// The error codes (RFC 9113 section 7) of streams reset because of what the client sent: PROTOCOL_ERROR, FLOW_CONTROL_ERROR,
+/// STREAM_CLOSED, FRAME_SIZE_ERROR. The gateway itself resets streams with NO_ERROR (an upload that is not read), INTERNAL_ERROR,
+/// CANCEL (an answer that is cut) or REFUSED_STREAM.
 const CLIENTS_ERRORS: [u32; 4] = [PROTOCOL_ERROR, 3, 5, 6];
-/// The error code of a stream whose request is malformed: a head that cannot be read, a body that breaks its length, trailers that
-/// do not end it (RFC 9113 section 8.1.1).
+/// The error code of a stream with a malformed request: a head that cannot be read, a body of another length than announced,
+/// trailers that do not end the stream (RFC 9113 section 8.1.1).
 const PROTOCOL_ERROR: u32 = 1;
 /// Some clients measure the round trip once for each burst of data.
 const PINGS_PER_DATA: f64 = 1.0;
@@ -51,24 +50,24 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Whether it resets a stream because what came on it is malformed.
+    /// Whether the frame resets a stream because its request is malformed.
     pub fn is_of_malformed(self) -> bool {
         self.kind == RST_STREAM && self.reason == PROTOCOL_ERROR
     }
 }
 
-/// Finds the frames in one direction of a connection, however its bytes are cut.
+/// Finds the frames in one direction of a connection, however its bytes are split.
 #[derive(Debug, Clone)]
 pub struct Frames {
     preface_left: usize,
-    /// With the error code behind it, of a RST_STREAM.
+    /// For a RST_STREAM, including its error code.
     header: [u8; HEADER_BYTES + REASON_BYTES],
     header_bytes: usize,
     payload_left: u32,
 }
 
 impl Frames {
-    /// From the client: the preface goes before the first frame.
+    /// The client's direction: the preface precedes the first frame.
     pub fn of_client() -> Frames {
         Frames {
             preface_left: PREFACE.len(),
@@ -76,7 +75,7 @@ impl Frames {
         }
     }
 
-    /// From the server.
+    /// The server's direction.
     pub fn of_server() -> Frames {
         Frames {
             preface_left: 0,
@@ -86,7 +85,7 @@ impl Frames {
         }
     }
 
-    /// The frames whose heads end in `bytes`. Cost: nothing for payloads.
+    /// Calls `found` with each frame whose head ends in `bytes`. Payloads cost nothing.
     pub fn find(&mut self, mut bytes: &[u8], mut found: impl FnMut(Frame)) {
         while !bytes.is_empty() {
             let skipped = if self.preface_left > 0 {
@@ -133,7 +132,7 @@ impl Frames {
         taken
     }
 
-    /// How many bytes there must be before the present frame is known.
+    /// The number of bytes needed to identify the present frame.
     fn wanted_bytes(&self) -> usize {
         match self.header_bytes >= HEADER_BYTES && self.has_reason() {
             true => HEADER_BYTES + REASON_BYTES,
@@ -151,13 +150,13 @@ impl Frames {
         kind == RST_STREAM && self.payload_bytes() as usize == REASON_BYTES
     }
 
-    /// Whether the bytes so far end with the end of a frame, so that another can be put behind them.
+    /// Whether the bytes so far end at the end of a frame, so another frame can be appended.
     pub fn is_between(&self) -> bool {
         self.preface_left == 0 && self.header_bytes == 0 && self.payload_left == 0
     }
 }
 
-/// A kind of frames of which a connection sent too many; its word in metrics.
+/// A kind of frames of which a connection sent too many; also a metric label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flood {
     /// SETTINGS.
@@ -172,12 +171,12 @@ pub enum Flood {
     Reset,
     /// DATA and CONTINUATION without content.
     Empty,
-    /// GOAWAY and kinds that are not known.
+    /// GOAWAY and unknown kinds.
     Other,
 }
 
 impl Flood {
-    /// The word in metrics.
+    /// The value of the metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Flood::Settings => "h2_settings",
@@ -191,12 +190,12 @@ impl Flood {
     }
 }
 
-/// How much a connection may send, a second.
+/// The frames that a connection may send per second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ControlRates {
     /// RST_STREAM frames.
     pub resets: u32,
-    /// Frames of each other kind that cost nothing.
+    /// Frames of each other kind that cost the sender nothing.
     pub control_frames: u32,
 }
 
@@ -233,7 +232,7 @@ impl Budgets {
         }
     }
 
-    /// Streams that the client has opened.
+    /// The number of streams that the client has opened.
     pub fn streams(&self) -> u64 {
         self.streams
     }
@@ -283,7 +282,7 @@ impl Budgets {
         }
     }
 
-    /// Whether a budget that something was just taken from held it.
+    /// Whether a budget was sufficient for what was just taken from it.
     fn judge(&mut self, flood: Flood, now: Instant) -> Result<(), Flood> {
         if self.of(flood) < 0.0 {
             self.refill(now);
@@ -306,7 +305,7 @@ impl Budgets {
         }
     }
 
-    /// Adds what came with time. Looked at only when a budget is used up, so that honest connections never pay for it.
+    /// Adds what time has granted. Done only when a budget is used up, so that honest connections never pay for it.
     fn refill(&mut self, now: Instant) {
         let passed = now
             .saturating_duration_since(self.filled)
@@ -436,7 +435,7 @@ mod tests {
         }
         assert_eq!(budgets.receive(reset(8), start), Ok(()));
         assert_eq!(budgets.send(reset(5), start), Err(Flood::Reset));
-        // What was too much is owed.
+        // An excess is deducted later.
         let later = start + Duration::from_secs(2);
         assert_eq!(budgets.receive(reset(8), later), Ok(()));
         assert_eq!(budgets.send(reset(6), later), Err(Flood::Reset));
@@ -447,7 +446,7 @@ mod tests {
         let sent = [
             bytes_of(RST_STREAM, 0, &[0, 0, 1, 2]),
             bytes_of(8, 0, &[0, 0, 0, 9]),
-            // Not a frame that any peer takes.
+            // A frame that no peer accepts.
             bytes_of(RST_STREAM, 0, &[0, 0, 0, 3, 0]),
         ];
         let (mut frames, mut found) = (Frames::of_server(), Vec::new());

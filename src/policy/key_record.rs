@@ -1,8 +1,8 @@
-//! The record of a key: who holds it, what it may do, and until when.
+//! The record of a key: who holds it, its tier and state, and until when it is valid.
 //!
-//! A record never holds a limit: that is the tier's daily quota in the configuration of the moment plus the record's
-//! grants for the day. Its `version` rises with every change (the store's time in microseconds, at least one more than
-//! before), and every change is a compare-and-set on it.
+//! A record never contains a limit: that is the tier's daily quota in the current configuration plus the record's grants for the
+//! day. Its `version` increases with every change (the store's time in microseconds, at least one more than before), and every
+//! change is a compare-and-set on it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,7 +26,7 @@ impl TierName {
     }
 }
 
-/// A tier name has a character or length that it may not have.
+/// A tier name has an invalid character or length.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("a tier name has 1 to 32 characters of a-z, 0-9, - and _, and begins with a letter")]
 pub struct TierNameError;
@@ -81,12 +81,12 @@ pub enum KeyState {
     Active,
     /// Refused until resumed.
     Suspended,
-    /// Refused for ever.
+    /// Refused permanently.
     Revoked,
 }
 
 impl KeyState {
-    /// The word used in YAML, JSON, tables and logs.
+    /// The value in YAML, JSON, tables and logs.
     pub fn as_str(self) -> &'static str {
         match self {
             KeyState::Active => "active",
@@ -105,17 +105,17 @@ pub struct PreviousDigest {
     pub until: Timestamp,
 }
 
-/// What was done to a key, in the audit trail's word for it.
+/// The kind of a change of a key, as named in the audit trail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Action {
     /// Issued here.
     Issue,
-    /// Brought in with the secret that it had elsewhere.
+    /// Imported with the secret that it had elsewhere.
     Import,
-    /// Given another secret.
+    /// Given a new secret.
     Rotate,
-    /// Given back the secret before a rotation whose new key nobody had seen.
+    /// Restored the secret before a rotation whose new key was never shown.
     UndoRotate,
     /// Suspended.
     Suspend,
@@ -123,24 +123,24 @@ pub enum Action {
     Resume,
     /// Revoked.
     Revoke,
-    /// Put into another tier.
+    /// Moved to another tier.
     SetTier,
-    /// Given another end of its subscription.
+    /// Given another expiry of its subscription.
     SetExpiry,
     /// Given another label, or none.
     SetLabel,
     /// Given to another customer.
     SetCustomer,
-    /// Given more units on a day.
+    /// Granted extra units on a day.
     Grant,
-    /// Of no key: a gateway was struck off the register.
+    /// Not of a key: a gateway was removed from the register.
     ForgetGateway,
-    /// Whatever it was, it was done before changes were recorded.
+    /// An unknown change, made before changes were recorded.
     Unrecorded,
 }
 
 impl Action {
-    /// All of them, in the order of a key's life.
+    /// All actions, in the order of a key's life.
     pub const ALL: [Action; 14] = [
         Action::Issue,
         Action::Import,
@@ -158,7 +158,7 @@ impl Action {
         Action::Unrecorded,
     ];
 
-    /// The word used in arguments, JSON and tables.
+    /// The value in arguments, JSON and tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Action::Issue => "issue",
@@ -179,21 +179,21 @@ impl Action {
     }
 }
 
-/// Public facts of a record by their names, such as `tier`; `None` where a record has none, such as a key without a label.
+/// Public facts of a record by name, such as `tier`; `None` if the record lacks one, such as a label.
 pub type Facts = BTreeMap<String, Option<String>>;
 
-/// The change that made a record what it is. It travels in the record, so that no change is stored without it; the audit trail's
-/// entry is made of the two ([`super::audit::Entry::of`]).
+/// The change that produced a record. It is part of the record, so that no change is stored without it; the audit trail's entry
+/// is made of the two ([`super::audit::Entry::of`]).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LastChange {
-    /// What was done.
+    /// The kind of change.
     pub action: Action,
-    /// Who did it: a name that they gave, or the operating system's user and host.
+    /// The author: a given name, or the operating system's user and host.
     pub who: String,
-    /// Why, where they said so.
+    /// The reason, if given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The changed facts as they were before.
+    /// The changed facts before the change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub before: Facts,
 }
@@ -217,18 +217,18 @@ impl LastChange {
 /// Everything known of one key, as stored and replicated.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyRecord {
-    /// The public id; counters and ledger hang on it.
+    /// The public id, under which counters and ledger are kept.
     pub id: KeyId,
-    /// Who pays.
+    /// The customer who pays.
     pub customer: String,
-    /// What the customer calls this key.
+    /// The customer's name for this key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// The subscription tier.
     pub tier: TierName,
     /// Active, suspended or revoked.
     pub state: KeyState,
-    /// The first instant after the subscription; `None` is without end.
+    /// The first instant after the subscription, or `None` for no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<Timestamp>,
     /// Digest of the current secret.
@@ -245,12 +245,12 @@ pub struct KeyRecord {
     pub updated: Timestamp,
     /// Microseconds of the store's time at the last change, at least one more than at the change before.
     pub version: u64,
-    /// The change that this record is the outcome of.
+    /// The change that produced this record.
     #[serde(default = "LastChange::unrecorded")]
     pub last_change: Box<LastChange>,
 }
 
-/// Why a known key may not be used. Clients are never told which.
+/// Why a known key may not be used. Clients never learn which.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
     /// The presented secret is neither the current nor a still valid previous one.
@@ -264,7 +264,7 @@ pub enum Unusable {
 }
 
 impl KeyRecord {
-    /// The record of a new key: active, without label, end or grants. Its version is the store's to give.
+    /// The record of a new key: active, without label, end or grants. The store assigns its version.
     pub fn new(
         key: &ApiKey,
         customer: impl Into<String>,
@@ -289,8 +289,8 @@ impl KeyRecord {
         }
     }
 
-    /// A record that no secret opens, to be judged in the place of an unknown key: revoked, and with the digest of a text that
-    /// is no key.
+    /// A record that no secret matches, judged in place of an unknown key: revoked, and with the digest of a text that is not a
+    /// key.
     pub fn decoy() -> KeyRecord {
         let key = ApiKey::generate(&KeyPrefix::default(), &mut |bytes| bytes.fill(0));
         let change = LastChange::first(Action::Revoke, "nobody");
@@ -302,8 +302,8 @@ impl KeyRecord {
         }
     }
 
-    /// Whether the holder of `presented` may call at `now`. Digests are compared in constant time, and everything is looked at
-    /// whatever was found before, so that the time taken says nothing of the outcome.
+    /// Whether the holder of `presented` may send requests at `now`. Digests are compared in constant time, and all checks always
+    /// run, so that the time taken reveals nothing about the result.
     pub fn usable(&self, presented: &KeyDigest, now: Timestamp) -> Result<(), Unusable> {
         let (previous, until) = match &self.previous {
             Some(previous) => (&previous.digest, previous.until),
@@ -312,7 +312,7 @@ impl KeyRecord {
         let current = self.digest == *presented;
         let overlapping = (previous == presented) & (now < until);
         let ended = now >= self.expires.unwrap_or(Timestamp::MAX);
-        // Each in the place of those before it.
+        // A later fault replaces earlier ones.
         let faults = [
             (ended, Unusable::Expired),
             (self.state == KeyState::Suspended, Unusable::Suspended),

@@ -1,7 +1,7 @@
-//! Changes of a key after its issue: what each makes of its record, which are refused, and what its holder loses by one.
+//! Changes of a key after its issue: the record after each, which are refused, and what the key's holder loses by one.
 //!
-//! Invariants: no change touches the id, hence what was used; a revoked key never calls again; a change without a
-//! [`Loss`] cuts nobody off: every secret that was usable stays usable, with as many units and all endpoints.
+//! Invariants: no change affects the id, and so the units used; a revoked key stays revoked; a change without a [`Loss`] ends no
+//! access: every usable secret stays usable, with as many units and all endpoints.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -20,32 +20,32 @@ pub const GRANT_UNITS_MAX: u64 = 1_000_000_000_000;
 /// One change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Another secret; the one that was current stays valid for the overlap, and no longer than it was.
+    /// A new secret; the current one stays valid for the overlap, but never longer than without the rotation.
     Rotate {
         /// Digest of the new key.
         digest: KeyDigest,
         /// How long the old secret stays valid; zero ends it at once.
         overlap: Duration,
     },
-    /// Refuses all calls until resumed.
+    /// Refuses all requests until resumed.
     Suspend,
     /// Ends a suspension.
     Resume,
-    /// Refuses all calls for ever.
+    /// Refuses all requests permanently.
     Revoke,
     /// Another tier.
     SetTier(TierName),
-    /// Another first instant after the subscription; `None` is without end.
+    /// Another first instant after the subscription, or `None` for no end.
     SetExpiry(Option<Timestamp>),
     /// Another label, or none.
     SetLabel(Option<String>),
     /// Another customer.
     SetCustomer(String),
-    /// More units on a day.
+    /// Extra units on a day.
     Grant {
         /// The quota day.
         date: Date,
-        /// The units, on top of what was granted before.
+        /// The units, in addition to earlier grants.
         units: NonZeroU64,
     },
 }
@@ -57,7 +57,7 @@ pub enum ChangeRefused {
     #[error("the key is revoked, which is final: issue another with `touchline keys issue`")]
     Revoked,
     /// The day's grants would be more than [`GRANT_UNITS_MAX`].
-    #[error("the grants of a day are {GRANT_UNITS_MAX} units at most: grant less")]
+    #[error("the grants of a day are limited to {GRANT_UNITS_MAX} units: grant less")]
     GrantTooLarge,
     /// The end of the overlap is outside the calendar.
     #[error("the overlap ends outside the calendar: choose a shorter one")]
@@ -65,7 +65,7 @@ pub enum ChangeRefused {
 }
 
 impl Change {
-    /// The audit trail's word for it.
+    /// The action of the change, as named in the audit trail.
     pub fn action(&self) -> Action {
         match self {
             Change::Rotate { .. } => Action::Rotate,
@@ -80,10 +80,10 @@ impl Change {
         }
     }
 
-    /// The record after the change at `now`; `None` if it is so already.
+    /// The record after the change at `now`, or `None` if the change has no effect.
     ///
     /// # Errors
-    /// If the change cannot be made. Of a revoked key only label and customer change.
+    /// If the change cannot be made. Of a revoked key only label and customer can change.
     pub fn applied_to(
         &self,
         before: &KeyRecord,
@@ -131,7 +131,7 @@ impl Change {
     }
 }
 
-/// What a tier gives, in the configuration of the moment.
+/// What a tier includes in the current configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     /// Units a day.
@@ -143,11 +143,11 @@ pub struct Offer {
 /// What the holder of a key loses by a change, from the next request on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Loss {
-    /// Every call, for ever.
+    /// All access, permanently.
     Key,
-    /// Every call, until somebody undoes it.
+    /// All access, until the change is undone.
     Calls,
-    /// A secret that is valid now.
+    /// A currently valid secret.
     Secret,
     /// Units of a day.
     Units {
@@ -174,7 +174,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// What the holder of a key loses at `now` if `before` becomes `after`. `offer` tells what a tier gives, `None` where it is
+/// What the holder of a key loses at `now` if `before` becomes `after`. `offer` returns what a tier includes, or `None` if it is
 /// not configured.
 pub fn losses(
     before: &KeyRecord,
@@ -217,7 +217,7 @@ pub fn losses(
     losses
 }
 
-/// Whether a secret is one of the record's at `now`, whatever the state.
+/// Whether a secret matches the record at `now`, whatever its state.
 fn is_valid(record: &KeyRecord, digest: &KeyDigest, now: Timestamp) -> bool {
     let previous = record.previous.as_ref();
     record.digest == *digest
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_is_told_of_every_change_that_cuts_somebody_off_and_of_no_other() {
+    fn every_change_that_ends_access_has_a_loss_and_no_other_does() {
         let (_, before) = key_of("pro");
         let units = Loss::Units {
             from: 3_000,

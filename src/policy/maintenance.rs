@@ -1,28 +1,28 @@
-//! Endpoints that are under maintenance: nothing is forwarded, nothing is charged, and clients are told when to come again.
+//! Endpoints under maintenance: requests are neither forwarded nor charged, and clients learn when to try again.
 
 use std::sync::Arc;
 
 use jiff::Timestamp;
 
-/// Seconds after which clients should try again where no end is announced: they find out within a minute.
+/// The `Retry-After` if no end is announced: clients notice the end within a minute.
 const RETRY_AFTER_SECONDS: u64 = 60;
-/// The longest that clients are told to wait: what was planned to take a day may be over in an hour.
+/// The longest `Retry-After`: maintenance planned for a day may be over in an hour.
 const RETRY_AFTER_SECONDS_MAX: u64 = 3_600;
-/// What clients are told unless the configuration says something else.
+/// The default sentence for clients.
 const DETAIL: &str =
     "This endpoint is under maintenance. The request was not charged; please try again later.";
 
-/// What is announced of an endpoint (`endpoints[].maintenance`).
+/// The announced maintenance of an endpoint (`endpoints[].maintenance`).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Maintenance {
-    /// When it is over by itself; `None`: when the configuration says nothing of it any more.
+    /// When it ends by itself, or `None` to end with the configuration.
     pub until: Option<Timestamp>,
     /// The sentence for clients.
     pub message: Option<Arc<str>>,
 }
 
 impl Maintenance {
-    /// Whether it goes on at `now`; `until` is the first instant at which it does not.
+    /// Whether the maintenance is on at `now`; `until` is the first instant at which it is not.
     pub fn holds(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }
@@ -32,7 +32,7 @@ impl Maintenance {
         self.message.as_deref().unwrap_or(DETAIL)
     }
 
-    /// After how many seconds clients should try again, 1 to 3,600.
+    /// The `Retry-After` in seconds, 1 to 3,600.
     pub fn retry_after_seconds(&self, now: Timestamp) -> u64 {
         let Some(until) = self.until else {
             return RETRY_AFTER_SECONDS;

@@ -1,11 +1,11 @@
-//! Which keys have used the largest shares of their limits.
+//! The keys that have used the largest shares of their limits.
 
 use std::cmp::Ordering;
 
 use super::api_key::KeyId;
 
-/// What a key has used of a day's limit. The greater of two is the one nearer to its limit: by share, then by units, and of
-/// equal ones the smaller id.
+/// The use of a day's limit by a key. The greater of two is the one nearer to its limit: by share, then by units, and if equal by
+/// the smaller id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nearness {
     /// The key.
@@ -17,7 +17,7 @@ pub struct Nearness {
 }
 
 impl Nearness {
-    /// Whether so many hundredths of the limit are used, or more. A limit of nothing is used up.
+    /// Whether at least `percent` of the limit is used. A limit of 0 counts as used up.
     pub fn has_reached(&self, percent: u8) -> bool {
         u128::from(self.used) * 100 >= u128::from(self.limit) * u128::from(percent)
     }
@@ -40,16 +40,16 @@ impl PartialOrd for Nearness {
     }
 }
 
-/// Those nearest to their limits of all that were put in; memory for so many and no more.
+/// The keys nearest to their limits among all that were added, in bounded memory.
 #[derive(Debug, Clone)]
 pub struct Nearest {
     most: usize,
-    /// Falling.
+    /// In descending order.
     held: Vec<Nearness>,
 }
 
 impl Nearest {
-    /// Keeps `most` of them.
+    /// Keeps the `most` nearest keys.
     pub fn new(most: usize) -> Nearest {
         Nearest {
             most,
@@ -57,7 +57,7 @@ impl Nearest {
         }
     }
 
-    /// Takes one in, unless as many others are nearer.
+    /// Adds a key, unless enough others are nearer.
     pub fn put(&mut self, one: Nearness) {
         let place = self.held.partition_point(|held| *held > one);
         if place < self.most {
@@ -66,7 +66,7 @@ impl Nearest {
         }
     }
 
-    /// Those that were kept, the nearest first.
+    /// The kept keys, the nearest first.
     pub fn into_vec(self) -> Vec<Nearness> {
         self.held
     }

@@ -1,4 +1,4 @@
-//! Octets: sets of them, as grammars name them, looked up in a table; and how they are written.
+//! Sets of octets for grammars, as look-up tables; and octets as hexadecimal text.
 
 /// Some of the 256 octets.
 #[derive(Debug)]
@@ -34,18 +34,18 @@ impl OctetSet {
         OctetSet(members)
     }
 
-    /// Whether it has this one.
+    /// Whether the set contains this octet.
     pub fn contains(&self, octet: u8) -> bool {
         self.0.get(usize::from(octet)).copied().unwrap_or(false)
     }
 
-    /// Whether it has all of these.
+    /// Whether the set contains all of these octets.
     pub fn contains_all(&self, octets: &[u8]) -> bool {
         octets.iter().all(|octet| self.contains(*octet))
     }
 }
 
-/// Adds octets to a text as lower-case hexadecimal digits, two each. Allocates where the text has no room.
+/// Appends octets to a text as lower-case hexadecimal digits, two each. Allocates only if the text lacks capacity.
 pub fn push_hex(text: &mut String, octets: &[u8]) {
     let digit = |nibble: u8| char::from(if nibble < 10 { b'0' } else { b'a' - 10 } + nibble);
     for octet in octets {

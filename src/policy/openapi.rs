@@ -1,9 +1,9 @@
 //! The description of the API (OpenAPI 3.1), made from its configuration.
 //!
-//! Examples of errors and of headers are what [`crate::policy::rejection::Rejection::problem`] and
-//! [`crate::policy::rate_limit::Standing::headers`] really give, so that the document cannot say anything else than the
-//! gateway does. It names endpoints, tiers, methods and costs, which every client may know, and no upstream. The same
-//! configuration gives the same bytes, hence the same `ETag`, on every node.
+//! Examples of errors and of headers come from [`crate::policy::rejection::Rejection::problem`] and
+//! [`crate::policy::rate_limit::Standing::headers`], so the document cannot differ from the gateway's behaviour. It names
+//! endpoints, tiers, methods and costs, which every client may know, and no upstream. The same configuration yields the same
+//! bytes, and so the same `ETag`, on every node.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -25,30 +25,30 @@ mod schemas;
 
 /// The version of the contract, not of the program.
 const API_VERSION: &str = "1.0.0";
-/// Bytes of the SHA-256 that make an `ETag`: far beyond chance.
+/// Bytes of the SHA-256 used for an `ETag`: a collision is practically impossible.
 const ETAG_BYTES: usize = 16;
 
-/// What one segment of a path can stand for (see [`super::target`]): no separator, no control, no dots alone.
+/// The possible values of one segment of a path (see [`super::target`]): no separator, no control character, not only dots.
 const SEGMENT: &str = r"^(?!\.{1,2}$)[^/\\\u0000-\u001f\u007f]+$";
-/// What the rest of a path can stand for: one or more segments.
+/// The possible values of the rest of a path: one or more segments.
 const REST: &str = r"^[^/\\\u0000-\u001f\u007f]+(/[^/\\\u0000-\u001f\u007f]+)*/?$";
 
-/// What is described.
+/// The content of the description.
 #[derive(Debug)]
 pub struct Api<'a> {
     /// The endpoints.
     pub endpoints: &'a EndpointTable,
     /// The tiers with their units a day, in the order of the configuration.
     pub tiers: Vec<(&'a TierName, u64)>,
-    /// What one of the tiers takes at once and a second, if any tier has such a limit.
+    /// The burst limit of one of the tiers, if any tier has one.
     pub burst: Option<Rate>,
-    /// The requests that one of the tiers may have under way, if any tier has such a limit.
+    /// The concurrency limit of one of the tiers, if any tier has one.
     pub concurrent: Option<NonZeroU32>,
     /// The realm of `WWW-Authenticate`.
     pub realm: &'a str,
 }
 
-/// The document as it is served.
+/// The served document.
 #[derive(Debug, Clone)]
 pub struct Document {
     body: Bytes,
@@ -56,7 +56,7 @@ pub struct Document {
 }
 
 impl Document {
-    /// The document of `api`. Costs some microseconds an endpoint: made once for a configuration.
+    /// The document of `api`. Costs some microseconds an endpoint: built once for a configuration.
     pub fn of(api: &Api<'_>) -> Document {
         let body = Bytes::from(serde_json::to_vec(&describe(api)).unwrap_or_default());
         let digest = Sha256::digest(&body);
@@ -75,13 +75,13 @@ impl Document {
         &self.body
     }
 
-    /// Its strong validator (RFC 9110 section 8.8.3).
+    /// The strong validator (RFC 9110 section 8.8.3).
     pub fn etag(&self) -> &HeaderValue {
         &self.etag
     }
 
-    /// Whether a client that sends these `If-None-Match` values holds this document (RFC 9110 section 13.1.2: a list of
-    /// tags, compared weakly, or `*`).
+    /// Whether these `If-None-Match` values match this document (RFC 9110 section 13.1.2: a list of tags, compared weakly, or
+    /// `*`).
     pub fn is_held<'a>(&self, if_none_match: impl Iterator<Item = &'a [u8]>) -> bool {
         let mut tags = if_none_match.flat_map(|value| value.split(|byte| *byte == b','));
         tags.any(|tag| {
@@ -97,7 +97,7 @@ fn describe(api: &Api<'_>) -> Value {
     let mut names = HashSet::new();
     for endpoint in api.endpoints.iter() {
         let path = endpoint_item(endpoint, &mut names);
-        // A template has no form for several segments: the parameter's schema lets them in.
+        // A template has no syntax for several segments: the parameter's schema allows them.
         paths.insert(endpoint.pattern.replace("...}", "}"), path);
     }
     for own in OwnPath::ALL {
@@ -113,8 +113,8 @@ fn describe(api: &Api<'_>) -> Value {
         "info": {
             "title": "Football prediction data API",
             "version": API_VERSION,
-            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request tells where the key \
-                stands in its daily quota. A call that fails on our side (500) is not charged.",
+            "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request shows the key's \
+                standing in its daily quota. A call that fails on our side (500) is not charged.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "ApiKey": [] }],
@@ -185,13 +185,13 @@ fn description(endpoint: &Endpoint, tiers: &[&str]) -> String {
         text.push_str(&format!(" Deprecated from {instant} on."));
     }
     if let Some(instant) = endpoint.retirement.sunset() {
-        text.push_str(&format!(" May be gone from {instant} on."));
+        text.push_str(&format!(" May be removed from {instant} on."));
     }
     text
 }
 
-/// What an operation says of its end. It is `deprecated` as soon as an end is announced: the document does not change
-/// with the clock.
+/// The members of an operation about its retirement. It is `deprecated` once a retirement is announced: the document does not
+/// change with the clock.
 fn retirement_members(retirement: &Retirement) -> Map<String, Value> {
     let links: Map<String, Value> = retirement
         .links()
@@ -243,8 +243,8 @@ fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
                 answers.insert("200".into(), responses::reference("Usage", method));
                 json!({
                     "operationId": operation_id,
-                    "summary": "Where the key stands, and its last 30 days",
-                    "description": "Never charged, and answered at an exhausted quota too; has a small rate limit of its own.",
+                    "summary": "The standing of the key, and its last 30 days",
+                    "description": "Never charged, and answered with an exhausted quota too; has its own small rate limit.",
                     "x-cost": 0,
                     "responses": answers,
                 })
@@ -255,7 +255,7 @@ fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
     item.into()
 }
 
-/// A name for an operation that no other has: `get_api_v1_data_markets`.
+/// A unique name for an operation: `get_api_v1_data_markets`.
 fn operation_id(method: &str, path: &str, names: &mut HashSet<String>) -> String {
     let mut id = method.to_ascii_lowercase();
     for word in path.split(|character: char| !character.is_ascii_alphanumeric()) {

@@ -1,8 +1,8 @@
-//! Which request headers the gateway keeps to itself on the way to an upstream. Names are compared in any case, with `_` taken as `-`.
+//! The request headers that are not forwarded to an upstream as sent. Names are compared in any case, with `_` taken as `-`.
 
 use super::header_pattern::folded_octet;
 
-/// Headers that frame a message, belong to one connection, or are read or set here.
+/// Headers that frame a message, belong to one connection, or are read or set by the gateway.
 const READ_OR_SET: [&str; 14] = [
     "connection",
     "content-length",
@@ -20,14 +20,14 @@ const READ_OR_SET: [&str; 14] = [
     "x-request-id",
 ];
 
-/// Whether a header frames a message, belongs to one connection, or is read or set here.
+/// Whether a header frames a message, belongs to one connection, or is read or set by the gateway.
 pub fn is_read_or_set(name: &[u8]) -> bool {
     let is = |own: &&str| name.len() == own.len() && begins(name, own);
     READ_OR_SET.iter().any(is)
 }
 
-/// Whether a header is the caller's key or identifies the caller: upstreams believe it, so a client's own never reaches them.
-pub fn tells_who_calls(name: &[u8]) -> bool {
+/// Whether a header contains the key or identifies the caller: upstreams trust it, so a client's own is never forwarded.
+pub fn identifies_caller(name: &[u8]) -> bool {
     const API_KEY: &str = "x-api-key";
     (name.len() == API_KEY.len() && begins(name, API_KEY))
         || begins(name, "x-consumer-")

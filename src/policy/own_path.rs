@@ -1,12 +1,12 @@
 //! The paths that the gateway answers itself: the description of the API and a key's own usage.
 //!
-//! Both take `GET` and `HEAD` and are never charged. No configured endpoint may have one of these paths.
+//! Both accept `GET` and `HEAD` and are never charged. No configured endpoint may have one of these paths.
 
 use http::Method;
 
 use super::rejection::Rejection;
 
-/// A path of the gateway's own.
+/// A path that the gateway answers itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OwnPath {
     /// `/openapi.json`: public, answered after step 1.
@@ -16,10 +16,10 @@ pub enum OwnPath {
 }
 
 impl OwnPath {
-    /// Both of them.
+    /// Both paths.
     pub const ALL: [OwnPath; 2] = [OwnPath::Document, OwnPath::Usage];
 
-    /// The own path that `path` is, byte for byte.
+    /// The own path equal to `path`, byte for byte.
     pub fn of(path: &str) -> Option<OwnPath> {
         OwnPath::ALL.into_iter().find(|own| own.as_str() == path)
     }
@@ -33,7 +33,7 @@ impl OwnPath {
     }
 }
 
-/// Whether an own path takes the method, or the 405 that says which it takes.
+/// Accepts the method for an own path, or rejects it with the 405 that lists the accepted ones.
 pub fn takes(method: &Method) -> Result<(), Rejection> {
     if method == Method::GET || method == Method::HEAD {
         Ok(())

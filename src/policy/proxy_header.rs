@@ -1,19 +1,19 @@
-//! What a proxy says of a connection before the connection's own first byte: the PROXY protocol, versions 1 and 2
+//! The header that a proxy sends before the connection's own first byte: the PROXY protocol, versions 1 and 2
 //! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt>).
 //!
-//! Reading it must not take a byte of what follows, so its parts are told one by one: its version from the first
-//! [`START_BYTES`], then the rest of a line, or four bytes more and the length that they announce. Only addresses are read;
-//! extensions (TLV) are passed over, checksums too.
+//! Reading it must not consume a byte of what follows, so it is parsed in parts: the version from the first [`START_BYTES`], then
+//! the rest of a line, or four bytes more and the length that they announce. Only addresses are read; extensions (TLV) and
+//! checksums are skipped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The first bytes, which tell the version; no header is shorter.
+/// The first bytes, which determine the version; no header is shorter.
 pub const START_BYTES: usize = 12;
-/// What follows the start in version 2 and announces the rest.
+/// The bytes after the start in version 2, which announce the length of the rest.
 pub const ANNOUNCEMENT_BYTES: usize = 4;
-/// The longest line of version 1, with its end (section 2.1).
+/// The longest line of version 1, including its end (section 2.1).
 pub const LINE_BYTES_MAX: usize = 107;
-/// The most that may follow the start in version 2: addresses and extensions such as a client's certificate.
+/// The most bytes that may follow the announcement in version 2: addresses, and extensions such as a client's certificate.
 pub const REST_BYTES_MAX: usize = 4096;
 /// The start of every header of version 2 (section 2.2).
 const SIGNATURE: &[u8; START_BYTES] = b"\r\n\r\n\0\r\nQUIT\n";
@@ -28,26 +28,26 @@ pub enum Version {
     Two,
 }
 
-/// What the rest of a header of version 2 holds.
+/// The content of the rest of a header of version 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// IPv4 addresses and ports.
     Inet,
     /// IPv6 addresses and ports.
     Inet6,
-    /// Nothing to be read: the proxy speaks for itself (health checks), or the client has no IP address.
+    /// Nothing to read: the proxy's own connection (a health check), or a client without an IP address.
     Own,
 }
 
-/// It is no header of the PROXY protocol, or one that is not taken.
+/// Not a header of the PROXY protocol, or one that is not accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("no PROXY protocol header")]
+#[error("no valid PROXY protocol header")]
 pub struct NoHeader;
 
-/// The version that the first bytes tell.
+/// The version, by the first bytes.
 ///
 /// # Errors
-/// If no header begins so.
+/// If no header begins with these bytes.
 pub fn version(start: &[u8; START_BYTES]) -> Result<Version, NoHeader> {
     if start == SIGNATURE {
         Ok(Version::Two)
@@ -58,10 +58,10 @@ pub fn version(start: &[u8; START_BYTES]) -> Result<Version, NoHeader> {
     }
 }
 
-/// What the rest of a header of version 2 holds, and its bytes: at most [`REST_BYTES_MAX`].
+/// The kind of the rest of a header of version 2, and its length: at most [`REST_BYTES_MAX`].
 ///
 /// # Errors
-/// If it is of another version, command or family, or longer.
+/// If it has another version, command or family, or is longer.
 pub fn announced(announcement: [u8; ANNOUNCEMENT_BYTES]) -> Result<(Kind, usize), NoHeader> {
     let [version_and_command, family, high, low] = announcement;
     let kind = match (version_and_command, family >> 4) {
@@ -77,16 +77,16 @@ pub fn announced(announcement: [u8; ANNOUNCEMENT_BYTES]) -> Result<(Kind, usize)
     Ok((kind, bytes))
 }
 
-/// The client of a line of version 1, with its CR LF; `None` where the proxy does not know.
+/// The client in a line of version 1, including its CR LF; `None` if the proxy does not know it.
 ///
 /// # Errors
-/// If it is no such line.
+/// If it is not such a line.
 pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
     let line = line.strip_suffix(b"\r\n").ok_or(NoHeader)?;
     let line = std::str::from_utf8(line).map_err(|_| NoHeader)?;
     let words: Vec<&str> = line.split(' ').collect();
     match words.as_slice() {
-        // What follows is to be ignored.
+        // The specification requires to ignore the rest.
         ["PROXY", "UNKNOWN", ..] => Ok(None),
         [
             "PROXY",
@@ -107,7 +107,7 @@ pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
     }
 }
 
-/// The client of what followed the start in version 2; `None` where the proxy speaks for itself.
+/// The client in the rest of a header of version 2; `None` if the connection is the proxy's own.
 ///
 /// # Errors
 /// If it is too short for its kind.
@@ -125,7 +125,7 @@ pub fn of_rest(kind: Kind, rest: &[u8]) -> Result<Option<SocketAddr>, NoHeader> 
     }
 }
 
-/// The source and its port, from source, destination and the ports of both.
+/// The source address and port, from source, destination and both ports.
 fn addresses<const N: usize>(rest: &[u8]) -> Option<([u8; N], u16)> {
     let (source, rest) = rest.split_first_chunk::<N>()?;
     let (_, rest) = rest.split_first_chunk::<N>()?;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_tells_the_version_and_what_follows() {
+    fn the_start_determines_the_version_and_what_follows() {
         assert_eq!(version(b"PROXY TCP4 1"), Ok(Version::One));
         assert_eq!(version(b"PROXY UNKNOW"), Ok(Version::One));
         assert_eq!(version(SIGNATURE), Ok(Version::Two));

@@ -1,20 +1,18 @@
-//! Quota arithmetic for a store that is asked over a network: how units are granted, acknowledged and given back.
+//! Quota arithmetic for a store across a network: how units are granted, acknowledged and refunded.
 //!
-//! A count is kept as one growing pair of numbers per *producer* (a gateway process): units granted to it and units it
-//! gave back. A call says how far the producer has come (`ack`, `rack`) and how much it wants; merging takes the larger
-//! number, so a call that is lost, late or doubled does no harm, and a store that lost its writes is repaired by the
-//! next call. The rooms:
+//! A count is kept as one growing pair of numbers per *producer* (a gateway process): units granted to it and units that it
+//! refunded. A call states the producer's totals (`ack`, `rack`) and the units it wants; merging takes the larger number. So a
+//! call that is lost, late or duplicated does no harm, and a store that lost its writes is repaired by the next call. The rooms:
 //!
-//! | Room | What |
+//! | Room | Job |
 //! |---|---|
-//! | [`ledger_model`] | what the store does with a call: the model of `charge.lua`, against which it is tested |
-//! | [`account`] | what a producer does between calls: who waits, what to ask, how a reply is shared out |
-//! | [`allowance`] | what a producer may serve while the store cannot be asked |
+//! | [`ledger_model`] | how the store handles a call: the model of `charge.lua`, against which it is tested |
+//! | [`account`] | a producer between calls: the waiters, the next call, the distribution of a reply |
+//! | [`allowance`] | the units that a producer may serve while the store is unreachable |
 //!
 //! Invariants, shown by the properties in `simulation`:
-//! - units admitted minus units refunded never exceed the limit, but for what the store lost and what was served
-//!   without it;
-//! - once everybody has settled, the store's count is the truth; it is never below it.
+//! - units admitted minus units refunded never exceed the limit, except for what the store lost and what was served without it;
+//! - once all producers have settled, the store's count is exact; it is never too low.
 
 pub mod account;
 pub mod allowance;
@@ -28,18 +26,18 @@ pub use account::{Account, Asked, Call, Denial, Known, Terms, Verdict};
 pub use allowance::Share;
 pub use ledger_model::{KeyDay, ModelCall, StoredRecord};
 
-/// What a call was answered with.
+/// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Code {
-    /// Everything asked for was granted.
+    /// All requested units were granted.
     Granted,
-    /// Not enough is left; part of what was asked for may have been granted.
+    /// Too few units are left; some of the requested ones may have been granted.
     Exhausted,
     /// The store holds a newer record of the key: nothing new was granted.
     KeyChanged,
     /// The store's clock is outside the day: nothing new was granted.
     OtherDay,
-    /// The store knows the day by other boundaries: nothing new was granted.
+    /// The store has other boundaries for the day: nothing new was granted.
     OtherCalendar,
 }
 
@@ -60,16 +58,16 @@ impl Code {
 /// A reply to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reply {
-    /// What became of it.
+    /// The result.
     pub code: Code,
-    /// Every unit granted to the producer and not acknowledged by the call, whatever the code.
+    /// Every unit granted to the producer that the call did not acknowledge, whatever the code.
     pub grant: u64,
-    /// Units used by all producers, with `grant` and without what the call gave back.
+    /// Units used by all producers, including `grant`, after the refunds of the call.
     pub used: u64,
-    /// The version of the record that the store holds; `None` if it holds none.
+    /// The version of the store's record, or `None` if it has none.
     pub version: Option<u64>,
     /// The store's time (Unix seconds).
     pub now: i64,
-    /// The store's record, where it is newer than the call's.
+    /// The store's record, if it is newer than the call's.
     pub record: String,
 }

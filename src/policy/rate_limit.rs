@@ -1,8 +1,7 @@
-//! What a caller is told of its quota: `X-RateLimit-*`, `RateLimit-Policy`, `RateLimit`.
+//! The state of a caller's quota in headers: `X-RateLimit-*`, `RateLimit-Policy`, `RateLimit`.
 //!
-//! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and
-//! `t` the time to the next reset, both in seconds, `r` the remaining units. Names of headers and of the policy stand
-//! here only.
+//! The two last follow draft-ietf-httpapi-ratelimit-headers-11: a quoted policy name, `q` the quota, `w` the window and `t` the
+//! time to the next reset, both in seconds, `r` the remaining units. The names of headers and policies are defined only here.
 
 use http::{HeaderName, HeaderValue};
 use jiff::Timestamp;
@@ -28,7 +27,7 @@ pub const BURST_POLICY: &str = "burst";
 /// The name in `violated-policies` of a tier's `concurrent`.
 pub const CONCURRENT_POLICY: &str = "concurrent";
 
-/// Every header above; an upstream's own are removed.
+/// Every header above; those of an upstream are removed.
 pub const ALL: [HeaderName; 5] = [
     X_RATE_LIMIT_LIMIT,
     X_RATE_LIMIT_REMAINING,
@@ -37,27 +36,27 @@ pub const ALL: [HeaderName; 5] = [
     RATE_LIMIT,
 ];
 
-/// As long as a policy with its two numbers gets.
+/// The longest policy with its two numbers.
 const ITEM_BYTES: usize = 64;
 
-/// Where a key stands on a day.
+/// The standing of a key on a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Standing {
     /// Units allowed on the day.
     pub limit: u64,
-    /// Units used so far; `None` where the store could not say.
+    /// Units used so far, or `None` if the store could not be reached.
     pub used: Option<u64>,
     /// The day.
     pub day: Day,
 }
 
 impl Standing {
-    /// Units left, never negative; `None` where the store could not say.
+    /// Units left, never negative; `None` if the store could not be reached.
     pub fn remaining(&self) -> Option<u64> {
         self.used.map(|used| self.limit.saturating_sub(used))
     }
 
-    /// The headers for an answer at `now`. Without a known count `X-RateLimit-Remaining` and `RateLimit` are left out.
+    /// The headers for an answer at `now`. Without a known count, `X-RateLimit-Remaining` and `RateLimit` are left out.
     pub fn headers(&self, now: Timestamp) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
         let policy = item([
             (";q=", itoa::Buffer::new().format(self.limit)),
@@ -85,7 +84,7 @@ impl Standing {
     }
 }
 
-/// The daily policy with these parameters, as a structured field has it (RFC 9651 section 3.1).
+/// The daily policy with these parameters, as a structured field (RFC 9651 section 3.1).
 fn item(parameters: [(&str, &str); 2]) -> Option<HeaderValue> {
     let mut text = String::with_capacity(ITEM_BYTES);
     for part in ["\"", DAILY_POLICY, "\""] {

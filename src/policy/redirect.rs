@@ -1,8 +1,8 @@
-//! Where a request that came without TLS is sent instead: to the same host, path and query over HTTPS.
+//! Where a request without TLS is redirected: to the same host, path and query over HTTPS.
 //!
-//! The host goes into an answer, so it must be one that can be named in a URL, and one of the configured ones where there are
-//! any. The target is held to the same rules as everywhere; a request that breaks them gets its 400 here already. Of an API key
-//! only is seen that there is one.
+//! The host becomes part of an answer, so it must be valid in a URL, and one of the configured hosts if there are any. The target
+//! must meet the same rules as everywhere; a request that violates them gets its 400 here. An API key is not read; only its
+//! presence is noted.
 
 use http::HeaderName;
 
@@ -13,28 +13,28 @@ use super::rejection::{Malformed, Rejection};
 const HTTPS_PORT: u16 = 443;
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// What is redirected.
+/// The configured redirect.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// The port of HTTPS as clients see it.
+    /// The port of HTTPS as seen by clients.
     pub port: u16,
-    /// The hosts, in lower case; any where there are none.
+    /// The allowed hosts, in lower case; empty for any.
     pub hosts: Vec<String>,
 }
 
-/// Where a request goes.
+/// A redirect of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
     /// The URL of `Location`.
     pub location: String,
-    /// Whether an API key crossed the network in clear text.
+    /// Whether an API key was sent in clear text.
     pub shows_key: bool,
 }
 
-/// Where a request goes.
+/// The redirect for a request.
 ///
 /// # Errors
-/// With the refusal of one that is not redirected.
+/// With the refusal of a request that is not redirected.
 pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> {
     let target = head
         .target()
@@ -58,7 +58,7 @@ pub fn redirect(head: &RequestHead, rule: &Rule) -> Result<Redirect, Rejection> 
     })
 }
 
-/// The host without its port, in lower case, if it may be redirected to.
+/// The host without its port, in lower case, if redirects to it are allowed.
 fn name_of(host: &[u8], rule: &Rule) -> Option<String> {
     if !http1::is_host(host) {
         return None;

@@ -1,9 +1,8 @@
-//! Everything a client can be told instead of an answer, in one table: status, code, body, headers.
+//! Every error answer of the gateway to a client, in one table: status, code, body, headers.
 //!
-//! Bodies are `application/problem+json` (RFC 9457) with the type `about:blank`, whose title is the status phrase, but
-//! for the 429, whose type and `violated-policies` come from draft-ietf-httpapi-ratelimit-headers-11. `code` is stable
-//! for ever. Nothing here names hosts, stores, files or keys: texts are constants, values are numbers, tier names and
-//! the request id.
+//! Bodies are `application/problem+json` (RFC 9457) with the type `about:blank`, whose title is the status phrase, except for the
+//! 429, whose type and `violated-policies` come from draft-ietf-httpapi-ratelimit-headers-11. `code` never changes. Nothing here
+//! names hosts, stores, files or keys: texts are constants, values are numbers, tier names and the request id.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -19,9 +18,9 @@ use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, Standing,
 use super::target::TargetError;
 use super::token_bucket::Rate;
 
-/// Seconds after which a client should try again when we failed: time for a breaker or an upstream to come back.
+/// The `Retry-After` in seconds after a failure of ours: time for a breaker or an upstream to recover.
 const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
-/// Seconds after which a key with too many requests under way should try again: nobody knows when one of them ends.
+/// The `Retry-After` in seconds for a key with too many requests in flight: when one of them ends is unknown.
 const CONCURRENT_RETRY_AFTER_SECONDS: u32 = 1;
 /// The problem type of an exhausted quota, from the RateLimit draft.
 const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
@@ -29,19 +28,19 @@ const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-typ
 /// Why a request is malformed (400).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Malformed {
-    /// No head of an HTTP/1 request that every server would read in the same way.
+    /// Not the head of an HTTP/1 request that every server would read in the same way.
     Head,
-    /// A head or a body that did not come in time.
+    /// A head or a body that did not arrive in time.
     Late,
     /// The target is ambiguous or not allowed.
     Target(TargetError),
     /// HTTP/1.1 without exactly one valid `Host`.
     Host,
-    /// A body on a method that takes none.
+    /// A body with a method that accepts none.
     UnexpectedBody,
     /// The framing headers contradict each other.
     Framing,
-    /// `Connection` names something it must not.
+    /// `Connection` names a header that it must not.
     Connection,
 }
 
@@ -59,7 +58,7 @@ impl Malformed {
     }
 }
 
-/// A refusal, with what its answer tells.
+/// A refusal, with the values of its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Rejection {
     /// 400 `BAD_REQUEST`.
@@ -72,7 +71,7 @@ pub enum Rejection {
     HeadersTooLarge,
     /// 401 `MISSING_API_KEY`.
     MissingApiKey,
-    /// 401 `INVALID_API_KEY`: one answer for unknown, malformed, doubled, revoked, suspended and expired.
+    /// 401 `INVALID_API_KEY`: one answer for unknown, malformed, duplicated, revoked, suspended and expired keys.
     InvalidApiKey,
     /// 404 `NOT_FOUND`.
     NotFound,
@@ -90,39 +89,39 @@ pub enum Rejection {
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `daily`.
     DailyQuotaExceeded {
-        /// Where the key stands; nothing of it was used by this request.
+        /// The standing of the key, unchanged by this request.
         standing: Standing,
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `usage`: the key reads its usage too often.
     UsageReadTooOften {
-        /// Where the key stands in its daily quota, which this limit has nothing to do with.
+        /// The standing of the key in its daily quota, which is independent of this limit.
         standing: Standing,
-        /// When the next read will be answered.
+        /// The time until the next read is answered.
         wait: Duration,
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `burst`: the key sends requests faster than its tier allows.
     BurstExceeded {
-        /// Where the key stands in its daily quota, of which nothing was used.
+        /// The standing of the key in its daily quota, unchanged.
         standing: Standing,
-        /// What the tier allows.
+        /// The limit of the tier.
         rate: Rate,
-        /// When the next request will be let in.
+        /// The time until the next request is admitted.
         wait: Duration,
     },
-    /// 429 `RATE_LIMIT_EXCEEDED`, policy `concurrent`: too many requests of the key are under way.
+    /// 429 `RATE_LIMIT_EXCEEDED`, policy `concurrent`: too many requests of the key are in flight.
     TooManyConcurrent {
-        /// Where the key stands in its daily quota, of which nothing was used.
+        /// The standing of the key in its daily quota, unchanged.
         standing: Standing,
-        /// What the tier allows.
+        /// The limit of the tier.
         allowed: NonZeroU32,
     },
-    /// 500 `INTERNAL_ERROR`: the endpoint is under maintenance, as operators have announced.
+    /// 500 `INTERNAL_ERROR`: the endpoint is under maintenance, as configured by operators.
     Maintenance(Maintenance),
     /// 500 `INTERNAL_ERROR`: every failure of ours or the upstream's.
     Internal,
 }
 
-/// An answer's status, body and the headers that belong to its status.
+/// An answer's status, body and the headers specific to its status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
     /// The status.
@@ -200,7 +199,7 @@ impl Rejection {
         }
     }
 
-    /// The stable word that programs act on; also the outcome in logs and metrics.
+    /// The stable code for programs; also the outcome in logs and metrics.
     pub fn code(&self) -> &'static str {
         match self {
             Rejection::BadRequest(_) => "BAD_REQUEST",
@@ -220,7 +219,7 @@ impl Rejection {
         }
     }
 
-    /// The quota or rate that a 429 is about, as `violated-policies` and the access log name it.
+    /// The policy of a 429, as in `violated-policies` and the access log.
     pub fn policy(&self) -> Option<&'static str> {
         match self {
             Rejection::DailyQuotaExceeded { .. } => Some(DAILY_POLICY),
@@ -241,7 +240,7 @@ impl Rejection {
         }
     }
 
-    /// The same telling where the caller stands by now, where it tells that.
+    /// The same rejection with the caller's present standing, if it states one.
     pub fn at(self, now_at: Standing) -> Rejection {
         match self {
             Rejection::DailyQuotaExceeded { .. } => {
@@ -274,7 +273,7 @@ impl Rejection {
         }
     }
 
-    /// The limit of the gateway that the request hit, as a metric label; quotas and rates have outcomes of their own.
+    /// The gateway's limit that the request exceeded, as a metric label; quotas and rates have separate outcomes.
     pub fn limit_hit(&self) -> Option<&'static str> {
         match self {
             Rejection::PayloadTooLarge => Some("body_bytes"),
@@ -335,7 +334,7 @@ impl Rejection {
         }
     }
 
-    /// The whole answer. `realm` is the one of `WWW-Authenticate`; it has been checked to be a plain quoted string.
+    /// The whole answer. `realm` is that of `WWW-Authenticate` and has been checked to be a plain quoted string.
     pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> Problem {
         let status = self.status();
         let detail = self.detail();
@@ -496,7 +495,7 @@ mod tests {
             standing,
             allowed: NonZeroU32::new(10).unwrap(),
         };
-        for (rejection, policy, told, seconds) in [
+        for (rejection, policy, part, seconds) in [
             (
                 burst(standing, Duration::from_nanos(1)),
                 "burst",
@@ -517,7 +516,7 @@ mod tests {
             assert_eq!(body["title"], "Too many requests at once");
             assert_eq!((&body["limit"], &body["used"]), (&1_000.into(), &7.into()));
             let detail = body["detail"].as_str().unwrap();
-            assert!(detail.contains(told), "{detail}");
+            assert!(detail.contains(part), "{detail}");
             let headers = rejection.problem("r", "t", now()).headers;
             assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
         }
@@ -543,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn a_429_tells_limit_use_and_reset_and_when_to_come_back() {
+    fn a_429_states_limit_use_reset_and_when_to_retry() {
         let standing = Standing {
             limit: 1_000,
             used: Some(1_000),
@@ -571,9 +570,9 @@ mod tests {
         for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let wait = Duration::from_millis(milliseconds);
             let rejection = Rejection::UsageReadTooOften { standing, wait };
-            let told = body(&rejection);
-            assert_eq!(told["violated-policies"], serde_json::json!(["usage"]));
-            assert_eq!(told["used"], serde_json::Value::Null);
+            let body = body(&rejection);
+            assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
+            assert_eq!(body["used"], serde_json::Value::Null);
             let headers = rejection.problem("r", "t", now()).headers;
             assert_eq!(headers, [(RETRY_AFTER, HeaderValue::from(seconds))]);
         }

@@ -16,7 +16,7 @@ pub fn is_acceptable(value: &[u8]) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-'))
 }
 
-/// The id of a client that is kept: harmless, and no API key with this prefix, which would go into every log.
+/// The client's id if it is kept: harmless, and not an API key with this prefix, which would be written to every log.
 pub fn kept<'a>(client_sent: &'a [u8], prefix: &KeyPrefix) -> Option<&'a str> {
     let text = std::str::from_utf8(client_sent).ok()?;
     let harmless =

@@ -1,7 +1,7 @@
-//! How clients are told that an endpoint is going away: `Deprecation` (RFC 9745), `Sunset` (RFC 8594) and `Link`
-//! (RFC 8288) with the relations that those register, and `successor-version` (RFC 5829).
+//! How clients are informed that an endpoint will be removed: `Deprecation` (RFC 9745), `Sunset` (RFC 8594) and `Link` (RFC 8288)
+//! with the relations registered by those, and `successor-version` (RFC 5829).
 //!
-//! Values only: an endpoint past its sunset is served all the same until it is taken out of the configuration.
+//! Values only: an endpoint past its sunset is served until it is removed from the configuration.
 
 use http::{HeaderName, HeaderValue, Uri};
 use jiff::Timestamp;
@@ -9,31 +9,31 @@ use jiff::fmt::rfc2822::DateTimePrinter;
 
 /// When an endpoint is or was deprecated: a structured date, `@1796083200` (RFC 9745 section 2).
 pub const DEPRECATION: HeaderName = HeaderName::from_static("deprecation");
-/// When it stops: an HTTP date (RFC 8594 section 3).
+/// When it may be removed: an HTTP date (RFC 8594 section 3).
 pub const SUNSET: HeaderName = HeaderName::from_static("sunset");
-/// The longest link: far above any real one, and far below what clients take for a header.
+/// The longest link: far above any real one, and far below what clients accept as a header.
 pub const LINK_BYTES_MAX: usize = 1_024;
 
-/// What a link of an endpoint that is going away leads to.
+/// The relation of a link of a retiring endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Relation {
-    /// What its deprecation means (RFC 9745 section 4.1).
+    /// About the deprecation (RFC 9745 section 4.1).
     Deprecation,
-    /// What its end means (RFC 8594 section 6).
+    /// About the sunset (RFC 8594 section 6).
     Sunset,
-    /// What takes its place (RFC 5829 section 3.3).
+    /// The replacement (RFC 5829 section 3.3).
     SuccessorVersion,
 }
 
 impl Relation {
-    /// All of them, in the order of the header's values.
+    /// All relations, in the order of the header's values.
     pub const ALL: [Relation; 3] = [
         Relation::Deprecation,
         Relation::Sunset,
         Relation::SuccessorVersion,
     ];
 
-    /// The registered word.
+    /// The registered name.
     pub fn as_str(self) -> &'static str {
         match self {
             Relation::Deprecation => "deprecation",
@@ -43,12 +43,12 @@ impl Relation {
     }
 }
 
-/// Where a link leads: an `http` or `https` address, or a path of this API; no quote, angle bracket or space.
+/// The target of a link: an `http` or `https` address, or a path of this API; no quote, angle bracket or space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkTarget(String);
 
 impl LinkTarget {
-    /// The target that `text` is, if it may stand in a `Link` header.
+    /// Parses a target that may be used in a `Link` header.
     pub fn parse(text: &str) -> Option<LinkTarget> {
         let plain = text.len() <= LINK_BYTES_MAX
             && text
@@ -63,13 +63,13 @@ impl LinkTarget {
         leads_somewhere.then(|| LinkTarget(text.to_owned()))
     }
 
-    /// As it was written.
+    /// The target as written.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// That an endpoint is going away: when, and where to read about it. The default says nothing.
+/// The announced retirement of an endpoint: when, and where to read about it. The default announces nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Retirement {
     deprecation: Option<Timestamp>,
@@ -78,16 +78,16 @@ pub struct Retirement {
     headers: Vec<(HeaderName, HeaderValue)>,
 }
 
-/// The sunset lies before the deprecation, which RFC 9745 section 4 forbids.
+/// The sunset is before the deprecation, which RFC 9745 section 4 forbids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the sunset lies before the deprecation")]
+#[error("the sunset is before the deprecation")]
 pub struct SunsetFirst;
 
 impl Retirement {
     /// The announcement with these instants and links.
     ///
     /// # Errors
-    /// If the sunset lies before the deprecation.
+    /// If the sunset is before the deprecation.
     pub fn new(
         deprecation: Option<Timestamp>,
         sunset: Option<Timestamp>,
@@ -122,12 +122,12 @@ impl Retirement {
         })
     }
 
-    /// The instant from which it is deprecated; may lie ahead.
+    /// The instant from which it is deprecated; may be in the future.
     pub fn deprecation(&self) -> Option<Timestamp> {
         self.deprecation
     }
 
-    /// The instant from which it may be gone.
+    /// The instant from which it may be removed.
     pub fn sunset(&self) -> Option<Timestamp> {
         self.sunset
     }
@@ -137,7 +137,7 @@ impl Retirement {
         &self.links
     }
 
-    /// `Deprecation`, `Sunset` and `Link`, as far as there is something to say; made once.
+    /// `Deprecation`, `Sunset` and `Link`, those that are announced; built once.
     pub fn headers(&self) -> &[(HeaderName, HeaderValue)] {
         &self.headers
     }
@@ -148,7 +148,7 @@ impl Retirement {
     }
 }
 
-/// An instant as HTTP writes it (RFC 9110 section 5.6.7); `None` beyond the year 9999.
+/// An HTTP date (RFC 9110 section 5.6.7); `None` after the year 9999.
 fn http_date(instant: Timestamp) -> Option<String> {
     DateTimePrinter::new()
         .timestamp_to_rfc9110_string(&instant)

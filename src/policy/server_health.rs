@@ -1,80 +1,80 @@
-//! Whether a server of an upstream is asked: what checks and requests have shown of it, as a pure state.
+//! Whether a server of an upstream gets requests: the results of checks and requests, as a pure state.
 //!
-//! Two judges, either of which takes a server out. **Checks** (active) are made whether or not there are requests: so many failed
-//! ones in a row, and it is out until so many have passed. **Requests** (passive): so many failed ones in a row, and it is ejected
-//! for a pause that doubles with each ejection; after the pause it is tried with one request at a time, the first that is served
-//! brings it back and the first that fails ejects it again.
+//! Two judges, either of which takes a server out. **Checks** (active) run whether or not there are requests: enough failed ones
+//! in a row take it out, until enough have passed. **Requests** (passive): enough failed ones in a row eject it for a pause that
+//! doubles with each ejection. After the pause it gets one request at a time: the first that is served brings it back, the first
+//! that fails ejects it again.
 //!
-//! A server starts as one that is asked. That no server is left is not decided here: whoever chooses asks those that are out
-//! rather than nobody.
+//! A server starts as healthy. The case that no server is left is not handled here: the choice then falls on servers that are out
+//! rather than on none.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-/// How many checks in a row change the mind.
+/// How many checks in a row change the verdict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thresholds {
-    /// Failed ones, and the server is not asked.
+    /// Failed checks after which the server gets no requests.
     pub unhealthy_after: NonZeroU32,
-    /// Passed ones, and it is asked again.
+    /// Passed checks after which it gets requests again.
     pub healthy_after: NonZeroU32,
 }
 
 /// When failing requests take a server out, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ejection {
-    /// So many failed ones in a row; `None`: never.
+    /// Failed requests in a row, or `None` to never eject.
     pub failures: Option<NonZeroU32>,
     /// The first pause.
     pub pause: Duration,
-    /// The longest.
+    /// The longest pause.
     pub pause_max: Duration,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checked {
-    /// It answered as it should.
+    /// The answer was as configured.
     Passed,
-    /// It did not, or not in time.
+    /// The answer was another one, or late.
     Failed,
 }
 
-/// What an observation changed, to be told.
+/// A change of the state, to be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Change {
-    /// Checks fail: it is not asked.
+    /// Checks fail: it gets no requests.
     Unhealthy,
     /// Checks pass again.
     Healthy,
-    /// Requests failed: it is not asked for so long.
+    /// Requests failed: it gets none for this long.
     Ejected(Duration),
     /// A request was served after a pause.
     Returned,
 }
 
-/// What is known of one server.
+/// The state of one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ServerHealth {
     /// Checks have taken it out.
     unhealthy: bool,
-    /// Checks in a row that said the contrary.
+    /// Checks in a row that contradict the present verdict.
     contrary: u32,
     /// Failed requests in a row.
     failures: u32,
     /// Ejections without a served request between them.
     ejections: u32,
-    /// The end of the last of these.
+    /// The end of the last ejection.
     ejected_until: Option<Instant>,
 }
 
 impl ServerHealth {
-    /// Whether nothing bad is known of it: no request need look further.
+    /// Whether nothing is held against it, so that a request need not check further.
     pub fn is_unblemished(&self) -> bool {
         *self == ServerHealth::default()
     }
 
-    /// Whether a request may be sent to it while it has so many under way.
+    /// Whether a request may be sent to it while it has `in_flight` others.
     pub fn is_usable(&self, in_flight: u64, now: Instant) -> bool {
         let tried = match self.ejected_until {
             Some(until) => now >= until && in_flight == 0,
@@ -88,12 +88,12 @@ impl ServerHealth {
         self.unhealthy
     }
 
-    /// Whether failing requests have, or it has not served one since.
+    /// Whether failing requests have ejected it, and it has not served one since.
     pub fn is_ejected(&self) -> bool {
         self.ejected_until.is_some()
     }
 
-    /// Notes a check.
+    /// Notes the result of a check.
     pub fn checked(&mut self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
         let (contrary, needed, change) = match self.unhealthy {
             false => (
@@ -116,7 +116,7 @@ impl ServerHealth {
         Some(change)
     }
 
-    /// Notes that nobody checks any more: only requests judge.
+    /// Notes that checks are off: only requests judge.
     pub fn unchecked(&mut self) {
         self.unhealthy = false;
         self.contrary = 0;
@@ -129,12 +129,12 @@ impl ServerHealth {
         self.ejected_until.take().map(|_| Change::Returned)
     }
 
-    /// Notes a request that it failed.
+    /// Notes a request that failed.
     pub fn failed(&mut self, ejection: Ejection, now: Instant) -> Option<Change> {
         let needed = ejection.failures?;
         self.failures = self.failures.saturating_add(1);
         let again = match self.ejected_until {
-            // Sent before it was ejected.
+            // Sent before the ejection.
             Some(until) if now < until => return None,
             Some(_) => true,
             None => false,

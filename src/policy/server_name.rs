@@ -1,21 +1,21 @@
-//! Which certificate a client is shown: by the name that it asked for (SNI, RFC 6066 section 3).
+//! Which certificate a client gets, by the requested name (SNI, RFC 6066 section 3).
 //!
-//! Names are compared as RFC 6125 section 6.4 says: in ASCII lower case, label by label; a `*` stands for exactly one whole
-//! label, the first, with at least one behind it. An exact name goes before a wildcard, and of several certificates with the same
-//! name the earlier one. Invariant: what is found is the number of a certificate that was given.
+//! Names are compared according to RFC 6125 section 6.4: in ASCII lower case, label by label; a `*` stands for exactly one whole
+//! label, the first, followed by at least one other. An exact name precedes a wildcard, and of several certificates with the same
+//! name the first is used. Invariant: every result is the number of a given certificate.
 
 use std::collections::HashMap;
 
-/// The names of some certificates, each known by its number.
+/// The names of some certificates, each identified by its number.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct ServerNames {
     exact: HashMap<String, Vec<usize>>,
-    /// What follows `*.`.
+    /// The part after `*.`.
     wildcard: HashMap<String, Vec<usize>>,
 }
 
 impl ServerNames {
-    /// The names of each certificate, in the order of their numbers. What is no name or a wildcard of another kind is none.
+    /// The names of each certificate, in the order of their numbers. Invalid names and other wildcards are ignored.
     pub fn new<N: AsRef<str>>(certificates: impl IntoIterator<Item = Vec<N>>) -> ServerNames {
         let mut names = ServerNames::default();
         for (number, certificate) in certificates.into_iter().enumerate() {
@@ -38,7 +38,7 @@ impl ServerNames {
         }
     }
 
-    /// The certificates that a client which asks for `name` may be shown, the best one first. Costs one allocation.
+    /// The certificates for a client that requests `name`, the best one first. Costs one allocation.
     pub fn find(&self, name: &str) -> impl Iterator<Item = usize> + use<'_> {
         let name = name.to_ascii_lowercase();
         let wildcard = match name.split_once('.') {
@@ -122,7 +122,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_asked_for_only_given_certificates_are_found(
+        fn whatever_name_is_requested_only_given_certificates_are_found(
             names in proptest::collection::vec(proptest::collection::vec("[*a-b.]{0,6}", 0..3), 0..4),
             asked in "[*a-b.]{0,8}",
         ) {

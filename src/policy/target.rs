@@ -1,8 +1,8 @@
-//! Request targets (contract step 1): only what every server reads the same way is let through.
+//! Request targets (contract step 1): only targets that every server reads in the same way are accepted.
 //!
-//! The gateway decides on a path and the upstream acts on it, so both must see the same bytes. There is no decoding and
-//! no normal form: a target that another server might read differently (RFC 3986 sections 2 to 3.4 and 6.2.2) is
-//! refused, and what was accepted is forwarded byte for byte.
+//! The gateway decides on a path and the upstream acts on it, so both must see the same bytes. There is no decoding and no
+//! normalisation: a target that another server might read differently (RFC 3986 sections 2 to 3.4 and 6.2.2) is refused, and an
+//! accepted one is forwarded byte for byte.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use super::octets::OctetSet;
 pub enum TargetError {
     /// Not origin-form: it does not begin with `/`.
     NotOriginForm,
-    /// Absolute-form without a host, with a user, or with a port that is none.
+    /// Absolute-form without a host, with a user, or with an invalid port.
     InvalidAuthority,
     /// A character outside RFC 3986: a control, a space, a byte of 0x80 or above, one of `"<>\^{|}` or the backquote, or `#`.
     ForbiddenCharacter,
@@ -56,12 +56,12 @@ impl TargetError {
     }
 }
 
-/// The path of an accepted target, to be matched and forwarded as it is.
+/// An accepted target, whose path is matched and forwarded unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target<'a> {
     /// From the first `/` to the `?` or the end.
     pub path: &'a str,
-    /// What follows the first `?`.
+    /// The part after the first `?`.
     pub query: Option<&'a str>,
     checked: Checked,
 }
@@ -71,7 +71,7 @@ pub struct Target<'a> {
 struct Checked;
 
 impl<'a> Target<'a> {
-    /// Checks the raw bytes between method and version. Cost: one pass, no allocation but for escaped non-ASCII.
+    /// Checks the raw bytes between method and version. Cost: one pass, without allocation unless there is escaped non-ASCII.
     pub fn parse(raw: &'a [u8]) -> Result<Target<'a>, TargetError> {
         if raw.first() != Some(&b'/') {
             return Err(TargetError::NotOriginForm);
@@ -89,7 +89,7 @@ impl<'a> Target<'a> {
         Ok(target)
     }
 
-    /// A target that [`Target::parse`] has accepted before. Cost: a look for the `?`.
+    /// A target that [`Target::parse`] has accepted before. Cost: a search for the `?`.
     pub(super) fn accepted(raw: &'a [u8]) -> Target<'a> {
         Target::split(std::str::from_utf8(raw).unwrap_or_default())
     }
@@ -110,13 +110,13 @@ impl<'a> Target<'a> {
 /// A target in absolute-form: a URL of http or https (RFC 9112 section 3.2.2). Neither part has been checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Absolute<'a> {
-    /// What takes the place of `Host`.
+    /// Replaces `Host`.
     pub authority: &'a [u8],
     rest: &'a [u8],
 }
 
 impl<'a> Absolute<'a> {
-    /// The parts of `raw`; `None` where it is no absolute-form. Cost: nothing for others, one pass over the authority.
+    /// The parts of `raw`, or `None` if it is not in absolute-form. Cost: one pass over the authority, nothing for other forms.
     pub fn of(raw: &'a [u8]) -> Option<Absolute<'a>> {
         let after = |scheme: &[u8]| {
             let (start, rest) = raw.split_at_checked(scheme.len())?;
@@ -129,7 +129,7 @@ impl<'a> Absolute<'a> {
         Some(Absolute { authority, rest })
     }
 
-    /// Bytes of path and query as they were sent, which end the target.
+    /// The number of bytes of path and query as sent, at the end of the target.
     pub fn rest_bytes(&self) -> usize {
         self.rest.len()
     }
@@ -179,14 +179,14 @@ fn check_escapes(path: &str) -> Result<(), TargetError> {
             non_ascii.push(byte);
         }
     }
-    // A raw path is ASCII, so a run of escaped bytes is cut off by any raw character; decoding the whole finds that.
+    // A raw path is ASCII, so any raw character ends a run of escaped bytes; decoding the whole path detects an incomplete run.
     if !non_ascii.is_empty() && std::str::from_utf8(&decode(path)).is_err() {
         return Err(TargetError::NotUtf8);
     }
     Ok(())
 }
 
-/// Every `%XX` of `text` as its byte, `None` where the digits are missing or wrong.
+/// Every `%XX` of `text` as its byte, or `None` if its digits are missing or wrong.
 fn escapes(text: &str) -> impl Iterator<Item = Option<u8>> {
     text.split('%').skip(1).map(|rest| {
         let digits = rest.get(..2)?;

@@ -1,18 +1,17 @@
 //! Token buckets, one for each key: a burst at once, then one token an interval.
 //!
-//! A bucket is kept as the instant at which it will be full again (the generic cell rate algorithm), so a full one need
-//! not be kept at all and nothing is counted in fractions. Time is an argument. Invariant: in any span of time, a key is
-//! given at most the burst and one token for each interval of the span. The rate is an argument too: where it changes,
-//! the tokens that are missing stay missing.
+//! A bucket is stored as the instant at which it will be full again (the generic cell rate algorithm), so full buckets are not
+//! stored and there are no fractions. Time is an argument. Invariant: in any span of time, a key gets at most the burst and one
+//! token for each interval of the span. The rate is an argument too: if it changes, missing tokens stay missing.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-/// Of a second.
+/// Nanoseconds of a second.
 const NANOSECONDS: u64 = 1_000_000_000;
-/// Full buckets are looked for at most so often when room is needed: that costs a look at all of them.
+/// The least time between two searches for full buckets when room is needed: each one scans all buckets.
 const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 
 /// How a bucket fills.
@@ -20,14 +19,14 @@ const SWEEP_PAUSE: Duration = Duration::from_secs(1);
 pub struct Rate {
     /// Tokens of a full bucket, at least 1.
     pub burst: u32,
-    /// The time in which one token comes.
+    /// The time after which a token is added.
     pub interval: Duration,
 }
 
 impl Rate {
-    /// A full bucket of `burst`, and `tokens` a second after that.
+    /// A full bucket of `burst`, refilled at `tokens` a second.
     pub fn per_second(tokens: NonZeroU32, burst: NonZeroU32) -> Rate {
-        // Rounded up, so that no second gives more.
+        // Rounded up, so that no second yields more.
         let nanoseconds = NANOSECONDS.div_ceil(u64::from(tokens.get()));
         Rate {
             burst: burst.get(),
@@ -42,17 +41,17 @@ impl Rate {
     }
 }
 
-/// Why a token was not given.
+/// Why there is no token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Empty {
     /// The key's bucket is empty.
     Bucket {
-        /// When the next token comes.
+        /// The time until the next token.
         wait: Duration,
     },
-    /// As many buckets as may be kept are less than full, and this key's is not among them.
+    /// The maximum number of buckets are less than full, and this key's is not among them.
     Room {
-        /// After this time it is worth asking again.
+        /// The time until another attempt may succeed.
         wait: Duration,
     },
 }
@@ -70,9 +69,9 @@ impl Empty {
 #[derive(Debug)]
 pub struct TokenBuckets<K> {
     keys_max: usize,
-    /// Each bucket that is less than full.
+    /// The buckets that are less than full.
     buckets: HashMap<K, Bucket>,
-    /// No full buckets are looked for before.
+    /// The earliest time of the next search for full buckets.
     sweep_after: Option<Instant>,
 }
 
@@ -80,12 +79,12 @@ pub struct TokenBuckets<K> {
 #[derive(Debug, Clone, Copy)]
 struct Bucket {
     full_at: Instant,
-    /// In which a token came when this was noted.
+    /// The time to add a token when the bucket was stored.
     interval: Duration,
 }
 
 impl Bucket {
-    /// The time until it is full, where a token comes in `rate.interval` from now on.
+    /// The time until it is full if a token is added every `rate.interval` from now on.
     fn missing(self, rate: Rate, now: Instant) -> Duration {
         let missing = self.full_at.saturating_duration_since(now);
         if self.interval == rate.interval {
@@ -99,7 +98,7 @@ impl Bucket {
 }
 
 impl<K: Eq + Hash> TokenBuckets<K> {
-    /// Full buckets, of which at most `keys_max` are kept in memory once they are less than full.
+    /// Full buckets. At most `keys_max` are stored once they are less than full.
     pub fn new(keys_max: usize) -> TokenBuckets<K> {
         TokenBuckets {
             keys_max,
@@ -108,7 +107,7 @@ impl<K: Eq + Hash> TokenBuckets<K> {
         }
     }
 
-    /// Takes a token of `key`, whose bucket fills at `rate`, at `now`, which never goes back.
+    /// Takes a token of `key`, whose bucket fills at `rate`, at `now`, which never decreases.
     pub fn take(&mut self, key: K, rate: Rate, now: Instant) -> Result<(), Empty> {
         let Rate { burst, interval } = rate;
         let known = self.buckets.get(&key).copied();
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_never_gives_more_tokens_a_second_than_it_says() {
+    fn a_rate_never_yields_more_tokens_a_second_than_configured() {
         for tokens in [1, 2, 3, 7, 1_000, 9_999, 10_000] {
             assert_eq!(rate(tokens, 1).tokens_per_second(), u128::from(tokens));
             let interval = rate(tokens, 1).interval;
@@ -189,7 +188,7 @@ mod tests {
         assert_eq!(buckets.take((), fast, start), Ok(()), "the fourth");
         let wait = Duration::from_millis(100);
         assert_eq!(buckets.take((), fast, start), Err(Empty::Bucket { wait }));
-        // Back at the slow rate the next token takes a second, and a smaller bucket is empty, not in debt.
+        // At the slow rate again, the next token takes a second; a smaller bucket is empty, not in debt.
         let wait = SECOND;
         assert_eq!(buckets.take((), slow, start), Err(Empty::Bucket { wait }));
         let small = rate(1, 2);

@@ -1,31 +1,31 @@
-//! Which trace a request belongs to, by W3C Trace Context (Recommendation of 2021, version 00 of the header), and whether it
-//! is recorded.
+//! Which trace a request belongs to, by W3C Trace Context (Recommendation of 2021, version 00 of the header), and whether it is
+//! recorded.
 //!
-//! Invariants: a valid trace of the caller's goes on, with its flags; whether it is recorded is the caller's decision then. Else
-//! a trace begins here, recorded for the configured share of them.
+//! Invariants: a valid trace of the caller is continued with its flags, and the caller decides whether it is recorded. Otherwise
+//! a new trace begins, and the configured share of these is recorded.
 
 use super::octets::push_hex;
 
 /// Characters of a header of version 00.
 const HEADER_CHARS: usize = 55;
-/// The flag that says that the caller records the trace.
+/// The flag for a trace that the caller records.
 const SAMPLED: u8 = 0x01;
-/// Bits of a trace id that are random by whoever made it (Trace Context level 2, "random trace id").
+/// Bits of a trace id that are random whatever system made it (Trace Context level 2, "random trace id").
 const RANDOM_BITS: u32 = 56;
 
-/// A trace as its header tells it.
+/// A trace, as in its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
     /// The trace; never 0.
     pub trace_id: u128,
-    /// The caller's span in it; `None` where the trace begins here. Never 0.
+    /// The caller's span, never 0; `None` if the trace begins here.
     pub parent: Option<u64>,
     /// The flags of the header.
     pub flags: u8,
 }
 
 impl TraceContext {
-    /// The caller's trace, if its header is one: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
+    /// The caller's trace, if the header is valid: `00-<32 hex>-<16 hex>-<2 hex>`, lower case, ids not all zero.
     pub fn of_header(value: &[u8]) -> Option<TraceContext> {
         let text = std::str::from_utf8(value).ok()?;
         let parts: Vec<&str> = text.split('-').collect();
@@ -50,7 +50,7 @@ impl TraceContext {
         })
     }
 
-    /// A trace that begins here, with random bits for its id, recorded if it is among so many of a hundred.
+    /// A new trace with a random id, recorded with a probability of `recorded_percent`.
     pub fn begin(random: u128, recorded_percent: u8) -> TraceContext {
         let trace_id = random.max(1);
         let part = trace_id & ((1 << RANDOM_BITS) - 1);
@@ -67,7 +67,7 @@ impl TraceContext {
         self.flags & SAMPLED != 0
     }
 
-    /// The header for whoever is called from the span with this id.
+    /// The header for a request sent from the span with this id.
     pub fn header(&self, span: u64) -> String {
         let mut header = String::with_capacity(HEADER_CHARS);
         header.push_str("00-");

@@ -1,7 +1,7 @@
-//! The request path: [`policy::admission`](crate::policy::admission) driven with the store, the rates and the clock.
+//! The request path: drives [`policy::admission`](crate::policy::admission) with the store, the rates and the clock.
 //!
-//! [`admit`] answers the questions of the machine, which alone decides what comes when and how a request ends. What this module adds are
-//! the answers, what they cost (waits, spans, metrics) and the ledger's count of refusals.
+//! [`admit`] answers the questions of the state machine, which alone decides the order of the steps and how a request ends. This
+//! module adds the answers, their cost (waits, spans, metrics) and the ledger's count of refusals.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,12 +31,13 @@ use crate::store::{
     Charge, Decision, KeyEntry, Receipt, Refusal as LedgerRefusal, StoreError, UNBOUNDED,
 };
 
-/// A key that is not in the replica is unknown only while the replica is at most this old; else the answer is a 500.
+/// A key that is missing from the replica counts as unknown only while the replica is at most this old; otherwise the answer is a
+/// 500.
 const KEYS_AGE_MAX: Duration = Duration::from_secs(5);
 
 /// The right to forward one request.
 pub type Permit = admission::Permit<Arc<KeyEntry>, Grant>;
-/// A request that goes no further.
+/// A refused request.
 pub type Refusal = admission::Refusal<Arc<KeyEntry>>;
 type Next<'a> = admission::Next<'a, Arc<KeyEntry>, Grant>;
 type Known = Caller<Arc<KeyEntry>>;
@@ -47,35 +48,35 @@ type ToCharge<'a> = admission::Ask<'a, Arc<KeyEntry>, Arc<Endpoint>>;
 pub struct Grant {
     /// Proof of its charge, to be refunded or dropped.
     pub receipt: Receipt,
-    /// Where it is forwarded: found before it was charged.
+    /// The upstream, which was found before the charge.
     pub upstream: Arc<Upstream>,
-    /// Its place among the key's requests under way, where those are limited.
+    /// Its slot among the key's requests in flight, if these are limited.
     pub slot: Option<Slot>,
 }
 
-/// A request that is let in.
+/// An admitted request.
 #[derive(Debug)]
 pub enum Admitted {
     /// To be forwarded.
     Forward(Permit),
     /// To be answered with the caller's usage; not charged.
     Usage(Usage),
-    /// To be answered with the description of the API; not charged, and no key is looked at.
+    /// To be answered with the description of the API; not charged, and without a check of the key.
     Document,
 }
 
 /// The answer to a caller who reads its usage.
 #[derive(Debug)]
 pub struct Usage {
-    /// The key that asks.
+    /// The caller's key.
     pub key: Arc<KeyEntry>,
-    /// Where it stands.
+    /// The standing of the key.
     pub standing: Standing,
     /// The body.
     pub report: Vec<u8>,
 }
 
-/// What is noted on a request's way through the steps.
+/// The notes of a request's steps.
 #[derive(Debug, Default)]
 pub struct Steps {
     /// Time spent waiting for the store.
@@ -84,7 +85,7 @@ pub struct Steps {
     pub recording: Option<Box<Recording>>,
 }
 
-/// Lets a request in, or refuses it. `steps` grows by what is noted.
+/// Admits a request, or refuses it. Notes are added to `steps`.
 ///
 /// # Errors
 /// With the refusal of the first step that fails.
@@ -149,7 +150,7 @@ pub async fn admit(
     }
 }
 
-/// What answers the questions of one request.
+/// Answers the questions of one request.
 struct Edge<'a> {
     gate: &'a Gate,
     snapshot: &'a Snapshot,
@@ -171,8 +172,8 @@ impl Edge<'_> {
         found
     }
 
-    /// By the replica of the key table alone: a key that is not in it is unknown while it is current, and known keys are
-    /// served by it while it may be used.
+    /// Looks a key up in the replica of the key table only: a missing key is unknown while the replica is current, and known keys
+    /// are served while the replica may be used.
     fn look_up(&self, key: &KeyDigest, now: Timestamp) -> Result<Known, NoKey> {
         let (gate, config) = (self.gate, &self.snapshot.config);
         let keys = gate.store.freshness();
@@ -197,7 +198,7 @@ impl Edge<'_> {
         }
     }
 
-    /// Step 7: a token, or a place in `slot`.
+    /// Step 7: takes a token, or a place in `slot`.
     fn take_room(
         &self,
         caller: &Known,
@@ -221,7 +222,7 @@ impl Edge<'_> {
         })
     }
 
-    /// Step 8: one atomic charge. The permit takes the slot with it.
+    /// Step 8: one atomic charge. The permit takes over the slot.
     async fn charge<'a>(&mut self, ask: ToCharge<'a>, slot: &mut Option<Slot>) -> Next<'a> {
         let (caller, endpoint) = (ask.caller(), ask.endpoint());
         let Some(upstream) = self.snapshot.upstream(&endpoint.upstream).cloned() else {
@@ -283,7 +284,7 @@ impl Edge<'_> {
         used
     }
 
-    /// Whether the replica holds a newer record of the key than the one that was judged.
+    /// Whether the replica has a newer record of the key than the judged one.
     fn has_changed(&self, caller: &Known) -> bool {
         let record = &caller.key.record;
         let newest = self.gate.store.keys().get(record.id);
@@ -303,7 +304,7 @@ impl Edge<'_> {
         hits.with_label_values(&[limit]).inc();
     }
 
-    /// Hands over which shares of its limit a key has come to.
+    /// Reports the shares of its limit that a key has reached.
     fn note_share(&self, caller: &Known, used: u64) {
         let standing = Standing {
             used: Some(used),
@@ -316,8 +317,8 @@ impl Edge<'_> {
         }
     }
 
-    /// Counts the refusal of an authenticated caller in the ledger, at its endpoint if there is one. The gateway's own
-    /// paths are in no ledger.
+    /// Counts the refusal of an authenticated caller in the ledger, at its endpoint if there is one. The gateway's own paths are
+    /// not in the ledger.
     fn note_refusal(&self, refusal: &Refusal) {
         let pattern = match &refusal.place {
             Some(Place::Endpoint(endpoint)) => &endpoint.pattern,
@@ -334,7 +335,7 @@ impl Edge<'_> {
     }
 }
 
-/// As what the ledger counts a refusal at an endpoint, or at none.
+/// The ledger's kind of a refusal, at an endpoint or without one.
 fn in_ledger(rejection: &Rejection) -> Option<LedgerRefusal> {
     match rejection {
         Rejection::NotFound => Some(LedgerRefusal::NotFound),

@@ -1,4 +1,4 @@
-//! The client's side of a request, in either version of HTTP: the head, the body as it comes, and the answer on its way.
+//! The client's side of a request, over HTTP/1 or HTTP/2: the head, the body as it arrives, and the answer as it is written.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::policy::http1::Version;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 
-/// What the buffer takes that a part of an answer was read into.
+/// The size of the buffer that a part of an answer was read into.
 const BUFFER_BYTES: u64 = 16 * 1024;
 
 /// A request with its client's side.
 pub struct Client<'c> {
-    /// The connection that it came on.
+    /// The connection of the request.
     pub connection: Arc<Connection>,
     /// The head.
     pub head: RequestHead,
@@ -29,15 +29,15 @@ pub struct Client<'c> {
     bytes_sent: usize,
 }
 
-/// What the request came over.
+/// The transport of a request.
 pub enum Side<'c> {
-    /// The connection, which has no other request meanwhile.
+    /// The connection, which has no other request in the meantime.
     Http1(Http1Side<'c>),
     /// One of the connection's streams.
     Http2(Box<Http2Side>),
 }
 
-/// A piece of an answer; each has whether the answer ends with it.
+/// A piece of an answer, and whether the answer ends with it.
 #[derive(Debug)]
 pub enum Piece {
     /// A head: of an interim answer, or of the final one.
@@ -47,22 +47,22 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// What it takes of memory, about.
+    /// The approximate memory that it occupies.
     pub fn held_bytes(&self) -> u64 {
         match self {
             Piece::Head(head, _) => head.fields.bytes() as u64,
-            // A part holds the buffer that it was read into.
+            // A part keeps the whole buffer that it was read into.
             Piece::Part(part, _) => (part.len() as u64).max(BUFFER_BYTES),
         }
     }
 }
 
-/// The head of an answer, but for what belongs to a version of HTTP and frames its body.
+/// The head of an answer, without the fields that are specific to an HTTP version or frame its body.
 #[derive(Debug)]
 pub struct Head {
     /// The status.
     pub status: StatusCode,
-    /// The length of the body that a `GET` has, where it is known.
+    /// The length of the body in the answer to a `GET`, if known.
     pub length: Option<u64>,
     /// All other fields.
     pub fields: FieldList,
@@ -85,12 +85,12 @@ impl<'c> Client<'c> {
         self.side
     }
 
-    /// Whether it came over HTTP/2.
+    /// Whether the request was received over HTTP/2.
     pub fn is_http2(&self) -> bool {
         self.head.version() == Version::Http2
     }
 
-    /// Whether there is nothing more of the body to read.
+    /// Whether the body has been read completely.
     pub fn is_body_done(&self) -> bool {
         match &self.side {
             Side::Http1(side) => side.is_body_done(),
@@ -106,10 +106,10 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Reads a part of the body; `None` at its end. Can be dropped and called again: nothing is lost.
+    /// Reads a part of the body; `None` at its end. Cancel-safe.
     ///
     /// # Errors
-    /// If the client is gone, the body breaks its framing, or it comes too late.
+    /// If the client has disconnected, the body violates its framing, or it arrives too late.
     pub async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         match &mut self.side {
             Side::Http1(side) => side.read().await,
@@ -117,7 +117,7 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Waits until the client is gone.
+    /// Waits until the client disconnects.
     pub async fn gone(&mut self) -> Failure {
         match &mut self.side {
             Side::Http1(side) => side.gone().await,
@@ -125,30 +125,30 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Reads the rest of the body and throws it away, for at most `timeout`.
+    /// Reads and discards the rest of the body, for at most `timeout`.
     pub async fn drain(&mut self, timeout: Duration) {
         let drained = async { while let Ok(Some(_)) = self.read().await {} };
         let _ = tokio::time::timeout(timeout, drained).await;
     }
 
-    /// Has an HTTP/1 connection closed behind the answer.
+    /// Closes an HTTP/1 connection after the answer.
     pub fn close_after(&mut self) {
         if let Side::Http1(side) = &mut self.side {
             side.close_after();
         }
     }
 
-    /// Says that the answer is not whole: an HTTP/1 connection ends with it, at once.
+    /// Marks the answer as incomplete: an HTTP/1 connection ends at once.
     pub fn break_off(&mut self) {
         if let Side::Http1(side) = &mut self.side {
             side.break_off();
         }
     }
 
-    /// Asks for the body (RFC 9110 section 15.2.1). Over HTTP/2 nothing waits for it.
+    /// Sends 100 (Continue) to ask for the body (RFC 9110 section 15.2.1). Over HTTP/2 no client waits for it.
     ///
     /// # Errors
-    /// If the client is gone.
+    /// If the client has disconnected.
     pub async fn ask_for_body(&mut self) -> Result<(), Failure> {
         match &mut self.side {
             Side::Http1(side) => side.ask_for_body().await,
@@ -156,10 +156,10 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// Writes pieces of the answer, down to the socket over HTTP/1, and over HTTP/2 as far as the client's windows let them go.
+    /// Writes pieces of the answer: over HTTP/1 down to the socket, over HTTP/2 as far as the client's windows allow.
     ///
     /// # Errors
-    /// If the client is gone, or takes too little for too long.
+    /// If the client has disconnected, or reads too little for too long.
     pub async fn write(&mut self, pieces: Vec<Piece>) -> Result<(), Failure> {
         for piece in pieces {
             match piece {
@@ -189,7 +189,7 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// The status of the final answer, once its head was written.
+    /// The status of the final answer, once its head is written.
     pub fn status(&self) -> Option<StatusCode> {
         self.status
     }
@@ -207,8 +207,8 @@ impl<'c> Client<'c> {
         }
     }
 
-    /// For how long the connection has refused bytes so far, in all its requests. HTTP/2 connections are shared: there it is how long
-    /// this request was left alone because of the client.
+    /// How long the connection has refused bytes so far, over all its requests. HTTP/2 connections are shared: there it is how
+    /// long this request was paused because of the client.
     pub fn blocked(&self) -> Duration {
         match &self.side {
             Side::Http1(side) => side.blocked(),

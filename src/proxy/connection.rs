@@ -2,20 +2,20 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`census`] | how many connections there are, in all and of each client address |
-//! | [`opening`] | which protocol a connection speaks |
+//! | [`census`] | the number of connections, in all and of each client address |
+//! | [`opening`] | the protocol of a connection |
 //! | [`http1`] | a connection over HTTP/1, and a request on it |
 //! | [`streams`], [`http2`] | a connection over HTTP/2, and a request on one of its streams |
 //! | [`guard`] | the stream below the HTTP/2 library, watched for floods |
-//! | [`allowance`] | what the requests of an HTTP/2 connection hold in memory while its client takes nothing |
-//! | [`redirect`] | a connection without TLS that is led to HTTPS |
-//! | [`refusal`] | the answer to a head that cannot be read, its line in the log and its traces in the metrics |
-//! | [`timer`] | one deadline after another on one timer |
+//! | [`allowance`] | the memory of an HTTP/2 connection's requests while its client does not read |
+//! | [`redirect`] | a connection without TLS that is redirected to HTTPS |
+//! | [`refusal`] | the answer to a head that cannot be read, its line in the access log and its metrics |
+//! | [`timer`] | successive deadlines on one timer |
 //! | [`transport`] | TCP, with TLS or without |
 //! | [`writes`] | gathered writes, and clients that do not read them |
 //!
-//! Invariants: every request whose end could be read in two ways is refused here; an idle connection holds no buffer of its own; no wait
-//! is without a deadline.
+//! Invariants: every request whose end could be read in two ways is refused here; an idle connection holds no buffer of its own;
+//! every wait has a deadline.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,14 +40,14 @@ pub mod timer;
 pub mod transport;
 pub mod writes;
 
-/// What a connection and the requests on it have in common.
+/// The state shared by a connection and its requests.
 #[derive(Debug)]
 pub struct Connection {
     /// The client's address.
     pub client: SocketAddr,
-    /// The same without its port, as upstreams are told.
+    /// The address without its port, as sent to upstreams.
     pub address: HeaderValue,
-    /// Whether it is over TLS.
+    /// Whether the connection is over TLS.
     pub is_encrypted: bool,
     retired: AtomicBool,
     retire: Notify,
@@ -55,12 +55,12 @@ pub struct Connection {
     malformed: AtomicU32,
 }
 
-/// Heads over HTTP/2 without a usable target or host on one connection before it takes no further request. Over HTTP/1 the first
-/// one ends it.
+/// The number of heads over HTTP/2 without a usable target or host after which a connection accepts no further request. Over
+/// HTTP/1 the first one ends it.
 const MALFORMED_MAX: u32 = 32;
 
 impl Connection {
-    /// A connection that has just been accepted.
+    /// A newly accepted connection.
     pub fn new(client: SocketAddr, is_encrypted: bool) -> Arc<Connection> {
         Arc::new(Connection {
             client,
@@ -73,14 +73,14 @@ impl Connection {
         })
     }
 
-    /// Lets the connection end with the requests under way: it takes no further one.
+    /// Ends the connection after the requests in flight: no further one is accepted.
     pub fn retire(&self) {
         if !self.retired.swap(true, Ordering::AcqRel) {
             self.retire.notify_one();
         }
     }
 
-    /// Whether it takes no further request.
+    /// Whether the connection accepts no further request.
     pub fn is_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire)
     }
@@ -93,20 +93,20 @@ impl Connection {
         }
     }
 
-    /// Returns when it has been retired.
+    /// Returns once the connection is retired.
     pub async fn retired(&self) {
         if !self.is_retired() {
             self.retire.notified().await;
         }
     }
 
-    /// Says that its last answer, which was to end with it, is not whole: it is reset, since a plain end would say the opposite
-    /// (RFC 9112 section 8).
+    /// Marks the last answer, which was to end with the connection, as incomplete: the connection is reset, because a normal
+    /// close would mark the answer as complete (RFC 9112 section 8).
     pub fn break_off(&self) {
         self.broken_off.store(true, Ordering::Release);
     }
 
-    /// Whether it is to be reset.
+    /// Whether the connection is to be reset.
     pub fn is_broken_off(&self) -> bool {
         self.broken_off.load(Ordering::Acquire)
     }

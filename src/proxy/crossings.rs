@@ -1,8 +1,8 @@
-//! Which keys have come near their limits: seen in what charges say anyway, handed over to whoever tells of it.
+//! Which keys have come near their limits: derived from the results of charges, and passed to the task that reports them.
 //!
-//! A key is looked at with each charge and each refusal for lack of units. What has been handed over is remembered until
-//! its day ends, so a share that was missed (a restart, a store that was away) is seen with the key's next request, and one
-//! that was seen costs no more than a look into a table. Nothing here waits, and nothing is told here.
+//! A key is examined with each charge and each refusal for lack of units. Reported shares are remembered until their day ends. A
+//! share that was missed (a restart, an unreachable store) is noticed with the key's next request; one that was reported costs no
+//! more than a table look-up. Nothing here waits or sends.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -16,12 +16,12 @@ use crate::policy::crossing::{Crossing, Share, Shares};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::Standing;
 
-/// Crossings that wait to be told; some 2 MiB.
+/// Crossings that wait to be reported; about 2 MiB.
 const WAITING_MAX: usize = 10_000;
-/// Keys of which is remembered what was handed over; some 16 MiB.
+/// Keys whose crossings are remembered; about 16 MiB.
 const SEEN_MAX: usize = 250_000;
 
-/// There is no room: it will be seen again with the key's next request.
+/// There is no room: the crossing is noticed again with the key's next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
@@ -36,15 +36,15 @@ pub struct Crossings {
 struct State {
     seen: HashMap<KeyId, Seen>,
     waiting: VecDeque<Crossing>,
-    /// Whether one was taken out that is not told yet.
+    /// Whether a crossing was taken out and is not reported yet.
     taken: bool,
 }
 
-/// What was handed over of a key.
+/// The noticed shares of a key.
 #[derive(Debug, Clone, Copy)]
 struct Seen {
     date: Date,
-    /// The bit of each share's hundredths.
+    /// One bit for each share, at its hundredths.
     shares: u128,
 }
 
@@ -61,11 +61,11 @@ fn bit(share: Share) -> u128 {
 }
 
 impl Crossings {
-    /// A key with this record stands there. Hands over what shares it has come to that were not seen before.
-    /// Cost below the first share: a multiplication for each.
+    /// Examines a key with this record and standing, and queues the shares that it has newly reached. Cost below the first share:
+    /// a multiplication for each.
     ///
     /// # Errors
-    /// [`Full`], where it could not be remembered or handed over.
+    /// [`Full`], if the crossing could not be remembered or queued.
     pub fn look(
         &self,
         shares: &Shares,
@@ -107,7 +107,7 @@ impl Crossings {
         Ok(())
     }
 
-    /// The next that is to be told; waits for one.
+    /// The next crossing to report; waits for one.
     pub async fn next(&self) -> Crossing {
         loop {
             let come = self.come.notified();
@@ -118,23 +118,23 @@ impl Crossings {
         }
     }
 
-    /// The one that was taken out last is told.
-    pub fn told(&self) {
+    /// Marks the last crossing taken out as reported.
+    pub fn mark_reported(&self) {
         self.state.lock().taken = false;
     }
 
-    /// Whether none is left to be told.
-    pub fn is_told(&self) -> bool {
+    /// Whether all crossings are reported.
+    pub fn all_reported(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.taken
     }
 
-    /// Forgets all that was seen: the next request of each key shows it again.
+    /// Forgets all noticed shares: they are noticed again with each key's next request.
     pub fn forget(&self) {
         self.state.lock().seen.clear();
     }
 
-    /// Forgets what was seen on days before `today`.
+    /// Forgets the shares of days before `today`.
     pub fn sweep(&self, today: Date) {
         self.state.lock().seen.retain(|_, seen| seen.date >= today);
     }

@@ -1,10 +1,10 @@
-//! An answer's body on its way through a content coding, part by part.
+//! The body of an answer in a content coding, part by part.
 //!
-//! Every part that comes leaves at once, whole: a client of a stream of events waits for none of them. What ends a coded body is
-//! written only when the upstream has ended its own, so that an answer which breaks off is cut for its decoder too.
+//! Every part that arrives is sent at once and whole: a client of an event stream never waits for one. The end of a coded body is
+//! written only after the upstream has ended its own, so an interrupted answer is cut for its decoder too.
 //!
-//! Levels are what was measured on JSON of this kind (2 to 88 kB, one core): zstd 1 makes 22 to 11 % of it for 1 to 11 µs/kB, gzip 4
-//! makes 24 to 12 % for 4 to 7. Each level above takes more time and saves a hundredth more, or less.
+//! Levels were measured on JSON of this kind (2 to 88 kB, one core): zstd 1 reduces it to 22 to 11 % for 1 to 11 µs/kB, gzip 4 to
+//! 24 to 12 % for 4 to 7. Each level above takes more time and saves a hundredth more, or less.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -17,7 +17,7 @@ use crate::policy::compression::Coding;
 
 const GZIP_LEVEL: u32 = 4;
 const ZSTD_LEVEL: i32 = 1;
-/// The binary logarithm of how far back a coded body refers: 64 KiB, twice what gzip does, and little enough for any decoder.
+/// The binary logarithm of the window: 64 KiB, twice that of gzip, and small enough for any decoder.
 const ZSTD_WINDOW: u32 = 16;
 
 /// A body that has begun and has not ended.
@@ -29,10 +29,10 @@ pub enum Encoder {
 }
 
 impl Encoder {
-    /// A body of which nothing has come.
+    /// An empty body.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn new(coding: Coding) -> io::Result<Encoder> {
         match coding {
             Coding::Gzip => {
@@ -48,7 +48,7 @@ impl Encoder {
         }
     }
 
-    /// About what it takes of memory, measured in bodies of up to 88 kB.
+    /// Its approximate memory, measured with bodies of up to 88 kB.
     pub fn held_bytes(&self) -> u64 {
         match self {
             Encoder::Gzip(_) => 384 * 1024,
@@ -56,10 +56,10 @@ impl Encoder {
         }
     }
 
-    /// What a part becomes, so that a decoder can read it whole.
+    /// Encodes a part so that a decoder can read it completely.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn part(&mut self, part: &[u8]) -> io::Result<Bytes> {
         let made = match self {
             Encoder::Gzip(encoder) => {
@@ -76,10 +76,10 @@ impl Encoder {
         Ok(made.into())
     }
 
-    /// What the last part becomes, with the end of the body.
+    /// Encodes the last part and the end of the body.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory.
     pub fn end(self, last: &[u8]) -> io::Result<Bytes> {
         let made = match self {
             Encoder::Gzip(mut encoder) => {
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// What a decoder has made of so much, and whether that was the end.
+    /// What a decoder returns for these bytes, and whether it reached the end.
     fn decoded(coding: Coding, coded: &[u8]) -> (Vec<u8>, bool) {
         let mut body = Vec::new();
         let ended = match coding {

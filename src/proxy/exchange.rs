@@ -1,4 +1,4 @@
-//! What is known of one request between its head and its line in the access log.
+//! The state of one request between its head and its line in the access log.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,37 +28,36 @@ mod charged;
 
 use charged::Charged;
 
-/// Between two parts of a body, a shorter wait for the client says nothing: networks do that.
+/// A shorter wait for the client between two parts of a body does not count: networks cause those.
 const LONG_WAIT_MIN: Duration = Duration::from_millis(100);
-/// How long it may take to pass on what the system had received from the upstream while the client did not read: a few
-/// megabytes.
+/// How long it may take to forward what the system had received from the upstream while the client did not read: a few megabytes.
 const LATELY: Duration = Duration::from_secs(5);
 
-/// A request under way.
+/// A request in flight.
 #[derive(Debug)]
 pub struct Exchange {
-    /// The configuration it began with and keeps.
+    /// The configuration when it began, kept to its end.
     pub snapshot: Arc<Snapshot>,
     /// When its header had been read, for durations.
     pub started: Instant,
     /// The same on the wall clock.
     pub time: Timestamp,
-    /// Its id; empty until its head was looked at.
+    /// Its id; empty until its head is examined.
     pub request_id: HeaderValue,
-    /// What browsers are told of TLS, if they are.
+    /// The `Strict-Transport-Security` of its answer, if any.
     pub hsts: Option<HeaderValue>,
-    /// Where the request comes from, once its header has been looked at.
+    /// The origin of the request, once its header is examined.
     pub origin: Option<Origin>,
-    /// What is noted on its way through the steps, and after.
+    /// The notes of its steps.
     pub steps: Steps,
-    /// How far it has come.
+    /// Its stage.
     pub stage: Stage,
-    /// Why it was not forwarded to its end, although it was answered.
+    /// Why it was not forwarded completely, although it was answered.
     pub cause: Option<String>,
     _in_flight: InFlight,
 }
 
-/// How far a request has come.
+/// The stage of a request.
 #[derive(Debug)]
 pub enum Stage {
     /// Not decided yet.
@@ -67,18 +66,18 @@ pub enum Stage {
     Refused(Refusal),
     /// Served by the gateway itself.
     Served(Served),
-    /// On its way to the upstream and back.
+    /// Being forwarded.
     Forwarding(Box<Forwarding>),
 }
 
-/// A request for one of the gateway's own paths.
+/// A request for a path that the gateway answers itself.
 #[derive(Debug)]
 pub struct Served {
     /// The path.
     pub path: OwnPath,
-    /// The key that asked, if one had to.
+    /// The caller's key, if one is required.
     pub key: Option<Arc<KeyEntry>>,
-    /// How it ended, unless served whole.
+    /// How it ended, unless served completely.
     pub ending: Option<Ending>,
 }
 
@@ -89,59 +88,59 @@ pub struct Forwarding {
     pub key: Arc<KeyEntry>,
     /// The endpoint.
     pub endpoint: Arc<Endpoint>,
-    /// Where the key stands, after a refund without the request.
+    /// The standing of the key; after a refund without this request.
     pub standing: Standing,
-    /// What an enforced tier would have refused it for.
+    /// The limit of the tier that would have refused it if enforced.
     pub waived: Option<Waived>,
     /// Units charged.
     pub units: u32,
-    /// The upstream it goes to.
+    /// The upstream.
     pub upstream: Arc<Upstream>,
     /// Attempts so far.
     pub attempts: u32,
     /// Its place at the server of the present attempt.
     assignment: Option<Assignment>,
-    /// The servers of the attempts before.
+    /// The servers of earlier attempts.
     tried: Vec<Arc<Server>>,
-    /// Whether the next attempt is made on a connection of its own.
+    /// Whether the next attempt uses a new connection.
     anew: bool,
-    /// When it was forwarded first.
+    /// When it was first forwarded.
     pub since: Instant,
-    /// How long after that the upstream's header came.
+    /// How long after that the upstream's header arrived.
     pub header_after: Option<Duration>,
-    /// What compresses the answer's body, until that has ended.
+    /// The encoder of the answer's body, until the body has ended.
     pub encoder: Option<Box<Encoder>>,
-    /// What that holds.
+    /// The memory of the encoder.
     pub encoder_held: Option<Held>,
-    /// Request body bytes passed on.
+    /// Bytes of the request's body that were forwarded.
     pub request_body_bytes: usize,
-    /// Whether that is all of the request's body.
+    /// Whether they are the whole body of the request.
     pub request_whole: bool,
-    /// When the client let the gateway wait.
+    /// When the gateway waited for the client.
     pub client_waits: ClientWaits,
-    /// How it ended, unless served whole.
+    /// How it ended, unless served completely.
     pub ending: Option<Ending>,
     charged: Charged,
-    /// Its place among the key's requests under way, where those are limited.
+    /// Its slot among the key's requests in flight, if these are limited.
     slot: Option<Slot>,
 }
 
 /// When the client's connection refused bytes for long.
 ///
-/// What an upstream sent before it broke off is still passed on, so that the break comes to light only some time after
-/// a client that had stopped reading has gone on.
+/// What an upstream sent before it broke off is still forwarded, so the break is noticed only some time after a client that had
+/// stopped reading has continued.
 #[derive(Debug)]
 pub struct ClientWaits {
-    /// Refused in the connection's requests before this one.
+    /// Refused in earlier requests of the connection.
     before: Duration,
     /// Refused so far, over the whole connection.
     refused: Duration,
-    /// When the last long wait was over.
+    /// When the last long wait ended.
     long_wait_over: Option<Instant>,
 }
 
 impl ClientWaits {
-    /// For a request on a connection that has refused bytes for this long in all its requests before.
+    /// For a request on a connection that has refused bytes for this long in earlier requests.
     pub fn of_connection(before: Duration) -> ClientWaits {
         ClientWaits {
             before,
@@ -150,12 +149,12 @@ impl ClientWaits {
         }
     }
 
-    /// How long the client has let this request wait in all.
+    /// How long this request has waited for the client in all.
     pub fn in_all(&self) -> Duration {
         self.refused.saturating_sub(self.before)
     }
 
-    /// Notes for how long the connection has refused bytes up to `now`.
+    /// Notes how long the connection has refused bytes up to `now`.
     pub fn note(&mut self, refused: Duration, now: Instant) {
         if refused.saturating_sub(self.refused) >= LONG_WAIT_MIN {
             self.long_wait_over = Some(now);
@@ -163,36 +162,36 @@ impl ClientWaits {
         self.refused = refused;
     }
 
-    /// Whether an upstream that is seen to have broken off at `now` did so while the gateway waited for the client.
+    /// Whether an upstream whose break is noticed at `now` broke off while the gateway waited for the client.
     pub fn was_waiting(&self, now: Instant) -> bool {
         self.long_wait_over
             .is_some_and(|over| now.saturating_duration_since(over) < LATELY)
     }
 }
 
-/// How a forwarded request ended otherwise than served whole.
+/// How a forwarded request ended if not served completely.
 #[derive(Debug)]
 pub enum Ending {
-    /// The gateway answered in the upstream's place.
+    /// The gateway answered instead of the upstream.
     Rejected(Rejection),
-    /// The upstream broke off after its header had been passed on.
+    /// The upstream broke off after its header had been forwarded.
     Cut,
-    /// The client went away.
+    /// The client disconnected.
     ClientClosed,
 }
 
-/// Why units are given back.
+/// Why units are refunded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefundReason {
     /// The request ended in a 500.
     Failed,
     /// The answer was cut.
     Cut,
-    /// The client gave up on an upstream that had been silent for long.
+    /// The client disconnected after the upstream had been silent for long.
     Slow,
     /// The request's body was refused while it was forwarded.
     Body,
-    /// The client went before anything was sent to an upstream.
+    /// The client disconnected before anything was sent to an upstream.
     Unsent,
 }
 
@@ -225,7 +224,7 @@ impl Exchange {
         }
     }
 
-    /// Keeps the client's request id if it is acceptable and no API key of ours, else makes one.
+    /// Keeps the client's request id if it is acceptable and not an API key of ours, else makes one.
     pub fn identify(&mut self, client_sent: Option<&[u8]>) {
         let prefix = &self.snapshot.config.keys.prefix;
         let kept = client_sent.and_then(|sent| request_id::kept(sent, prefix));
@@ -243,7 +242,7 @@ impl Exchange {
         self.request_id.to_str().unwrap_or_default()
     }
 
-    /// The forwarding under way, if it has come so far.
+    /// The forwarding, if the request has reached that stage.
     pub fn forwarding(&mut self) -> Option<&mut Forwarding> {
         match &mut self.stage {
             Stage::Forwarding(forwarding) => Some(forwarding),
@@ -253,7 +252,7 @@ impl Exchange {
 }
 
 impl Served {
-    /// About to be served.
+    /// A request about to be served.
     pub fn new(path: OwnPath, key: Option<Arc<KeyEntry>>) -> Served {
         Served {
             path,
@@ -264,8 +263,8 @@ impl Served {
 }
 
 impl Forwarding {
-    /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's
-    /// connection has refused bytes so far.
+    /// Begins with a permit; its receipt is kept until it is refunded. `client_blocked` is how long the client's connection has
+    /// refused bytes so far.
     pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
@@ -293,15 +292,15 @@ impl Forwarding {
             request_body_bytes: 0,
             request_whole: false,
             client_waits: ClientWaits::of_connection(client_blocked),
-            // Until it has ended otherwise.
+            // The initial value, replaced by any other end.
             ending: Some(Ending::Cut),
             charged: Charged::new(gate.clone(), receipt),
             slot,
         }
     }
 
-    /// Begins an attempt, at another server than those before where there is one. Returns the server's description, and whether the
-    /// attempt is made on a connection of its own.
+    /// Begins an attempt, at another server than before if there is one. Returns the server's description, and whether the
+    /// attempt uses a new connection.
     pub fn attempt(&mut self) -> Option<(Box<HttpPeer>, bool)> {
         self.attempts += 1;
         self.header_after = None;
@@ -322,7 +321,7 @@ impl Forwarding {
         Some((peer, self.anew))
     }
 
-    /// Asks for a connection of its own in further attempts: where one that was kept had ended, so may all others of the same server.
+    /// Requires a new connection for further attempts: if a kept connection had ended, so may all others of the same server.
     pub fn connect_anew(&mut self) {
         self.anew = true;
     }
@@ -332,33 +331,33 @@ impl Forwarding {
         self.assignment.as_ref().map(Assignment::server)
     }
 
-    /// Whether another attempt is allowed: there is one left, and time for it.
+    /// Whether another attempt is allowed: there is one left, and enough time.
     pub fn may_retry(&self) -> bool {
         self.attempts <= self.upstream.retries && !self.is_over_time()
     }
 
-    /// The same, at a server that has not had the request.
+    /// Whether another attempt is allowed at a server that has not had the request.
     pub fn may_try_another(&self) -> bool {
         let another = |server| self.upstream.has_another(server, &self.tried);
         self.may_retry() && self.server().is_some_and(another)
     }
 
-    /// Notes that the present server did its part.
+    /// Notes that the present server succeeded.
     pub fn note_served(&self) {
         if let Some(server) = self.server() {
             self.upstream.note_served(server);
         }
     }
 
-    /// Notes that it did not.
+    /// Notes that the present server failed.
     pub fn note_failed(&self, gate: &Gate) {
         if let Some(server) = self.server() {
             self.upstream.note_failed(server, &gate.metrics);
         }
     }
 
-    /// Says that the upstream has nothing more to do for the request: the key may have another one under way. Called
-    /// before the end of an answer is written, so that a client that has read it whole finds the place free.
+    /// Releases the key's slot: the upstream has nothing more to do for the request. Called before the end of an answer is
+    /// written, so that a client that has read it completely finds the slot free.
     pub fn leave(&mut self) {
         self.slot = None;
     }
@@ -368,40 +367,40 @@ impl Forwarding {
         self.charged.note_sent();
     }
 
-    /// Whether something of the request was sent, to any server.
+    /// Whether any part of the request was sent, to any server.
     pub fn was_sent(&self) -> bool {
         self.charged.was_sent()
     }
 
-    /// Gives the units back, without waiting for that, unless something of the request was sent.
+    /// Refunds the units, without waiting, unless any part of the request was sent.
     pub fn give_up_unsent(&mut self) {
         self.charged.give_up_unsent();
     }
 
-    /// Gives the units back, once; a second call does nothing.
+    /// Refunds the units, once; a second call does nothing.
     pub async fn refund(&mut self, reason: RefundReason) {
         if let Some(used) = self.charged.refund(reason).await {
             self.standing.used = used;
         }
     }
 
-    /// Whether the upstream has had more than `timeouts.total`.
+    /// Whether the upstream has taken longer than `timeouts.total`.
     pub fn is_over_time(&self) -> bool {
         self.since.elapsed() > self.upstream.timeouts.total
     }
 
-    /// The same without the time for which the client let the gateway wait.
+    /// The same, minus the time for which the gateway waited for the client.
     pub fn is_over_time_without(&self, waited: Duration) -> bool {
         self.since.elapsed().saturating_sub(waited) > self.upstream.timeouts.total
     }
 
-    /// Whether the units were given back.
+    /// Whether the units were refunded.
     pub fn refunded(&self) -> bool {
         self.charged.refunded()
     }
 }
 
-/// Counts a request as being answered while it lives, however it ends.
+/// Counts a request as in flight while it exists, however it ends.
 #[derive(Debug)]
 struct InFlight(IntGauge);
 
@@ -433,7 +432,7 @@ mod tests {
         assert!(!waits.was_waiting(start), "many short waits");
         waits.note(Duration::from_millis(20 * 99 + 100), start + second);
         assert!(waits.was_waiting(start + second));
-        // What the system had received meanwhile goes out.
+        // The system's received bytes are sent.
         waits.note(Duration::from_millis(20 * 99 + 100), start + 2 * second);
         assert!(waits.was_waiting(start + 5 * second));
         assert!(!waits.was_waiting(start + 6 * second));

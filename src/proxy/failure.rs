@@ -1,5 +1,5 @@
-//! Why a forwarding did not end with a whole answer: whose fault that was, whether another attempt may help, what the client gets
-//! instead and whether the units go back.
+//! Why a forwarding ended without a complete answer: whose fault it was, whether another attempt may succeed, what the client
+//! gets, and whether the units are refunded.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -15,85 +15,85 @@ use crate::policy::rejection::{Malformed, Rejection};
 /// The end of an attempt, or of the whole forwarding, before the client had its answer.
 #[derive(Debug)]
 pub struct Failure {
-    /// Whose fault it was.
+    /// The side at fault.
     pub fault: Fault,
-    /// What happened, for the access log.
+    /// The cause, for the access log.
     cause: String,
 }
 
-/// Whose fault a failure was.
+/// The side at fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The client's.
     Client(ClientFault),
     /// The upstream's.
     Server(ServerFault),
-    /// The gateway's own.
+    /// The gateway.
     Gateway,
 }
 
-/// What a client did.
+/// A fault of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientFault {
-    /// It closed its connection, or reset its stream.
+    /// The client closed its connection, or reset its stream.
     Gone,
-    /// It took too little of the answer for too long.
+    /// The client read too little of the answer for too long.
     Slow,
-    /// Its body did not come in time.
+    /// The body did not arrive in time.
     Late,
-    /// Its body breaks the rules of its framing.
+    /// The body violates the rules of its framing.
     Malformed,
-    /// Its body is larger than `limits.body_bytes`.
+    /// The body is larger than `limits.body_bytes`.
     TooLarge,
 }
 
-/// What a server did.
+/// A fault of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerFault {
     /// No connection was made: nothing was sent.
     Unreached,
-    /// It answered that it has not looked at the request: REFUSED_STREAM, or a GOAWAY that leaves it out (RFC 9113 section 8.7). That
-    /// is how servers stop and how they keep their load down; it is no fault.
+    /// The server reported that it has not processed the request: REFUSED_STREAM, or a GOAWAY that excludes it (RFC 9113 section
+    /// 8.7). Servers do this to shut down and to limit their load; it is not held against them.
     Unprocessed,
-    /// It asked for HTTP/1.1 on a connection over HTTP/2.
+    /// The server requested HTTP/1.1 on a connection over HTTP/2.
     WantsHttp1,
-    /// It did not agree to HTTP/2 where nothing else is to be spoken.
+    /// The server did not agree to HTTP/2, which is the only configured protocol.
     NotHttp2,
-    /// What it sent is no HTTP/2.
+    /// The server sent invalid HTTP/2.
     InvalidHttp2,
     /// The connection or the stream ended before the answer did.
     Broken {
-        /// Nothing of an answer had come: on a connection that had been used before, it may have ended before the request.
+        /// No part of an answer had arrived: a reused connection may have ended before the request.
         unanswered: bool,
-        /// The server ended the stream, with a frame that names a reason.
+        /// The server ended the stream with a frame that states a reason.
         by_reset: bool,
     },
-    /// It sent nothing for too long.
+    /// The server sent nothing for too long.
     Silent,
-    /// It took nothing of the request's body for too long.
+    /// The server read nothing of the request's body for too long.
     Blocked,
-    /// Its answer cannot be read in one way only.
+    /// The answer cannot be read in one way only.
     Malformed,
-    /// Its status is one of a server that cannot serve now, where another one may.
+    /// The status means that this server is temporarily unavailable, and another one may not be.
     Away,
-    /// Its status is one that means that the gateway or the upstream failed.
+    /// The status means that the gateway or the upstream failed.
     Status,
     /// The exchange took longer than the upstream's `timeouts.total`.
     OverTime,
 }
 
 impl Failure {
-    /// By the client.
+    /// A failure of the client.
     pub fn client(fault: ClientFault, cause: impl fmt::Display) -> Failure {
         Failure::new(Fault::Client(fault), format!("client: {cause}"))
     }
 
-    /// By the upstream.
+    /// A failure of the upstream.
     pub fn server(fault: ServerFault, cause: impl fmt::Display) -> Failure {
         Failure::new(Fault::Server(fault), format!("upstream: {cause}"))
     }
 
-    /// By an upstream whose connection ended, with nothing of an answer before it where it is `unanswered`.
+    /// A failure of an upstream whose connection ended, with no part of an answer before it if `unanswered`.
     pub fn broken(unanswered: bool, cause: impl fmt::Display) -> Failure {
         let by_reset = false;
         let fault = ServerFault::Broken {
@@ -103,19 +103,19 @@ impl Failure {
         Failure::server(fault, cause)
     }
 
-    /// By the gateway.
+    /// A failure of the gateway.
     pub fn gateway(cause: impl fmt::Display) -> Failure {
         Failure::new(Fault::Gateway, format!("gateway: {cause}"))
     }
 
-    /// The client takes nothing of the answers before this one.
+    /// The client does not read the answers before this one.
     pub fn given_up() -> Failure {
-        Failure::client(ClientFault::Slow, "it does not read")
+        Failure::client(ClientFault::Slow, "does not read its answers")
     }
 
     /// The upstream took too long.
     pub fn over_time() -> Failure {
-        let cause = "it took longer than timeouts.total";
+        let cause = "took longer than timeouts.total";
         Failure::server(ServerFault::OverTime, cause)
     }
 
@@ -123,14 +123,14 @@ impl Failure {
         Failure { fault, cause }
     }
 
-    /// The same failure with more about it.
+    /// The same failure with an addition to its cause.
     pub fn with(mut self, more: impl fmt::Display) -> Failure {
         self.cause = format!("{}; {more}", self.cause);
         self
     }
 
-    /// Whether the server is to blame: it was not reached, broke off, came too late or answered that it is away. One that answered did
-    /// its part, whatever the answer was, and one that waits for a request's body waits for the client.
+    /// Whether the server is to blame: it was not reached, broke off, was too late or reported that it is unavailable. A server
+    /// that answered is not, whatever the answer was, nor one that waits for a request's body, because it waits for the client.
     pub fn is_servers(&self, client: &Client<'_>) -> bool {
         match self.fault {
             Fault::Server(ServerFault::Status | ServerFault::OverTime) => false,
@@ -140,7 +140,7 @@ impl Failure {
         }
     }
 
-    /// What became of the request, on a connection that was `reused` or new.
+    /// The fate of the request on a connection that was `reused` or new.
     pub fn fate(&self, reused: bool) -> Fate {
         match self.fault {
             Fault::Server(ServerFault::Unprocessed) => Fate::Unprocessed,
@@ -152,8 +152,7 @@ impl Failure {
         }
     }
 
-    /// Whether another server may do better with a request that nothing depends on but its answer. One that takes too long would
-    /// take as long again.
+    /// Whether another server may succeed, for an idempotent request. A request that takes too long would take as long again.
     pub fn is_worth_another(&self) -> bool {
         matches!(
             self.fault,
@@ -167,7 +166,7 @@ impl Failure {
         )
     }
 
-    /// Whether this is how it looks when a server does not know HTTP/2: what it sent was no HTTP/2, or it closed.
+    /// Whether the failure indicates that the server does not support HTTP/2: it sent invalid HTTP/2, or closed the connection.
     pub fn may_be_other_protocol(&self) -> bool {
         matches!(
             self.fault,
@@ -188,18 +187,18 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What became of a request whose attempt failed, as far as its sending it again goes.
+/// The fate of a request after a failed attempt, which decides whether it may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Its connection had ended before it was used, or was none for it, which says nothing of the server.
+    /// The connection had ended before use, or did not fit the request, which is not the server's fault.
     Stale,
-    /// The server has not looked at it.
+    /// The server has not processed the request.
     Unprocessed,
-    /// It may have been acted on.
+    /// The server may have acted on the request.
     Unknown,
 }
 
-/// Decides how a failed forwarding ends: what the client gets and whether the units go back.
+/// Decides how a failed forwarding ends: the client's answer, and whether the units are refunded.
 pub(super) async fn settle(
     gate: &Gate,
     client: &Client<'_>,
@@ -240,18 +239,18 @@ pub(super) async fn settle(
     }
 }
 
-/// The refusal of a request for its body, if that is why it failed.
+/// The refusal of a request because of its body, if that is why it failed.
 fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> Option<Rejection> {
     match failure.fault {
         Fault::Client(ClientFault::TooLarge) => Some(Rejection::PayloadTooLarge),
         Fault::Client(ClientFault::Late) => Some(Rejection::BadRequest(Malformed::Late)),
-        // Frames of HTTP/2 behind a whole request are not part of it.
+        // HTTP/2 frames after a complete request are not part of it.
         Fault::Client(ClientFault::Malformed)
             if !(client.is_http2() && forwarding.was_sent() && forwarding.request_whole) =>
         {
             Some(Rejection::BadRequest(Malformed::Framing))
         }
-        // An upstream that sends nothing while it has not got the whole body waits for the client.
+        // An upstream that sends nothing before it has the whole body waits for the client.
         Fault::Server(ServerFault::Silent) if !client.is_body_done() => {
             Some(Rejection::BadRequest(Malformed::Late))
         }
@@ -259,7 +258,7 @@ fn refusal(failure: &Failure, client: &Client<'_>, forwarding: &Forwarding) -> O
     }
 }
 
-/// The reason to refund a request whose client hung up, if there is one.
+/// The reason to refund a request whose client disconnected, if there is one.
 fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> {
     let slow = || {
         let waited = forwarding.since.elapsed();
@@ -272,8 +271,8 @@ fn hung_up(fault: ClientFault, forwarding: &Forwarding) -> Option<RefundReason> 
     }
 }
 
-/// Whether the answer was cut because of the client: the gateway was waiting for it when the upstream broke off, or
-/// the answer would still have had time without such waits.
+/// Whether the answer was cut because of the client: the gateway was waiting for the client when the upstream broke off, or the
+/// answer would have been in time without such waits.
 fn waited_for_client(failure: &Failure, forwarding: &Forwarding, now: Instant) -> bool {
     if failure.fault == Fault::Server(ServerFault::OverTime) {
         let by_client = forwarding.client_waits.in_all();
@@ -284,8 +283,8 @@ fn waited_for_client(failure: &Failure, forwarding: &Forwarding, now: Instant) -
     }
 }
 
-/// What ended the request, if its client ended it before the request is written to an upstream. Over HTTP/1 only requests
-/// without a body to come are checked, because the check would read from the body.
+/// The client's failure, if the client ended the request before it is written to an upstream. Over HTTP/1 only requests without a
+/// body to come are checked, because the check would read from the body.
 pub(super) async fn gone_before(client: &mut Client<'_>) -> Option<Failure> {
     if !client.is_http2() && !client.is_body_done() {
         return None;
@@ -302,7 +301,7 @@ pub(super) async fn look_at<F: Future>(future: F) -> Poll<F::Output> {
     poll_fn(|context| Poll::Ready(future.as_mut().poll(context))).await
 }
 
-/// Whether the head of an answer has gone to the client.
+/// Whether the head of an answer has been sent to the client.
 pub(super) fn header_passed(client: &Client<'_>) -> bool {
     client.status().is_some()
 }

@@ -1,7 +1,7 @@
-//! What crosses the gateway: the request as the upstream gets it, the answer's header as the client gets it.
+//! What crosses the gateway: the request as the upstream receives it, and the answer's header as the client receives it.
 //!
-//! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers go, ours come. Header names are
-//! compared with `_` taken as `-`, because some servers read both alike. The target goes through byte for byte.
+//! The request is rebuilt, not relayed: key, hop-by-hop and forged identity headers are removed, the gateway's own added. Header
+//! names are compared with `_` taken as `-`, because some servers do not distinguish them. The target is forwarded byte for byte.
 
 use std::net::IpAddr;
 
@@ -22,9 +22,9 @@ use crate::policy::{caching, own_header, rate_limit};
 pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The request id, in both directions.
 pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Of every answer: a body is what its type says.
+/// Set on every answer: clients must not guess the media type.
 pub const NOSNIFF: HeaderValue = HeaderValue::from_static("nosniff");
-/// What caches in front of a service are told past `Cache-Control` (RFC 9213).
+/// Instructions for caches in front of a service that override `Cache-Control` (RFC 9213).
 const CDN_CACHE_CONTROL: HeaderName = HeaderName::from_static("cdn-cache-control");
 const SURROGATE_CONTROL: HeaderName = HeaderName::from_static("surrogate-control");
 /// The caller's trace (W3C Trace Context).
@@ -32,15 +32,15 @@ pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const X_CONSUMER_ID: HeaderName = HeaderName::from_static("x-consumer-id");
 const X_CONSUMER_TIER: HeaderName = HeaderName::from_static("x-consumer-tier");
-/// Whom a request is from, as proxies tell.
+/// The client's address, as stated by proxies.
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-/// Whether it came over TLS.
+/// Whether the request was received over TLS.
 pub const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// What host it was for.
+/// The requested host.
 pub const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authenticate");
 
-/// What the upstream is told of a request.
+/// The facts about a request that its upstream receives.
 #[derive(Debug)]
 pub struct Identity<'a> {
     /// The request id.
@@ -49,7 +49,7 @@ pub struct Identity<'a> {
     pub client: Option<&'a HeaderValue>,
     /// `https` or `http`.
     pub scheme: &'static str,
-    /// The host that the client asked for.
+    /// The requested host.
     pub host: Option<&'a [u8]>,
     /// The public id of the key.
     pub key_id: &'a str,
@@ -59,50 +59,51 @@ pub struct Identity<'a> {
     pub recorded: Option<(TraceContext, u64)>,
 }
 
-/// Request headers that never reach an upstream, beside those that are always removed. Made once for a configuration.
+/// Request headers that never reach an upstream, besides those that are always removed. Built once for a configuration.
 #[derive(Debug, Default)]
 pub struct DeniedHeaders(HeaderNames);
 
 impl DeniedHeaders {
-    /// Denies what `patterns` name.
+    /// Denies the headers that match `patterns`.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a HeaderPattern>) -> DeniedHeaders {
         DeniedHeaders(HeaderNames::new(patterns))
     }
 
     fn contains(&self, name: &[u8]) -> bool {
-        // In another spelling those that are read or set here would pass as the client's own.
-        own_header::tells_who_calls(name)
+        // In another spelling, a header that is read or set here would pass as the client's own.
+        own_header::identifies_caller(name)
             || (name.contains(&b'_') && own_header::is_read_or_set(name))
             || self.0.fits(name)
     }
 }
 
-/// A request as a server of its upstream gets it.
+/// A request as a server of its upstream receives it.
 #[derive(Debug)]
 pub struct Outgoing<'a> {
     /// The client's head.
     pub head: &'a RequestHead,
     /// The server's own name or address.
     pub host: &'a HeaderValue,
-    /// How its body is framed.
+    /// The framing of its body.
     pub framing: Framing,
-    /// What the upstream is told.
+    /// The facts for the upstream.
     pub identity: Identity<'a>,
-    /// The client's fields that do not pass.
+    /// The client's fields that are not forwarded.
     pub denied: &'a DeniedHeaders,
-    /// The field that shows the upstream who asks.
+    /// The field that authenticates the gateway to the upstream.
     pub secret: Option<&'a (HeaderName, HeaderValue)>,
 }
 
 impl Outgoing<'_> {
-    /// Has each field written, but for `Host` and what frames the body: the client's that pass, in their order, then ours.
+    /// Calls `write` with each field except `Host` and those for framing: the client's forwarded fields in their order, then the
+    /// gateway's.
     ///
     /// # Errors
-    /// If one of ours is no field, which checked configurations exclude.
+    /// If a field of the gateway is invalid, which checked configurations exclude.
     pub fn fields(&self, mut write: impl FnMut(EndToEnd<'_>)) -> Result<(), NoField> {
         let identity = &self.identity;
-        let told = self.head.fields().first(&TRACEPARENT);
-        let (traceparent, goes_on) = traceparent(told, identity.recorded);
+        let received = self.head.fields().first(&TRACEPARENT);
+        let (traceparent, goes_on) = traceparent(received, identity.recorded);
         let secret = self.secret.map(|(name, _)| name);
         for field in self.head.fields().end_to_end() {
             let is = |name: &HeaderName| field.is(name);
@@ -142,14 +143,14 @@ impl Outgoing<'_> {
     }
 }
 
-/// A client's address, as upstreams are told.
+/// A client's address, as sent to upstreams.
 pub fn address(client: IpAddr) -> HeaderValue {
-    // An address has no other characters than a header's value may have.
+    // An address contains only characters that are valid in a header's value.
     HeaderValue::try_from(client.to_string()).unwrap_or(HeaderValue::from_static("unknown"))
 }
 
-/// The trace that the request goes on in: the recorded one, else the client's with a span of ours, else a new one that nobody
-/// records. Answers the header, and whether the trace is the client's.
+/// The trace of the forwarded request: the recorded one, else the client's with a span of ours, else a new one that is not
+/// recorded. Returns the header, and whether the trace is the client's.
 fn traceparent(
     client_sent: Option<&[u8]>,
     recorded: Option<(TraceContext, u64)>,
@@ -162,16 +163,16 @@ fn traceparent(
     (context.header(span), context.parent.is_some())
 }
 
-/// Whether an upstream's status says that we failed, so that the client gets the contract's 500 instead.
+/// Whether an upstream's status means that we failed, so that the client gets the contract's 500 instead.
 pub fn is_our_failure(status: StatusCode) -> bool {
-    // Above 599 there is no status; a client would have to take it for a 5xx (RFC 9110 section 15).
+    // No status is defined above 599; a client would have to treat it as a 5xx (RFC 9110 section 15).
     status.as_u16() >= 500
         || matches!(status.as_u16(), 401 | 403 | 407 | 408 | 421 | 429)
-        // A switch of protocols that nobody asked for.
+        // A switch of protocols that was not requested.
         || status == StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// Whether an upstream's status says that this server cannot serve now, and another one may.
+/// Whether an upstream's status means that this server is temporarily unavailable, and another one may not be.
 pub fn is_away(status: StatusCode) -> bool {
     matches!(
         status,
@@ -179,10 +180,10 @@ pub fn is_away(status: StatusCode) -> bool {
     )
 }
 
-/// Lets nobody keep the caller's answer for others.
+/// Keeps shared caches from storing the caller's answer for others.
 pub fn confine_answer(fields: &mut FieldList) {
     if let Some(private) = caching::cache_control(fields.all(&CACHE_CONTROL)) {
-        // Made of parts of what was a header's value.
+        // Consists of parts of a valid header value.
         let private = HeaderValue::try_from(private).unwrap_or(caching::NO_STORE);
         fields.insert(CACHE_CONTROL, private);
     }
@@ -191,7 +192,7 @@ pub fn confine_answer(fields: &mut FieldList) {
     }
 }
 
-/// Between an upstream and us, or ours to set.
+/// Headers between an upstream and the gateway, or set by the gateway.
 const NOT_PASSED_ON: [HeaderName; 8] = [
     PROXY_AUTHENTICATE,
     SERVER,
@@ -203,10 +204,9 @@ const NOT_PASSED_ON: [HeaderName; 8] = [
     SURROGATE_CONTROL,
 ];
 
-/// Removes from the upstream's answer what is between two neighbours, what frames its body, what is the gateway's own and what is
-/// `denied`.
+/// Removes from the upstream's answer the headers that are hop-by-hop, frame its body, are set by the gateway or are `denied`.
 pub fn clean_answer(status: StatusCode, fields: &mut FieldList, denied: &HeaderNames) {
-    // Caches and other clients may see an interim answer; a cookie in it would be the final answer's to set.
+    // Caches and other clients may see an interim answer; only the final answer may set a cookie.
     let interim = status.is_informational();
     fields.retain_end_to_end(|name| {
         let is = |own: &HeaderName| name.eq_ignore_ascii_case(own.as_str().as_bytes());
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_loses_hop_by_hop_headers_and_what_is_ours_to_say() {
+    fn an_answer_loses_hop_by_hop_headers_and_those_that_the_gateway_sets() {
         let mut fields = FieldList::default();
         for (name, value) in [
             ("connection", "x-hop, close"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn statuses_that_say_we_failed() {
+    fn statuses_that_mean_that_we_failed() {
         for status in [
             101, 401, 403, 407, 408, 421, 429, 500, 502, 503, 504, 599, 600, 999,
         ] {

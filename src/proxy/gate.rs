@@ -1,4 +1,4 @@
-//! What all requests share.
+//! The state shared by all requests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -30,21 +30,21 @@ use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::metrics::Metrics;
 use crate::telemetry::traces::Tracer;
 
-/// How often a key may read its usage, on each gateway: every read asks the store for the ledger of 30 days.
+/// How often a key may read its usage, on each gateway: every read queries the store for the ledger of 30 days.
 const USAGE_RATE: Rate = Rate {
     burst: 5,
     interval: Duration::from_secs(1),
 };
-/// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond it others wait.
+/// Keys that may have read their usage in the last seconds; about 1 MiB. Beyond that, other keys wait.
 const USAGE_READERS_MAX: usize = 10_000;
 
-/// Client addresses whose last failed authentication is remembered; about 10 MiB. Where there are more, the connections of
-/// the others are closed after one: a flood from everywhere.
+/// Client addresses whose last failed authentication is remembered; about 10 MiB. With more, as in a distributed flood,
+/// connections of other addresses are closed after one failure.
 const FAILING_ADDRESSES_MAX: usize = 100_000;
-/// So many seconds' worth of failed authentications may come at once.
+/// A burst of failed authentications may be as large as the limit of this many seconds.
 const BURST_SECONDS: u32 = 5;
 
-/// A checked configuration with what is made of it once. A request loads it once and keeps it to its end.
+/// A checked configuration with everything derived from it. A request loads it once and keeps it to its end.
 #[derive(Debug)]
 pub struct Snapshot {
     /// The configuration.
@@ -53,11 +53,11 @@ pub struct Snapshot {
     pub head_limits: HeadLimits,
     /// Request headers that are not forwarded.
     pub denied: DeniedHeaders,
-    /// Headers of answers that are not passed on.
+    /// Headers of answers that are not forwarded.
     pub answer_denied: HeaderNames,
-    /// What `/openapi.json` answers.
+    /// The answer of `/openapi.json`.
     pub document: Document,
-    /// How much of an answer some upstream may send before the gateway takes it.
+    /// The most of an answer that some upstream may send before the gateway reads it.
     pub window_bytes: u32,
     upstreams: HashMap<Arc<str>, Arc<Upstream>, RandomState>,
 }
@@ -68,8 +68,8 @@ impl Snapshot {
         Snapshot::make(config, None)
     }
 
-    /// A snapshot of `config` that keeps the upstreams which are as they were, with all that is known of their servers.
-    /// Connections to servers are pooled by address and stay in any case.
+    /// A snapshot of `config` that keeps unchanged upstreams with the state of their servers. Connections to servers are pooled
+    /// by address and stay in any case.
     pub fn after(config: Config, previous: &Snapshot) -> Snapshot {
         Snapshot::make(config, Some(previous))
     }
@@ -88,7 +88,7 @@ impl Snapshot {
                 (upstream.name.clone(), Arc::new(upstream))
             })
             .collect();
-        // A client's own must not pass for the gateway's, in any spelling.
+        // A client's own header must not pass for the gateway's, in any spelling.
         let secrets = config
             .upstreams
             .iter()
@@ -109,7 +109,7 @@ impl Snapshot {
         }
     }
 
-    /// The upstream that was made of this very configuration.
+    /// The upstream with exactly this configuration.
     fn unchanged(&self, wanted: &config::Upstream) -> Option<Arc<Upstream>> {
         let same = self.config.upstream(&wanted.name) == Some(wanted);
         self.upstreams.get(&wanted.name).filter(|_| same).cloned()
@@ -126,7 +126,7 @@ impl Snapshot {
     }
 }
 
-/// What `/openapi.json` answers under a configuration.
+/// The answer of `/openapi.json` under a configuration.
 pub fn document(config: &Config) -> Document {
     let tiers = config.tiers.iter();
     Document::of(&openapi::Api {
@@ -141,7 +141,7 @@ pub fn document(config: &Config) -> Document {
     })
 }
 
-/// The gateway as its requests see it.
+/// The gateway as used by its requests.
 pub struct Gate {
     snapshot: ArcSwap<Snapshot>,
     /// Keys and counts.
@@ -150,17 +150,17 @@ pub struct Gate {
     pub metrics: Arc<Metrics>,
     /// The access log.
     pub access_log: AccessLog,
-    /// Where spans are left.
+    /// The destination of spans.
     pub tracer: Tracer,
     /// Connections to upstreams.
     pub connections: Connections,
     /// Keys near their limits.
     pub crossings: Crossings,
-    /// The quota day of the last request; asked anew when it is over.
+    /// The quota day of the last request; replaced when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
     failed_authentications: Mutex<TokenBuckets<IpAddr>>,
-    /// What the keys have used up of their tiers' burst and concurrency.
+    /// How much of their tiers' burst and concurrency the keys have used.
     pub rates: Arc<Rates>,
     draining: AtomicBool,
 }
@@ -190,18 +190,17 @@ impl Gate {
         }
     }
 
-    /// The snapshot of the moment.
+    /// The current snapshot.
     pub fn snapshot(&self) -> Arc<Snapshot> {
         self.snapshot.load_full()
     }
 
-    /// Puts another snapshot into the place of the present one: requests that begin from now on see it, those under way keep
-    /// theirs.
+    /// Replaces the snapshot: new requests use the new one, those in flight keep theirs.
     pub fn replace(&self, snapshot: Snapshot) {
         self.snapshot.store(Arc::new(snapshot));
     }
 
-    /// The quota day that `now` lies in. Costs a look into the zone table once a day, else nothing.
+    /// The quota day of `now`. Costs a look-up of the zone once a day.
     pub fn day_at(&self, calendar: &Calendar, now: Timestamp) -> Result<Day, CalendarError> {
         if let Some(day) = self.day.load().as_deref()
             && day.contains(now)
@@ -213,14 +212,14 @@ impl Gate {
         Ok(day)
     }
 
-    /// Whether a key may read its usage now, and that it does.
+    /// Takes a key's permission to read its usage now, if it has one.
     pub fn take_usage_read(&self, key: KeyId) -> Result<(), Empty> {
         self.usage_reads
             .lock()
             .take(key, USAGE_RATE, Instant::now())
     }
 
-    /// Notes that no valid key came with a request, and says whether that happens too often from the client's address.
+    /// Notes a request without a valid key; returns whether there are too many from the client's address.
     pub fn note_failed_authentication(&self, client: IpAddr, limits: &Limits) -> Result<(), Empty> {
         let Some(address) = address::counted(client, &limits.exempt_addresses) else {
             return Ok(());
@@ -233,12 +232,12 @@ impl Gate {
         buckets.take(address, rate, Instant::now())
     }
 
-    /// Says that the gateway is about to stop: connections are closed after their current request.
+    /// Starts to drain the gateway: connections are closed after their current request.
     pub fn start_draining(&self) {
         self.draining.store(true, Ordering::Release);
     }
 
-    /// Whether it is about to stop.
+    /// Whether the gateway is draining.
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }

@@ -1,7 +1,7 @@
-//! Where a request comes from: what upstreams, the access log and the limits of one client are told of it.
+//! The origin of a request, for upstreams, the access log and the limits of one client.
 //!
-//! Without a proxy that is the connection. What `X-Forwarded-For`, `-Proto` and `-Host` say counts only where the connection is with
-//! one of `listen.trusted_proxies`.
+//! Without a proxy it is the connection. `X-Forwarded-For`, `-Proto` and `-Host` count only if the connection is from one of
+//! `listen.trusted_proxies`.
 
 use http::HeaderValue;
 
@@ -13,13 +13,13 @@ use crate::policy::forwarded::{self, Client};
 /// The origin of one request.
 #[derive(Debug, Clone)]
 pub struct Origin {
-    /// Who sent it.
+    /// The sender.
     pub client: Client,
-    /// Their address.
+    /// The sender's address.
     pub address: HeaderValue,
-    /// `https` or `http`, as the client spoke.
+    /// `https` or `http`, as used by the client.
     pub scheme: &'static str,
-    /// The host that the client asked for, as a trusted proxy tells it.
+    /// The requested host, as stated by a trusted proxy.
     pub host: Option<HeaderValue>,
 }
 

@@ -1,8 +1,8 @@
-//! Step 7 of the contract: how fast a key may send requests, and how many of it may be under way, on this gateway.
+//! Step 7 of the contract: how fast a key may send requests, and how many of them may be in flight, on this gateway.
 //!
-//! Owned by the process, not by a configuration: what a key has used up stays used up when the configuration changes.
-//! Nothing here knows quotas; nothing that is refused here was charged. Invariant: a key has as many [`Slot`]s as it has
-//! requests under way that were counted, and each is given back when it is dropped, however its request ends.
+//! Owned by the process, not by a configuration: used tokens stay used when the configuration changes. Quotas are not handled
+//! here; requests refused here were not charged. Invariant: a key has as many [`Slot`]s as counted requests in flight, and each
+//! is released on drop, however its request ends.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -16,9 +16,9 @@ use parking_lot::Mutex;
 use crate::policy::api_key::KeyId;
 use crate::policy::token_bucket::{Empty, Rate, TokenBuckets};
 
-/// Keys are spread over so many locks: more than a machine has threads that serve requests at the same instant.
+/// Keys are distributed over this many locks: more than the threads of a machine that serve requests at the same instant.
 const SHARDS: usize = 64;
-/// Buckets of one shard that may be less than full: with all shards a million keys, about 100 MiB.
+/// Buckets of one shard that may be less than full: a million keys over all shards, about 100 MiB.
 const BUCKETS_PER_SHARD_MAX: usize = 16_384;
 
 /// The rates of all keys.
@@ -31,12 +31,12 @@ pub struct Rates {
 #[derive(Debug)]
 struct Shard {
     buckets: TokenBuckets<KeyId>,
-    /// Keys with requests under way, and how many.
+    /// Keys with requests in flight, and their number.
     under_way: HashMap<KeyId, u32>,
 }
 
 impl Rates {
-    /// Full buckets, and nothing under way.
+    /// Full buckets, and no requests in flight.
     pub fn new() -> Arc<Rates> {
         let shard = || Shard {
             buckets: TokenBuckets::new(BUCKETS_PER_SHARD_MAX),
@@ -59,7 +59,7 @@ impl Rates {
         }
     }
 
-    /// Counts a request of `key` as under way until the slot is dropped; `None` where `allowed` are already.
+    /// Counts a request of `key` as in flight until the slot is dropped; `None` if `allowed` are already.
     pub fn enter(self: &Arc<Rates>, key: KeyId, allowed: NonZeroU32) -> Option<Slot> {
         let mut shard = self.shard(key)?.lock();
         let under_way = shard.under_way.entry(key).or_insert(0);
@@ -83,14 +83,14 @@ impl Rates {
         }
     }
 
-    /// There always is one: the index is below their number.
+    /// Always returns one: the index is less than their number.
     fn shard(&self, key: KeyId) -> Option<&Mutex<Shard>> {
         let hash = usize::try_from(self.hasher.hash_one(key) % SHARDS as u64).ok()?;
         self.shards.get(hash)
     }
 }
 
-/// One request under way; dropping it makes room for another.
+/// One request in flight; dropping it makes room for another.
 #[derive(Debug)]
 pub struct Slot {
     rates: Arc<Rates>,

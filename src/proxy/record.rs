@@ -1,6 +1,6 @@
-//! What is left of a request when it is over: its line in the access log, its traces in the metrics, its spans.
+//! The records of a finished request: its line in the access log, its metrics, its spans.
 //!
-//! Nothing here decides. An API key that a client put into its path is struck out.
+//! Nothing is decided here. An API key that a client put into its path is redacted.
 
 use std::time::Duration;
 
@@ -98,15 +98,15 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     });
 }
 
-/// How many in a hundred requests like this one have a line in the access log; `None` where all have. A request that was served
-/// as it should be is like others, any other one is not.
+/// The percentage of requests like this one that have a line in the access log; `None` for all. Only requests that were served
+/// normally are sampled.
 fn sample(exchange: &Exchange, outcome: &Outcome<'_>, status: u16) -> Option<u8> {
     let percent = exchange.snapshot.config.logging.access_log_percent;
     let plain = outcome.word == word(None) && status < 400 && outcome.waived.is_none();
     (plain && percent < 100).then_some(percent)
 }
 
-/// What the access log and the metrics say of a request.
+/// The facts of a request for the access log and the metrics.
 struct Outcome<'a> {
     word: &'static str,
     policy: Option<&'static str>,
@@ -166,7 +166,7 @@ impl<'a> Outcome<'a> {
     }
 }
 
-/// How a request that was let in ended, in the word of logs and metrics.
+/// The outcome of an admitted request, in logs and metrics.
 fn word(ending: Option<&Ending>) -> &'static str {
     match ending {
         None => "served",

@@ -1,18 +1,18 @@
-//! Forwarding: a permitted request on its way to a server of its upstream, and the answer on its way to the client.
+//! Forwarding: a permitted request is sent to a server of its upstream, and the answer to the client.
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`connections`] | connections to servers, new ones and those that were kept |
-//! | `link` | one exchange with a server, in either version of HTTP (`http1`, `http2`) |
-//! | `answer` | the upstream's answer as the client gets it; `compressing` |
-//! | `upload` | the request's body, and what is kept of it for another attempt |
+//! | [`connections`] | connections to servers, new and kept ones |
+//! | `link` | one exchange with a server, over HTTP/1 or HTTP/2 (`http1`, `http2`) |
+//! | `answer` | the upstream's answer as the client receives it; `compressing` |
+//! | `upload` | the request's body, and the part kept for another attempt |
 //!
-//! [`Relay::run`] makes attempts at servers until one answers. An attempt drives the upload, the answer and the watch for a client that
-//! leaves in one loop. A part of an answer is read from the server when the client's side has taken those before: at most four parts of
-//! 16 KiB are in memory, beside up to 64 KiB of the request's body while it may be sent again.
+//! [`Relay::run`] makes attempts at servers until one answers. An attempt drives the upload, the answer and the watch for a
+//! client that disconnects in one loop. A part of an answer is read from the server once the client's side has taken the earlier
+//! ones: at most four parts of 16 KiB are in memory, besides up to 64 KiB of the request's body while it may be sent again.
 //!
-//! Invariants: nothing is sent again once the head of an answer has gone to the client; a connection over HTTP/1 that has not carried the
-//! last byte of both messages is closed.
+//! Invariants: nothing is sent again once the head of an answer has been sent to the client; a connection over HTTP/1 that has
+//! not carried the last byte of both messages is closed.
 
 use std::mem;
 use std::sync::Arc;
@@ -46,14 +46,14 @@ use connections::Taken;
 use link::{Event, Link};
 use upload::Upload;
 
-/// The host of no server.
+/// A placeholder, which is not the host of any server.
 static NO_HOST: HeaderValue = HeaderValue::from_static("");
 /// Pieces of an answer that are written to the client together.
 const PIECES_MAX: usize = 4;
 
 /// A permitted request and everything that forwarding it needs.
 pub struct Relay<'a, 'c> {
-    /// What requests share.
+    /// The state shared by requests.
     pub gate: &'a Arc<Gate>,
     /// The client's side.
     pub client: &'a mut Client<'c>,
@@ -63,14 +63,14 @@ pub struct Relay<'a, 'c> {
     pub forwarding: &'a mut Forwarding,
 }
 
-/// What an attempt came to that did not answer the request.
+/// An attempt that did not answer the request.
 struct Failed {
     failure: Failure,
-    /// The server's description and whether its connection had been used before; `None` where none was reached.
+    /// The server's description and whether its connection was reused; `None` if no server was reached.
     reached: Option<(Box<HttpPeer>, bool)>,
 }
 
-/// What happens next in an exchange.
+/// The next event of an exchange.
 enum Next {
     Server(Result<Event, Failure>),
     Client(Result<Option<Bytes>, Failure>),
@@ -78,10 +78,10 @@ enum Next {
 }
 
 impl Relay<'_, '_> {
-    /// Forwards the request, as often as its upstream's settings and the failures allow, and passes the answer on.
+    /// Forwards the request, as often as its upstream's settings and the failures allow, and forwards the answer.
     ///
     /// # Errors
-    /// With what ended the forwarding otherwise; the caller settles it.
+    /// With the failure that ended the forwarding; the caller settles it.
     pub async fn run(mut self) -> Result<(), Failure> {
         let bytes_max = self.exchange.snapshot.head_limits.body_bytes_max;
         let mut upload = Upload::new(bytes_max, self.client.is_body_done());
@@ -94,14 +94,14 @@ impl Relay<'_, '_> {
         }
     }
 
-    /// Decides what follows from a failed attempt.
+    /// Decides whether another attempt follows a failed one.
     ///
     /// # Errors
-    /// With its failure, where no other attempt is made.
+    /// With the failure, if no other attempt is made.
     fn judge(&mut self, failed: Failed, upload: &Upload) -> Result<(), Failure> {
         let Failed { failure, reached } = failed;
         let Some((peer, reused)) = reached else {
-            // Nothing was sent, so any method may try another server.
+            // Nothing was sent, so a request of any method may try another server.
             self.forwarding.note_failed(self.gate);
             if !self.forwarding.may_retry() {
                 return Err(failure);
@@ -110,10 +110,10 @@ impl Relay<'_, '_> {
             return Ok(());
         };
         let mut failure = failure.with(format_args!("server: {peer}"));
-        // Nobody had asked the server whether it speaks HTTP/2.
+        // Without TLS, the server has not confirmed that it supports HTTP/2.
         let unasked = !reused && !peer.is_tls() && peer.options.alpn == ALPN::H2;
         if unasked && failure.may_be_other_protocol() {
-            failure = failure.with("the first request on a connection: does it speak HTTP/2?");
+            failure = failure.with("the first request on a connection: does it support HTTP/2?");
         }
         let fate = failure.fate(reused);
         let blamed = fate == Fate::Unknown && failure.is_servers(self.client);
@@ -124,7 +124,7 @@ impl Relay<'_, '_> {
         {
             forwarding.upstream.note_wants_http1(server);
         }
-        // What broke an answer off is judged when the exchange is settled.
+        // The blame for an interrupted answer is decided when the exchange is settled.
         if blamed && !passed_on {
             forwarding.note_failed(self.gate);
         }
@@ -161,7 +161,7 @@ impl Relay<'_, '_> {
     /// One attempt at a server.
     async fn attempt(&mut self, upload: &mut Upload) -> Result<(), Failed> {
         let Some((peer, is_fresh)) = self.forwarding.attempt() else {
-            let cause = "it has no server";
+            let cause = "none of its servers has an address";
             return Err(Failed {
                 failure: Failure::server(ServerFault::Unreached, cause),
                 reached: None,
@@ -183,7 +183,7 @@ impl Relay<'_, '_> {
         })
     }
 
-    /// Sends the request to a server that was reached, and passes its answer on.
+    /// Sends the request to a connected server, and forwards its answer.
     async fn exchange_with(
         &mut self,
         taken: Taken,
@@ -195,7 +195,7 @@ impl Relay<'_, '_> {
             Taken::Http2(_) => Version::HTTP_2,
         };
         if !self.forwarding.upstream.takes(version) {
-            let cause = "protocol is http2, and the server did not agree to it by ALPN";
+            let cause = "protocol is http2, but the server did not agree to it by ALPN";
             return Err(Failure::server(ServerFault::NotHttp2, cause));
         }
         if self.client.turn().is_some_and(|turn| turn.is_given_up()) {
@@ -212,7 +212,7 @@ impl Relay<'_, '_> {
         answered
     }
 
-    /// Sends the head of the request, as this attempt's server gets it.
+    /// Sends the head of the request to the server of this attempt.
     fn begin(&mut self, taken: Taken, is_tls: bool) -> Result<Link, Failure> {
         let Relay {
             client,
@@ -220,7 +220,7 @@ impl Relay<'_, '_> {
             forwarding,
             ..
         } = self;
-        // What is left before it is written fails as a 500, which is refunded.
+        // A failure before it is written becomes a 500, which is refunded.
         forwarding.note_sent();
         let server = forwarding.server();
         let recorded = exchange.steps.recording.as_mut().map(|recording| {
@@ -292,7 +292,7 @@ impl Relay<'_, '_> {
                     upload.count(self.forwarding, &part, ends)?;
                     upload.take(&part, ends);
                     if ends {
-                        // From now on the server is waited for.
+                        // From now on the gateway waits for the server.
                         deadline = Instant::now() + patience;
                     }
                     let before = mem::take(&mut held);
@@ -312,16 +312,16 @@ impl Relay<'_, '_> {
                         .as_ref()
                         .is_some_and(|turn| turn.is_paused() || turn.paused() > paused) =>
                 {
-                    // It was not the server that was waited for.
+                    // The gateway did not wait for the server.
                     paused = self.client.blocked();
                     deadline = Instant::now() + patience;
                 }
                 Next::Late if !listens => {
-                    let cause = "it took nothing of the request's body for timeouts.read";
+                    let cause = "read nothing of the request's body for timeouts.read";
                     return Err(Failure::server(ServerFault::Blocked, cause));
                 }
                 Next::Late => {
-                    let cause = "it sent nothing for timeouts.read";
+                    let cause = "sent nothing for timeouts.read";
                     return Err(Failure::server(ServerFault::Silent, cause));
                 }
             }
@@ -329,8 +329,8 @@ impl Relay<'_, '_> {
         Ok(())
     }
 
-    /// Whether the body would be whole for its server. It is not before the client has ended it: more may come, which makes the request
-    /// malformed.
+    /// Whether the body would be complete for its server. It is not before the client has ended it: the client may send more,
+    /// which makes the request malformed.
     fn is_as_long_as_announced(&self) -> bool {
         match self.client.head.framing() {
             Framing::Length(bytes) => bytes <= self.forwarding.request_body_bytes as u64,
@@ -338,7 +338,7 @@ impl Relay<'_, '_> {
         }
     }
 
-    /// Passes an event on, with those that follow at once. Returns whether the answer is whole.
+    /// Forwards an event, and those that follow at once. Returns whether the answer is complete.
     async fn pass(
         &mut self,
         link: &mut Link,
@@ -390,7 +390,7 @@ impl Relay<'_, '_> {
     }
 }
 
-/// How the body of a request is framed for its server.
+/// The framing of a request's body for its server.
 fn framing(client: &Client<'_>) -> Framing {
     match client.head.framing() {
         Framing::Chunked if client.is_body_empty() => Framing::Empty,
@@ -398,7 +398,7 @@ fn framing(client: &Client<'_>) -> Framing {
     }
 }
 
-/// The next part of the request's body; behind its end, what ends the client.
+/// The next part of the request's body; after its end, waits for the client's failure.
 async fn next(client: &mut Client<'_>, is_over: bool) -> Result<Option<Bytes>, Failure> {
     match is_over {
         false => client.read().await,

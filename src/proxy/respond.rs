@@ -25,13 +25,13 @@ use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
 use crate::policy::retirement::Retirement;
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
-/// The document changes with the configuration only; whoever kept it asks again after five minutes.
+/// The document changes with the configuration only; caches revalidate it after five minutes.
 const DOCUMENT_CACHING: HeaderValue = HeaderValue::from_static("max-age=300");
 const USAGE_CACHING: HeaderValue = HeaderValue::from_static("no-store");
-/// More than any answer of ours has.
+/// More than any answer of the gateway has.
 const FIELDS: usize = 16;
 
-/// A whole answer of ours.
+/// A complete answer of the gateway.
 #[derive(Debug)]
 pub struct Answer {
     head: Head,
@@ -39,7 +39,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer for `rejection`, with the standing of an authenticated caller and what its `endpoint` announces.
+    /// The answer for `rejection`, with the standing of an authenticated caller and the announcements of its `endpoint`.
     pub fn to(
         method: &Method,
         exchange: &Exchange,
@@ -59,7 +59,7 @@ impl Answer {
         Answer::new(method, problem.status, fields, body)
     }
 
-    /// An answer whose body one to `HEAD` keeps to itself.
+    /// An answer, without its body if `method` is `HEAD`.
     fn new(method: &Method, status: StatusCode, fields: FieldList, mut body: Bytes) -> Answer {
         let length = Some(body.len() as u64);
         if method == Method::HEAD {
@@ -99,7 +99,7 @@ impl Answer {
         answer
     }
 
-    /// The answer of `/api/v1/usage`, for nobody's cache.
+    /// The answer of `/api/v1/usage`, which must not be cached.
     pub fn with_usage(
         method: &Method,
         exchange: &Exchange,
@@ -125,7 +125,7 @@ impl Answer {
     /// Writes the answer.
     ///
     /// # Errors
-    /// If the client is gone.
+    /// If the client has disconnected.
     pub async fn write(self, client: &mut Client<'_>) -> Result<(), Failure> {
         let Answer { head, body } = self;
         let ends_here = body.is_empty();
@@ -137,7 +137,7 @@ impl Answer {
     }
 }
 
-/// The fields of a refusal, but for its request id and its length.
+/// The fields of a refusal, except its request id and its length.
 pub fn refusal_fields(
     problem: &Problem,
     standing: Option<Standing>,
@@ -159,7 +159,7 @@ pub fn refusal_fields(
     fields
 }
 
-/// Says that the endpoint is going away, if it is; links stand beside those that an upstream gave.
+/// Announces the endpoint's retirement, if there is one; links are added to those of the upstream.
 pub fn announce(fields: &mut FieldList, retirement: &Retirement) {
     for (name, value) in retirement.headers() {
         if *name == LINK {
@@ -170,8 +170,8 @@ pub fn announce(fields: &mut FieldList, retirement: &Retirement) {
     }
 }
 
-/// Puts into an answer's head, which has none of it yet, what every answer has: the request id, that its type is not to be guessed, and over TLS
-/// what browsers are told of it.
+/// Inserts the fields of every answer into a head that has none of them: the request id, `nosniff`, and over TLS
+/// `Strict-Transport-Security`.
 pub fn insert_common(fields: &mut FieldList, exchange: &Exchange) {
     fields.append(X_REQUEST_ID, exchange.request_id.clone());
     fields.append(X_CONTENT_TYPE_OPTIONS, NOSNIFF);
@@ -180,13 +180,13 @@ pub fn insert_common(fields: &mut FieldList, exchange: &Exchange) {
     }
 }
 
-/// `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1); none where browsers are told nothing.
+/// `Strict-Transport-Security` of answers over TLS (RFC 6797 section 6.1), or `None` if it is not configured.
 pub fn hsts(config: &Config) -> Option<HeaderValue> {
     let max_age = config.listen.https.as_ref()?.hsts?;
     HeaderValue::try_from(format!("max-age={}", max_age.as_secs())).ok()
 }
 
-/// An instant as `Date` has it (RFC 9110 section 5.6.7).
+/// An HTTP date (RFC 9110 section 5.6.7).
 pub fn http_date(now: Timestamp) -> String {
     let printer = jiff::fmt::rfc2822::DateTimePrinter::new();
     printer
@@ -194,7 +194,7 @@ pub fn http_date(now: Timestamp) -> String {
         .unwrap_or_default()
 }
 
-/// Puts the caller's standing into an answer's head, which has none yet.
+/// Inserts the caller's standing into an answer's head, which has none yet.
 pub fn insert_standing(fields: &mut FieldList, standing: Standing, now: Timestamp) {
     for (name, value) in standing.headers(now) {
         fields.append(name, value);

@@ -21,13 +21,13 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Empty;
 
-/// An unread request body up to this size is read before an early answer, so that clients that write first and read
-/// later get the answer; a larger one costs them the connection.
+/// An unread request body up to this size is read before an early answer, so that clients that write first and read later receive
+/// the answer; with a larger one they lose the connection.
 const DRAINED_BODY_BYTES_MAX: u64 = 64 * 1024;
 /// How long such a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves a request: admits it, and answers it or has it forwarded; then records how it ended.
+/// Serves a request: admits it, and answers or forwards it; then records its outcome.
 pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
     let exchange = Exchange::begin(gate);
     let mut recorded = Recorded {
@@ -39,12 +39,12 @@ pub async fn serve(gate: &Arc<Gate>, client: &mut Client<'_>) {
     recorded.served = Some(answer(gate, recorded.client, &mut recorded.exchange).await);
 }
 
-/// A request that is recorded when it is over, be it because its task is.
+/// A request that is recorded when it ends, also if its task is dropped.
 struct Recorded<'a, 'c> {
     gate: &'a Gate,
     client: &'a mut Client<'c>,
     exchange: Exchange,
-    /// How it ended; `None` where its task was over first.
+    /// The outcome, or `None` if the task was dropped first.
     served: Option<Result<(), Failure>>,
 }
 
@@ -62,7 +62,7 @@ impl Drop for Recorded<'_, '_> {
 /// Answers a request.
 ///
 /// # Errors
-/// With what ended it otherwise.
+/// With the failure that ended it.
 async fn answer(
     gate: &Arc<Gate>,
     client: &mut Client<'_>,
@@ -101,7 +101,7 @@ async fn answer(
     }
 }
 
-/// Forwards a permitted request, and settles how that ended.
+/// Forwards a permitted request, and settles its outcome.
 async fn forward(
     gate: &Arc<Gate>,
     client: &mut Client<'_>,
@@ -121,7 +121,7 @@ async fn forward(
         return Ok(());
     };
     if client.head.expects_continue() && !client.is_body_done() {
-        // Should the client be gone, reading its body will show it.
+        // If the client has disconnected, reading its body will show it.
         let _ = client.ask_for_body().await;
     }
     let relay = Relay {
@@ -148,7 +148,7 @@ async fn forward(
     Err(failure)
 }
 
-/// A forwarding under way, which belongs to what is recorded of its request, be it because its task is over.
+/// A forwarding in progress, returned to its request's record also if its task is dropped.
 struct UnderWay<'a> {
     exchange: &'a mut Exchange,
     forwarding: Option<Box<Forwarding>>,
@@ -163,7 +163,7 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// Answers a refused request and leaves the connection fit for the next one where that is safe.
+/// Answers a refused request and keeps the connection usable for the next one if that is safe.
 async fn refuse(
     gate: &Gate,
     client: &mut Client<'_>,
@@ -179,7 +179,7 @@ async fn refuse(
         client.connection.note_malformed();
     }
     if ambiguous || (!client.is_body_done() && client.head.expects_continue()) {
-        // Whether the body comes behind this answer cannot be known.
+        // Whether the body follows this answer cannot be known.
         client.close_after();
     } else if !client.is_body_done()
         && matches!(
@@ -204,9 +204,9 @@ async fn refuse(
     answer.write(client).await
 }
 
-/// Closes, after their requests under way, the connections of an address from which keys are tried out. The answer is
-/// the same, so that nothing is learnt from it, and valid keys of the address are served on other connections. A trusted
-/// proxy's connection stays: it carries the requests of others.
+/// Closes, after their requests in flight, the connections of an address from which keys are guessed. The answer is the same, so
+/// it reveals nothing, and valid keys of the address are served on other connections. A trusted proxy's connection stays open: it
+/// carries requests of other clients.
 fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &Exchange) {
     let limits = &exchange.snapshot.config.limits;
     let sender = match &exchange.origin {
@@ -226,7 +226,7 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
             client.close_after();
             client.connection.retire();
         }
-        forwarded::Client::Told(_) => {}
+        forwarded::Client::Forwarded(_) => {}
     }
 }
 
@@ -243,9 +243,9 @@ async fn serve_own(
     written
 }
 
-/// Waits for the end of an HTTP/2 request whose method takes no body, so that a body is refused before anything is charged or
-/// forwarded: over HTTP/2 a body needs no announcement (RFC 9113 section 8.1). A head that is refused anyway is not waited for. At most
-/// `patience`.
+/// Waits for the end of an HTTP/2 request whose method accepts no body, so that a body is refused before anything is charged or
+/// forwarded: over HTTP/2 a body need not be announced (RFC 9113 section 8.1). A head that is refused anyway is not waited for.
+/// Waits at most `patience`.
 async fn expect_no_body(
     client: &mut Client<'_>,
     limits: &HeadLimits,
@@ -281,7 +281,7 @@ mod tests {
         size_of::<F>()
     }
 
-    /// Each is a box of every request. A future that is larger than it was is copied into its box at more cost.
+    /// Each is a box of every request. A larger future costs more to copy into its box.
     #[test]
     fn the_futures_of_a_request_stay_small() {
         let serving =

@@ -1,7 +1,7 @@
-//! The spans of a recorded request: the request, and in it authenticating, charging, and each attempt at the upstream.
+//! The spans of a recorded request: the request, and in it authentication, charges, and each attempt at the upstream.
 //!
-//! Instants are noted only for requests that are recorded; where no trace is exported, none is. Every span of an attempt has its own id,
-//! which the upstream is told as its parent.
+//! Instants are noted only for recorded requests; without an export of traces there are none. Every span of an attempt has its
+//! own id, which the upstream receives as its parent.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use crate::config::Tracing;
 use crate::policy::trace_context::TraceContext;
 use crate::telemetry::traces::{Kind, Span, Value};
 
-/// What is noted of a recorded request.
+/// The notes about a recorded request.
 #[derive(Debug)]
 pub struct Recording {
     /// The trace.
@@ -24,7 +24,7 @@ pub struct Recording {
     span: u64,
     /// When the key was judged.
     authenticated: Option<Instant>,
-    /// From when to when the store was asked for a charge, each time.
+    /// The beginning and end of each call of the store for a charge.
     charges: Vec<(Instant, Instant)>,
     attempts: Vec<Attempt>,
 }
@@ -36,7 +36,7 @@ struct Attempt {
     began: Instant,
 }
 
-/// What the access log says of a request, for its span.
+/// The facts of a request in the access log, for its span.
 pub struct Facts<'a> {
     /// Its method.
     pub method: &'a Method,
@@ -48,14 +48,14 @@ pub struct Facts<'a> {
     pub tier: Option<&'a str>,
     /// The answer's status; 0 without one.
     pub status: u16,
-    /// How it ended.
+    /// The outcome.
     pub outcome: &'a str,
     /// Units charged.
     pub units: u32,
 }
 
 impl Recording {
-    /// A recording, if the request is to be recorded: the caller says so, or else the configured share.
+    /// A recording, if the request is to be recorded: by the caller's decision, or else for the configured share.
     pub fn begin(client_sent: Option<&[u8]>, tracing: &Tracing) -> Option<Box<Recording>> {
         let otlp = tracing.otlp.as_ref()?;
         let context = client_sent
@@ -72,17 +72,17 @@ impl Recording {
         })
     }
 
-    /// The key has been judged.
+    /// Notes that the key has been judged.
     pub fn authenticated(&mut self) {
         self.authenticated = Some(Instant::now());
     }
 
-    /// The store was asked for a charge at `asked`, and has answered.
+    /// Notes the answer of the store to a charge that was requested at `asked`.
     pub fn charged(&mut self, asked: Instant) {
         self.charges.push((asked, Instant::now()));
     }
 
-    /// An attempt begins; answers the id of its span.
+    /// Notes the beginning of an attempt; returns the id of its span.
     pub fn attempt(&mut self, server: Option<&Arc<Server>>) -> u64 {
         let span = fresh_id();
         self.attempts.push(Attempt {
@@ -93,7 +93,7 @@ impl Recording {
         span
     }
 
-    /// All spans of the request, which is over.
+    /// All spans of a finished request.
     pub fn spans(&self, exchange: &Exchange, facts: &Facts<'_>) -> Vec<Span> {
         let at = |instant: Instant| clock_of(exchange, instant);
         let ended = at(Instant::now());
@@ -123,7 +123,7 @@ impl Recording {
             spans.push(part("charge", Kind::Internal, at(*asked), at(*answered)));
         }
         for (number, attempt) in self.attempts.iter().enumerate() {
-            // One attempt ends where the next begins, and has failed then.
+            // An attempt that is followed by another ends where that begins, and has failed.
             let next = self.attempts.get(number + 1);
             let attempt_ended = next.map_or(ended, |next| at(next.began));
             let server = attempt.server.as_ref();

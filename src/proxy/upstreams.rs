@@ -1,11 +1,10 @@
-//! Servers to forward to: who is asked next, and what is known of each.
+//! Servers to forward to: the choice among them, and the state of each.
 //!
-//! [`choice`] chooses and [`server_health`](crate::policy::server_health) judges; here is the state they
-//! judge by. Requests tell what became of them; checks and resolved names come from whoever keeps the upstreams
-//! (`server::upkeep`). A configuration that takes the place of another inherits the servers that both name, with all that is known
-//! of them and what they have under way.
+//! [`choice`] chooses and [`server_health`](crate::policy::server_health) judges, based on the state kept here. Requests report
+//! their results; checks and resolved names come from `server::upkeep`. A configuration that replaces another inherits the
+//! servers that both name, with their state and their requests in flight.
 //!
-//! Invariant: a server's requests under way are counted from the assignment until it is dropped, however they end.
+//! Invariant: a server's requests in flight are counted from the assignment until it is dropped, however they end.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -36,13 +35,13 @@ pub struct Upstream {
     pub name: Arc<str>,
     /// Its timeouts.
     pub timeouts: Timeouts,
-    /// How often a request may be sent again where nothing of it can have been acted on.
+    /// How often a request may be sent again if no server can have acted on it.
     pub retries: u32,
-    /// What shows it that a request is the gateway's; marked as sensitive.
+    /// The header that authenticates the gateway; marked as sensitive.
     pub header: Option<(HeaderName, HeaderValue)>,
-    /// Which of its answers are compressed, if any.
+    /// The compression of its answers, if any.
     pub compression: Option<Compression>,
-    /// How its servers are checked, if they are.
+    /// The health checks of its servers, if any.
     pub health: Option<HealthCheck>,
     /// How often its names are resolved.
     pub resolve: Duration,
@@ -63,8 +62,8 @@ pub struct Place {
 }
 
 impl Upstream {
-    /// The upstream of this configuration; what is known of its servers is taken from the one before it, the addresses too of a name
-    /// that did not resolve when the configuration was read.
+    /// The upstream of this configuration. The state of its servers is inherited from `previous`, including the addresses of a
+    /// name that did not resolve when the configuration was read.
     pub fn new(config: &config::Upstream, previous: Option<&Upstream>) -> Upstream {
         let before = previous.map(|previous| previous.places.load_full());
         let before = before.as_deref().map_or(&[][..], Vec::as_slice);
@@ -99,13 +98,13 @@ impl Upstream {
         }
     }
 
-    /// The servers of the moment.
+    /// The current servers.
     pub fn places(&self) -> Arc<Vec<Place>> {
         self.places.load_full()
     }
 
-    /// Takes a server for a request of the key with this identity that has `tried` some already: one that is up and not tried,
-    /// else one that is not tried, else any. `None` only while no name of its servers has resolved.
+    /// Assigns a server to a request of the key with this identity that has `tried` some already: one that is up and untried,
+    /// else an untried one, else any. `None` only while no name of its servers has resolved.
     pub fn assign(&self, key: u64, tried: &[Arc<Server>]) -> Option<Assignment> {
         let places = self.places.load();
         if let [only] = places.as_slice() {
@@ -122,7 +121,7 @@ impl Upstream {
                 identity: server.identity,
             })
             .collect();
-        // A retry takes nobody's turn.
+        // A retry does not advance the turn.
         let turn = match tried {
             [] => self.turn.fetch_add(1, Ordering::Relaxed),
             [..] => self.turn.load(Ordering::Relaxed),
@@ -132,24 +131,24 @@ impl Upstream {
         Some(Assignment::to(&place.server))
     }
 
-    /// Whether there is a server that is neither `present` nor among those `tried` before.
+    /// Whether there is a server that is neither `present` nor one of `tried`.
     pub fn has_another(&self, present: &Arc<Server>, tried: &[Arc<Server>]) -> bool {
         let places = self.places.load();
         let mut servers = places.iter().map(|place| &place.server);
         servers.any(|server| !Arc::ptr_eq(server, present) && !server.is_among(tried))
     }
 
-    /// pingora's description of a server for an exchange that has so much time left. Never resolves names.
+    /// pingora's description of a server for an exchange with this much time left. Never resolves names.
     pub fn peer(&self, server: &Server, left: Duration) -> HttpPeer {
         self.wire.peer(server, &self.timeouts, left)
     }
 
-    /// Whether requests may be sent to it in this version of HTTP.
+    /// Whether requests may be sent in this version of HTTP.
     pub fn takes(&self, version: Version) -> bool {
         self.wire.takes(version)
     }
 
-    /// How much of an answer a server may send before the gateway takes it, beyond what its connection's own buffers hold.
+    /// The most of an answer that a server may send before the gateway reads it, beyond the buffers of its connection.
     pub fn window_bytes(&self) -> u32 {
         self.wire.window_bytes()
     }
@@ -157,28 +156,28 @@ impl Upstream {
     /// Notes that a server answered a request.
     pub fn note_served(&self, server: &Server) {
         if let Some(change) = server.served() {
-            self.tell(server, change);
+            self.log(server, change);
         }
     }
 
     /// Notes that a server failed a request.
     pub fn note_failed(&self, server: &Server, metrics: &Metrics) {
         if let Some(change) = server.failed(self.ejection) {
-            self.tell(server, change);
+            self.log(server, change);
             let ejections = &metrics.upstream_ejections;
             ejections.with_label_values(&[&*self.name]).inc();
         }
     }
 
-    /// Notes that a server wants HTTP/1.1 after all (RFC 9113 section 7, `HTTP_1_1_REQUIRED`), or cannot do HTTP/2: where that may be
-    /// spoken too, it is from now on, until the gateway ends.
+    /// Notes that a server requires HTTP/1.1 (RFC 9113 section 7, `HTTP_1_1_REQUIRED`), or does not support HTTP/2: if HTTP/1.1
+    /// is configured too, it is used from now on, until the gateway ends.
     pub fn note_wants_http1(&self, server: &Server) {
         if self.takes(Version::HTTP_11) && server.wants_http1() {
             let (upstream, server) = (&*self.name, server.label());
             tracing::warn!(
                 upstream,
                 server,
-                "the server wants HTTP/1.1: it is asked so from now on"
+                "the server requires HTTP/1.1, which is used from now on"
             );
         }
     }
@@ -193,25 +192,25 @@ impl Upstream {
         let checks = &metrics.upstream_checks;
         checks.with_label_values(&[&*self.name, word]).inc();
         if let Some(change) = server.checked(checked, health.thresholds()) {
-            self.tell(server, change);
+            self.log(server, change);
         }
     }
 
-    fn tell(&self, server: &Server, change: Change) {
+    fn log(&self, server: &Server, change: Change) {
         let (upstream, server) = (&*self.name, server.label());
         match change {
             Change::Unhealthy => {
                 tracing::warn!(
                     upstream,
                     server,
-                    "health checks fail: the server is not asked"
+                    "health checks fail: the server gets no requests"
                 );
             }
             Change::Healthy => {
                 tracing::info!(
                     upstream,
                     server,
-                    "health checks pass: the server is asked again"
+                    "health checks pass: the server gets requests again"
                 );
             }
             Change::Ejected(pause) => {
@@ -220,34 +219,34 @@ impl Upstream {
                     upstream,
                     server,
                     seconds,
-                    "requests fail: the server is not asked for a while"
+                    "requests fail: the server gets no more for a while"
                 );
             }
             Change::Returned => {
                 tracing::info!(
                     upstream,
                     server,
-                    "a request was served: the server is asked again"
+                    "a request was served: the server gets requests again"
                 );
             }
         }
     }
 
-    /// The names among its servers, each `host:port`: what an address may change behind.
+    /// The names among its servers, each `host:port`, whose addresses may change.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let names = self.configured.iter().map(|server| server.name.as_str());
         names.filter(|name| name.parse::<SocketAddr>().is_err())
     }
 
-    /// Those of the names that have not resolved yet: servers that are out.
+    /// The names that have not resolved yet, so their servers are out.
     pub fn unresolved(&self) -> Vec<&str> {
         let places = self.places.load();
         let is_known = |name: &str| places.iter().any(|place| place.server.name == name);
         self.names().filter(|name| !is_known(name)).collect()
     }
 
-    /// Puts the addresses that a name was resolved to into the place of those it had; says whether that changed anything. No
-    /// address at all changes nothing: it says more of the resolver than of the service.
+    /// Replaces the addresses of a name by those that it was resolved to; returns whether any changed. An empty list changes
+    /// nothing: it indicates a fault of the resolver rather than of the service.
     pub fn note_resolved(&self, name: &str, addresses: &[SocketAddr]) -> bool {
         let before = self.places.load();
         let of_name = |place: &&Place| place.server.name == name;
@@ -278,7 +277,7 @@ impl Upstream {
     }
 }
 
-/// The server at an address, with what is known of it from before.
+/// The server at an address, with its state from before.
 fn place(before: &[Place], server: &config::Server, address: SocketAddr) -> Place {
     let known = before.iter().map(|place| &place.server);
     let mut known = known.filter(|known| known.name == server.name && known.address == address);
@@ -291,9 +290,9 @@ fn place(before: &[Place], server: &config::Server, address: SocketAddr) -> Plac
     }
 }
 
-/// The header that shows an upstream who asks, never to be printed.
+/// The header that authenticates the gateway to an upstream, never to be printed.
 fn sensitive(header: &config::SecretHeader) -> Option<(HeaderName, HeaderValue)> {
-    // Checked configurations hold no other.
+    // Checked configurations contain only valid values.
     let mut value = HeaderValue::try_from(header.value.reveal()).ok()?;
     value.set_sensitive(true);
     Some((header.name.clone(), value))

@@ -1,7 +1,7 @@
-//! The body of `/api/v1/usage`: what a key may use, has used, and used on each of the last days.
+//! The body of `/api/v1/usage`: a key's limit, its use, and its use on each of the last days.
 //!
-//! Pure: the values come from [`super::admission`]. It names the key's own tier, endpoints and counts, and nothing of
-//! the customer, other keys or upstreams.
+//! Pure: the values come from [`super::admission`]. It contains the key's own tier, endpoints and counts, and nothing about the
+//! customer, other keys or upstreams.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::policy::key_record::{KeyRecord, TierName};
 use crate::policy::rate_limit::Standing;
 use crate::store::{DayUsage, Totals};
 
-/// Days of the history, today with them.
+/// Days of the history, including today.
 const DAYS: i32 = 30;
 
 /// The body.
@@ -26,7 +26,7 @@ pub struct Report<'a> {
     used: u64,
     remaining: u64,
     reset: Timestamp,
-    /// The first instant after the subscription; null is without end.
+    /// The first instant after the subscription, or null for no end.
     subscription_expires: Option<Timestamp>,
     endpoints: Vec<Included<'a>>,
     days: Vec<OneDay<'a>>,
@@ -47,8 +47,7 @@ struct OneDay<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// The report for a key that stands at `standing` with `used` units, from the ledger of the days since
-    /// [`first_day`].
+    /// The report for a key with this `standing` and `used` units, from the ledger of the days since [`first_day`].
     pub fn new(
         record: &'a KeyRecord,
         standing: Standing,
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_the_keys_own_tier_endpoints_and_days() {
+    fn it_contains_the_keys_own_tier_endpoints_and_days() {
         let (_, mut record) = key_of("pro");
         record.expires = Some("2026-12-01T00:00:00Z".parse().unwrap());
         let totals = Totals {

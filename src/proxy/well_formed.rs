@@ -1,6 +1,6 @@
-//! Contract step 1: is the request well-formed and within the limits.
+//! Contract step 1: whether the request is well-formed and within the limits.
 //!
-//! Over HTTP/1 a head that the reader refuses never gets here, over HTTP/2 one for which the library resets the stream.
+//! A head that the HTTP/1 reader refuses never reaches this check, nor one over HTTP/2 for which the library resets the stream.
 
 use http::header::{CONTENT_LENGTH, HOST};
 use http::{HeaderName, HeaderValue, Method};
@@ -15,15 +15,15 @@ use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::request_id;
 use crate::policy::target::Target;
 
-/// Options of `Connection`; the reader takes 16 beside `close` and `keep-alive`.
+/// Options of `Connection`; the reader accepts 16 besides `close` and `keep-alive`.
 const CONNECTION_OPTIONS_MAX: usize = 8;
 
-/// What a request may measure.
+/// The limits of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeadLimits {
     /// Bytes of the target.
     pub target_bytes_max: usize,
-    /// Bytes of all header names and values, four more for each.
+    /// Bytes of all header names and values, plus four for each header.
     pub header_bytes_max: usize,
     /// Header lines.
     pub header_count_max: usize,
@@ -32,7 +32,7 @@ pub struct HeadLimits {
 }
 
 impl HeadLimits {
-    /// The configured ones.
+    /// The configured limits.
     pub fn of(limits: &Limits) -> HeadLimits {
         HeadLimits {
             target_bytes_max: limits.target_bytes,
@@ -43,7 +43,7 @@ impl HeadLimits {
     }
 }
 
-/// Step 1 on a request over HTTP/1.1 of which nothing is known but method and target; the rest of it is as it should be.
+/// Step 1 for an HTTP/1.1 request of which only method and target are known; the rest counts as valid.
 pub fn judge<'a>(
     method: &Method,
     target: &'a str,
@@ -88,8 +88,9 @@ fn is_too_large(fields: &FieldList, header_bytes: usize, limits: &HeadLimits) ->
     fields.count() > limits.header_count_max || header_bytes > limits.header_bytes_max
 }
 
-/// Exchanges a head over HTTP/2 that will be refused for its size for a small one that will be refused just so: a field is one
-/// byte on the wire, and a hundred in memory for as long as the client takes its time with the refusal. The head's size then.
+/// Replaces an HTTP/2 head that will be refused for its size by a small one that will be refused in the same way: a field takes
+/// one byte on the wire, and a hundred in memory for as long as the client delays reading the refusal. Returns the head's
+/// original size.
 pub fn lighten(head: &mut RequestHead, limits: &HeadLimits) -> usize {
     let fields = head.fields_mut();
     let bytes = header_bytes(fields);
@@ -113,8 +114,8 @@ fn malformed(reason: Malformed) -> Rejection {
     Rejection::BadRequest(reason)
 }
 
-/// Over HTTP/2 `:authority` may replace `Host`, and both must be equal (RFC 9113 section 8.3.1); one `Content-Length` is one too many
-/// where it is another's or no number.
+/// Over HTTP/2 `:authority` may replace `Host`, and both must be equal (RFC 9113 section 8.3.1); at most one
+/// `Content-Length` is allowed, which must be a number.
 fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
     let mut hosts = head.fields().all(&HOST);
     let (host, second) = (hosts.next(), hosts.next());
@@ -133,8 +134,8 @@ fn check_http2(head: &RequestHead) -> Result<(), Rejection> {
     Ok(())
 }
 
-/// `Connection` may not nominate what the gateway reads or sets (RFC 9110 section 7.6.1): an intermediary would take it
-/// away, or a careless one would take ours away.
+/// `Connection` must not nominate what the gateway reads or sets (RFC 9110 section 7.6.1): an intermediary would remove it, or a
+/// careless one would remove the gateway's.
 fn check_connection(fields: &FieldList) -> Result<(), Rejection> {
     for (count, option) in fields.connection_options().enumerate() {
         let name = HeaderName::from_bytes(option).map_err(|_| malformed(Malformed::Connection))?;
@@ -155,7 +156,7 @@ fn check_body(head: &RequestHead, limits: &HeadLimits) -> Result<(), Rejection> 
     let (length, is_announced) = match head.framing() {
         Framing::Empty => (0, false),
         Framing::Length(length) => (length, length > 0),
-        // Over HTTP/2 that may come or not.
+        // Over HTTP/2 it is unknown whether a body follows.
         Framing::Chunked => (0, head.version() != Version::Http2),
     };
     if is_announced && !takes_body(head.method()) {
@@ -167,7 +168,7 @@ fn check_body(head: &RequestHead, limits: &HeadLimits) -> Result<(), Rejection> 
     Ok(())
 }
 
-/// Whether a body has a meaning with this method (RFC 9110 section 9.3); for unknown methods it may have one.
+/// Whether a body has a meaning with this method (RFC 9110 section 9.3); with unknown methods it may.
 pub fn takes_body(method: &Method) -> bool {
     !matches!(
         *method,

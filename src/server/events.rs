@@ -77,7 +77,7 @@ impl Claimer {
             tokio::select! {
                 crossing = gate.crossings.next() => {
                     self.claim(crossing, Occasion::Seen).await;
-                    gate.crossings.told();
+                    gate.crossings.mark_reported();
                 }
                 _ = looks.tick() => self.look().await,
             }
@@ -172,7 +172,7 @@ fn is_late(crossing: &Crossing, now: Timestamp) -> bool {
 
 /// Waits until all events that requests caused are claimed, or until the deadline.
 pub async fn settled(gate: &Gate, deadline: Instant) {
-    while !gate.crossings.is_told() && Instant::now() < deadline {
+    while !gate.crossings.all_reported() && Instant::now() < deadline {
         tokio::time::sleep(STOP_POLL).await;
     }
 }

@@ -235,7 +235,7 @@ async fn the_line_of_each_setting_that_decides_is_named() {
         .find(|line| line.starts_with("6 ") || line.trim_start().starts_with("6 "))
         .unwrap();
     assert!(
-        tier.contains("refuses") && tier.contains("starter is none of enterprise"),
+        tier.contains("refuses") && tier.contains("starter is not one of enterprise"),
         "{text}"
     );
     assert!(tier.contains(" endpoints[5].tiers"), "{text}");

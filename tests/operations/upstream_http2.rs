@@ -278,7 +278,7 @@ async fn a_server_that_does_not_speak_http2_is_told_of_and_costs_nothing() {
     assert_eq!(scene.upstream.count(), 0);
     for line in scene.gateways[0].logged(Protocol::ALL.len()).await {
         let cause = line["cause"].as_str().unwrap_or_default();
-        assert!(cause.contains("does it speak HTTP/2?"), "{cause}");
+        assert!(cause.contains("does it support HTTP/2?"), "{cause}");
     }
     scene.expect_used(&key, 0).await;
     scene.assert_ledgers_agree().await;

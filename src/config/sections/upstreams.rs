@@ -338,7 +338,7 @@ fn header_name(text: &str) -> Result<HeaderName, Wrong> {
     let hint = "write a name of your own, such as X-Gateway-Secret, or Authorization";
     let name = HeaderName::try_from(text).map_err(|_| Wrong::not("the name of a header", hint))?;
     let text = name.as_str().as_bytes();
-    if own_header::is_read_or_set(text) || own_header::tells_who_calls(text) {
+    if own_header::is_read_or_set(text) || own_header::identifies_caller(text) {
         return Err(Wrong::new("the gateway sets or removes this header", hint));
     }
     Ok(name)

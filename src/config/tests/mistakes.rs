@@ -417,7 +417,7 @@ fn mistakes_in_tiers_endpoints_and_upstreams_are_told_where_they_stand() {
             tiers,
             "endpoints: [{path: /a, tiers: [pro], upstream: u, deprecation: 2026-12-01, sunset: 2026-11-30}]",
             upstreams,
-            vec!["2:84 endpoints[0].sunset: the sunset lies before the deprecation"],
+            vec!["2:84 endpoints[0].sunset: the sunset is before the deprecation"],
         ),
         (
             tiers,

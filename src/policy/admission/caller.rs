@@ -1,4 +1,4 @@
-//! Steps 2 and 3: the key that a request presents, and its holder.
+//! Steps 2 and 3: the presented key and the caller who holds it.
 
 use std::borrow::Borrow;
 
@@ -11,18 +11,18 @@ use crate::policy::enforcement::Waived;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::Standing;
 
-/// Why a request has no key to be served with.
+/// Why a request has no usable key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoKey {
-    /// It presents none.
+    /// No key is presented.
     Missing,
-    /// What it presents opens no key that may be used now.
+    /// The presented value is not a key that is usable now.
     Invalid,
-    /// The gateway cannot look it up, for this reason, which clients do not learn.
+    /// The key cannot be looked up, for this reason, which clients do not see.
     Unknown(String),
 }
 
-/// Step 2, and the part of step 3 that needs no look-up: one key, of a possible shape, among the values of `X-API-Key`.
+/// Step 2, and the part of step 3 without a look-up: the values of `X-API-Key` are one key of a possible format.
 pub fn presented<'v>(
     mut values: impl Iterator<Item = &'v [u8]>,
     prefix: &KeyPrefix,
@@ -34,25 +34,25 @@ pub fn presented<'v>(
     }
 }
 
-/// The holder of a usable key on its quota day.
+/// The holder of a usable key on a quota day.
 #[derive(Debug)]
 pub struct Caller<K> {
     /// The key.
     pub key: K,
-    /// Its limit today; what it used is not known yet.
+    /// Its limit today; the units used are not known yet.
     pub standing: Standing,
-    /// What its tier allows.
+    /// The limits of its tier.
     pub terms: Terms,
     pub(super) now: Timestamp,
-    /// The first limit of the tier that would refuse the request, were it enforced.
+    /// The first limit of the tier that would refuse the request if the tier were enforced.
     pub(super) waived: Option<Waived>,
 }
 
 impl<K: Borrow<KeyRecord>> Caller<K> {
-    /// The holder of `key`, usable at `now`, which is in `day`.
+    /// The holder of `key`, which is usable at `now`, an instant of `day`.
     ///
     /// # Errors
-    /// Without the terms of the key's tier.
+    /// If the key's tier has no terms.
     pub fn new(key: K, now: Timestamp, day: Day, terms: Option<Terms>) -> Result<Caller<K>, NoKey> {
         let record = key.borrow();
         let Some(terms) = terms else {

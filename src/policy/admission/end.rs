@@ -1,4 +1,4 @@
-//! How a request leaves the steps: with a permit or a refusal.
+//! The ends of a request's steps: a permit or a refusal.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
 
-/// The right to forward one request: authenticated, allowed, charged. Made of a granted charge only.
+/// The right to forward one request: authenticated, allowed, charged. Only a granted charge makes one.
 #[derive(Debug)]
 pub struct Permit<K, G> {
     pub(super) key: K,
@@ -24,33 +24,33 @@ impl<K, G> Permit<K, G> {
         &self.key
     }
 
-    /// The endpoint that the path is.
+    /// The endpoint of the path.
     pub fn endpoint(&self) -> &Arc<Endpoint> {
         &self.endpoint
     }
 
-    /// Where the key stands with this request counted.
+    /// The standing of the key with this request counted.
     pub fn standing(&self) -> Standing {
         self.standing
     }
 
-    /// What the key's tier would have refused it for, were it enforced: the first step that would have.
+    /// The first limit that would have refused the request if the key's tier were enforced.
     pub fn waived(&self) -> Option<Waived> {
         self.waived
     }
 
-    /// Gives the permit up for the proof of its charge.
+    /// Exchanges the permit for the proof of its charge.
     pub fn into_grant(self) -> G {
         self.grant
     }
 }
 
-/// What a path is.
+/// What a path leads to.
 #[derive(Debug)]
 pub enum Place {
     /// A configured endpoint.
     Endpoint(Arc<Endpoint>),
-    /// A path of the gateway's own.
+    /// A path that the gateway answers itself.
     Own(OwnPath),
 }
 
@@ -64,18 +64,18 @@ impl Place {
     }
 }
 
-/// A request that goes no further, with what is known of it by then.
+/// A refused request, with what was known when it was refused.
 #[derive(Debug)]
 pub struct Refusal<K> {
     /// The answer.
     pub rejection: Rejection,
     /// The key, once authenticated.
     pub key: Option<K>,
-    /// What the path is, once found.
+    /// The place of the path, once found.
     pub place: Option<Place>,
-    /// What the answer states of the quota, once authenticated.
+    /// The standing in the answer, once authenticated.
     pub standing: Option<Standing>,
-    /// The failure inside, for the access log.
+    /// The internal failure, for the access log.
     pub cause: Option<String>,
 }
 

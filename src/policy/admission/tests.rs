@@ -11,7 +11,7 @@ use crate::policy::rejection::Malformed;
 
 const MARKETS: &str = "/d/markets";
 
-/// What can be wrong with a request, in the order in which it answers: an empty burst comes in the place of steps 4 to 6.
+/// What can be wrong with a request, in the order in which it answers: an empty burst replaces the answers of steps 4 to 6.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     Malformed,
@@ -56,7 +56,7 @@ impl Fault {
         }
     }
 
-    /// As which limit of a tier it is waived in shadow.
+    /// The limit under which it is waived in shadow.
     fn waived(self) -> Option<Waived> {
         match self {
             Fault::Tier => Some(Waived::Tier),
@@ -73,7 +73,7 @@ impl Fault {
     }
 }
 
-/// A request with these faults, for an edge that answers the first questions behind step 6 with a change.
+/// A request with these faults, for an edge that answers the first questions after step 6 with a change.
 #[derive(Debug, Clone)]
 struct Case {
     faults: Vec<Fault>,
@@ -82,12 +82,12 @@ struct Case {
     changes: u32,
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Debug, Default)]
 struct Ran {
     answer: String,
     waived: Option<Waived>,
-    /// The standing that the end states.
+    /// The standing at the end.
     standing: Option<Standing>,
     cause: Option<String>,
     charges_asked: u32,
@@ -227,8 +227,8 @@ impl Case {
         ran
     }
 
-    /// What the contract makes of it, without the machine: the first fault that is not waived answers. What comes behind step 3
-    /// is not answered at all while the key changes under it.
+    /// The outcome by the contract, computed without the machine: the first fault that is not waived answers. Faults after step 3
+    /// never answer while the key keeps changing.
     fn expected(&self) -> &'static str {
         let shadow = self.enforcement == Enforcement::Shadow;
         let mut faults = Fault::ALL.into_iter().filter(|fault| self.has(*fault));
@@ -423,7 +423,7 @@ proptest! {
         prop_assert_eq!(ran.charges_granted, u32::from(ran.answer == "permit"));
         prop_assert!(ran.charges_asked <= (1 + changes).min(JUDGEMENTS_MAX));
         prop_assert!(ran.tokens_drawn <= 1);
-        // No step behind the first that refuses passes, but for the token that a refused request draws.
+        // No step after the first that refuses passes, except the token that a refused request draws.
         let verdicts: Vec<(Check, Verdict)> = ran.trail.verdicts().collect();
         let refuses = verdicts.iter().position(|(_, verdict)| *verdict == Verdict::Refuses);
         for (check, verdict) in verdicts.iter().skip(refuses.map_or(9, |at| at + 1)) {

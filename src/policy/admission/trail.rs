@@ -6,9 +6,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Check {
-    /// 1: the request is well-formed.
+    /// 1: the head is well-formed.
     WellFormed,
-    /// 2: it presents an API key.
+    /// 2: an API key is presented.
     Presented,
     /// 3: the key may be used.
     Key,
@@ -22,12 +22,12 @@ pub enum Check {
     Rates,
     /// 8: the daily quota has room.
     Quota,
-    /// 9: it is forwarded.
+    /// 9: the request is forwarded.
     Upstream,
 }
 
 impl Check {
-    /// All of them, in their order.
+    /// All steps, in their order.
     pub const ALL: [Check; 9] = [
         Check::WellFormed,
         Check::Presented,
@@ -61,20 +61,20 @@ impl Check {
     }
 }
 
-/// What a step makes of a request. Of two, the greater decides.
+/// The verdict of a step. Of two verdicts of one step, the greater counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It does not get here.
+    /// The request ended at an earlier step.
     #[default]
     NotReached,
-    /// It goes on.
+    /// The request passes.
     Passes,
-    /// Only a running gateway knows.
+    /// Known only to a running gateway.
     Open,
-    /// It goes on, because the tier is in shadow; an enforced one would refuse it.
+    /// The request passes, because the tier is in shadow; an enforced tier would refuse it.
     WouldRefuse,
-    /// It ends here.
+    /// The request is refused.
     Refuses,
 }
 
@@ -96,7 +96,7 @@ impl Verdict {
 pub struct Trail([Verdict; Check::ALL.len()]);
 
 impl Trail {
-    /// Notes a verdict, unless a greater one of the same step is noted.
+    /// Notes a verdict, unless a greater one is noted for the same step.
     pub fn note(&mut self, check: Check, verdict: Verdict) {
         if let Some(noted) = self.0.get_mut(check as usize) {
             *noted = verdict.max(*noted);
@@ -108,7 +108,7 @@ impl Trail {
         Check::ALL.into_iter().zip(self.0)
     }
 
-    /// Forgets the verdicts from a step on: those are judged anew.
+    /// Forgets the verdicts from a step on, before these steps are judged again.
     pub(super) fn forget_from(&mut self, first: Check) {
         let later = self.0.iter_mut().skip(first as usize);
         later.for_each(|noted| *noted = Verdict::NotReached);

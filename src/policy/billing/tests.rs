@@ -220,13 +220,13 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
             (day.start, day.end),
             (at(start).as_second(), at(end).as_second())
         );
-        let told = life(created, &changes);
-        assert_eq!(told.tier_on(&day).map(TierName::as_str), held, "{what}");
+        let life = life(created, &changes);
+        assert_eq!(life.tier_on(&day).map(TierName::as_str), held, "{what}");
     }
 }
 
 #[test]
-fn a_trail_that_is_not_whole_tells_what_it_can() {
+fn an_incomplete_trail_shows_what_it_can() {
     let october = october();
     let held = |record: &KeyRecord, trail: &[Entry]| -> Vec<Option<String>> {
         let life = Life::of(record, trail);
@@ -250,11 +250,11 @@ fn a_trail_that_is_not_whole_tells_what_it_can() {
     let whole = [some("starter"), some("pro"), None];
     assert_eq!(held(&record, &trail), whole);
     assert_eq!(held(&record, &trail[..3]), whole, "the record has its last");
-    // Only the last change is known, and what was before it is not: the key was revoked by then.
+    // Only the last change is known; by then the key was revoked.
     assert_eq!(held(&record, &[]), [some("pro"), some("pro"), some("pro")]);
     let (revoked, _) = lived(early, &[(at("2026-10-10T12:00:00Z"), Change::Revoke)]);
     assert_eq!(held(&revoked, &[]), [some("starter"), None, None]);
-    // Brought in as it is, long after it was made elsewhere.
+    // Imported with its state, long after it was made elsewhere.
     let mut imported = revoked;
     imported.last_change.action = Action::Import;
     imported.last_change.before.clear();
@@ -314,8 +314,8 @@ fn a_day_of_use_is_counted_for_the_tier_of_its_use_and_any_other_for_the_tier_he
             vec![],
         ),
     ] {
-        let told = counted(by_day, life, uses);
-        assert_eq!(tiers(&told), expected, "{what}");
+        let days = counted(by_day, life, uses);
+        assert_eq!(tiers(&days), expected, "{what}");
     }
 }
 
@@ -323,15 +323,15 @@ fn a_day_of_use_is_counted_for_the_tier_of_its_use_and_any_other_for_the_tier_he
 fn a_key_that_was_not_used_has_days_or_none_by_the_rule() {
     let held = life("2026-10-02T00:00:00Z", &NONE);
     for rules in RULES {
-        let told = counted(rules, &held, &[]);
+        let days = counted(rules, &held, &[]);
         let expected = match rules.unused_keys {
             UnusedKeys::Bill => vec![("starter", 30)],
             UnusedKeys::Skip => vec![],
         };
-        assert_eq!((tiers(&told), told.is_used), (expected, false), "{rules:?}");
-        // One unit is use, and then all days are counted.
-        let told = counted(rules, &held, &[("2026-10-05", "starter")]);
-        assert_eq!((tiers(&told), told.is_used), (vec![("starter", 30)], true));
+        assert_eq!((tiers(&days), days.is_used), (expected, false), "{rules:?}");
+        // One used unit is use, and then all days are counted.
+        let days = counted(rules, &held, &[("2026-10-05", "starter")]);
+        assert_eq!((tiers(&days), days.is_used), (vec![("starter", 30)], true));
     }
 }
 
@@ -351,8 +351,8 @@ fn a_part_of_a_month_is_rounded_down_to_the_cent() {
         (whole, 9_900, 1, 3, 31, 3_300),
         (whole, 9_900, 0, 0, 31, 0),
     ] {
-        let told = rules.amount_cents(price, days, key_days, month_days);
-        assert_eq!(told, cents, "{rules:?} {price} {days} {key_days}");
+        let amount = rules.amount_cents(price, days, key_days, month_days);
+        assert_eq!(amount, cents, "{rules:?} {price} {days} {key_days}");
     }
 }
 
@@ -386,7 +386,7 @@ fn any_change() -> impl Strategy<Value = Change> {
     ]
 }
 
-/// A record with its trail, whose changes lie around October.
+/// A record with its trail, with changes around October.
 fn any_life() -> impl Strategy<Value = (KeyRecord, Vec<Entry>)> {
     let hours = proptest::collection::vec((0i64..2_000, any_change()), 0..8);
     (0i64..2_000, hours).prop_map(|(created, mut changes)| {
@@ -420,11 +420,11 @@ proptest! {
     ) {
         let (october, life) = (october(), Life::of(&record, &trail));
         for rules in RULES {
-            let told = Counted::of(rules, &october, &life, &uses);
-            let sum: u64 = amounts(rules, &told, 31).iter().sum();
-            let dearest = told.tiers.keys().map(|tier| price(tier)).max().unwrap_or(0);
-            prop_assert!(told.days() <= 31);
-            prop_assert!(sum <= dearest, "{sum} of {dearest}: {told:?}");
+            let days = Counted::of(rules, &october, &life, &uses);
+            let sum: u64 = amounts(rules, &days, 31).iter().sum();
+            let dearest = days.tiers.keys().map(|tier| price(tier)).max().unwrap_or(0);
+            prop_assert!(days.days() <= 31);
+            prop_assert!(sum <= dearest, "{sum} of {dearest}: {days:?}");
             if rules.unused_keys == UnusedKeys::Skip && uses.is_empty() {
                 prop_assert_eq!(sum, 0);
             }
@@ -442,8 +442,8 @@ proptest! {
     fn a_key_that_never_changed_is_billed_the_days_since_its_issue(hours in 0i64..(31 * 24)) {
         let created = at("2026-10-01T00:00:00Z") + hours.hours();
         let (record, trail) = lived(created, &[]);
-        let told = Counted::of(RULES[0], &october(), &Life::of(&record, &trail), &BTreeMap::new());
-        prop_assert_eq!(told.days(), 31 - u64::try_from(hours / 24).unwrap());
+        let days = Counted::of(RULES[0], &october(), &Life::of(&record, &trail), &BTreeMap::new());
+        prop_assert_eq!(days.days(), 31 - u64::try_from(hours / 24).unwrap());
     }
 
     #[test]
@@ -459,8 +459,8 @@ proptest! {
         let mut backwards = october();
         backwards.reverse();
         for rules in RULES {
-            let told = Counted::of(rules, &october(), &life, &uses);
-            prop_assert_eq!(Counted::of(rules, &backwards, &life, &uses), told);
+            let days = Counted::of(rules, &october(), &life, &uses);
+            prop_assert_eq!(Counted::of(rules, &backwards, &life, &uses), days);
         }
     }
 }

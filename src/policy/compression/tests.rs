@@ -22,7 +22,7 @@ fn fields(pairs: &[(&'static str, &str)]) -> FieldList {
     fields
 }
 
-/// The length of an answer's body, where it is known, and the other fields.
+/// The length of an answer's body, if known, and the other fields.
 fn parts(answer: &[(&'static str, &str)]) -> (Option<u64>, FieldList) {
     let mut fields = fields(answer);
     let length = fields
@@ -32,7 +32,7 @@ fn parts(answer: &[(&'static str, &str)]) -> (Option<u64>, FieldList) {
     (length, fields)
 }
 
-/// The verdict on a long JSON answer to a client that takes these.
+/// The verdict on a long JSON answer to a client that accepts these codings.
 fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
     let asked: Vec<_> = accepted
         .iter()
@@ -42,7 +42,7 @@ fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
     rules(codings).verdict(&fields(&asked), StatusCode::OK, None, &answer)
 }
 
-/// The verdict on an answer to a client that takes everything.
+/// The verdict on an answer to a client that accepts everything.
 fn verdict(status: u16, answer: &[(&'static str, &str)]) -> Verdict {
     let asked = fields(&[("accept-encoding", "*")]);
     let status = StatusCode::from_u16(status).unwrap();
@@ -116,7 +116,7 @@ fn a_client_that_asks_for_no_coding_of_ours_gets_none() {
         &["*;q=0, identity;q=0"],
         &["identity;q=1, gzip;q=0.5"],
         &["gzip;q=0.5, zstd;q=0, *"],
-        // What is not written as it should be is as if it were not there.
+        // Invalid members are ignored.
         &["gzip;q=2"],
         &["gzip;q=1.001"],
         &["gzip;q=0.1234"],
@@ -236,7 +236,7 @@ fn what_is_short_coded_sealed_partial_or_forbidden_goes_as_it_is() {
 }
 
 #[test]
-fn the_header_says_what_was_done_and_what_it_depends_on() {
+fn the_header_states_what_was_done_and_what_it_depends_on() {
     let asked = ("accept-encoding", "gzip");
     let whole = [
         ("content-type", "text/csv"),
@@ -274,8 +274,8 @@ fn the_header_says_what_was_done_and_what_it_depends_on() {
 }
 
 #[test]
-fn vary_is_said_once_and_everything_stays_everything() {
-    for (said, expected) in [
+fn vary_is_added_once_and_everything_stays_everything() {
+    for (values, expected) in [
         (&[][..], "accept-encoding"),
         (&["*"], "*"),
         (&["accept-encoding"], "accept-encoding"),
@@ -283,8 +283,8 @@ fn vary_is_said_once_and_everything_stays_everything() {
         (&["Accept"], "Accept, accept-encoding"),
         (&["Accept-Encoding-2"], "Accept-Encoding-2, accept-encoding"),
     ] {
-        let said: Vec<_> = said.iter().map(|one| ("vary", *one)).collect();
-        let mut fields = fields(&said);
+        let values: Vec<_> = values.iter().map(|one| ("vary", *one)).collect();
+        let mut fields = fields(&values);
         vary(&mut fields);
         vary(&mut fields);
         let all: Vec<_> = fields.all(&VARY).collect();
@@ -316,9 +316,9 @@ fn a_304_calls_the_answer_as_the_client_has_it() {
         ("*", "\"a\"", "\"a\""),
         ("W/\"a\"", "W/\"a\"", "W/\"a\""),
     ] {
-        let told = marked(&[("if-none-match", held)], 304, &[("etag", tag)]);
+        let headers = marked(&[("if-none-match", held)], 304, &[("etag", tag)]);
         let expected = [("etag", expected), ("vary", "accept-encoding")];
         let expected = expected.map(|(name, value)| (name.to_owned(), value.to_owned()));
-        assert_eq!(told, expected, "{held}");
+        assert_eq!(headers, expected, "{held}");
     }
 }

@@ -31,7 +31,7 @@ fn now() -> Timestamp {
     "2026-11-21T12:00:00Z".parse().unwrap()
 }
 
-/// What becomes of a GET by a starter key with 10 units a day.
+/// The explanation of a GET by a starter key with 10 units a day.
 fn explained(path: &str, used: u64, enforcement: Enforcement) -> Explanation {
     let (_, record) = key_of("starter");
     explained_of(Some(&record), path, used, enforcement)
@@ -109,7 +109,7 @@ fn the_settings_that_decide_are_named() {
 }
 
 #[test]
-fn a_request_is_counted_in_what_the_client_would_be_told_and_a_refused_one_is_not() {
+fn a_request_is_counted_in_the_answers_standing_and_a_refused_one_is_not() {
     let Outcome::Forwarded(permit) = explained(MARKETS, 8, Enforcement::Enforced).outcome else {
         panic!("8 of 10 and a cost of 2");
     };
@@ -143,7 +143,7 @@ fn a_shadow_tier_reports_the_first_step_that_would_refuse() {
 }
 
 #[test]
-fn a_grant_is_told_and_counts_on_its_day_only() {
+fn a_grant_is_shown_and_counts_on_its_day_only() {
     let (_, mut record) = key_of("starter");
     record.grants.insert("2026-11-21".parse().unwrap(), 5);
     let explanation = explained_of(Some(&record), MARKETS, 13, Enforcement::Enforced);
@@ -160,7 +160,7 @@ fn a_grant_is_told_and_counts_on_its_day_only() {
 
 #[test]
 fn a_slip_in_the_path_is_pointed_out() {
-    for (path, told) in [
+    for (path, end) in [
         ("/d/markets/", "there is /d/markets"),
         ("/D/Markets", "there is /d/markets"),
         ("/d/none", "no endpoint has this path"),
@@ -168,12 +168,12 @@ fn a_slip_in_the_path_is_pointed_out() {
         let explanation = explained(path, 0, Enforcement::Enforced);
         let found = step(&explanation, Check::Endpoint);
         assert_eq!(found.verdict, Verdict::Refuses);
-        assert!(found.reason.ends_with(told), "{}", found.reason);
+        assert!(found.reason.ends_with(end), "{}", found.reason);
     }
 }
 
 #[test]
-fn an_unusable_key_is_told_with_its_last_change_and_a_missing_tier_is_our_failure() {
+fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_failure() {
     let (_, mut record) = key_of("starter");
     record.expires = Some(now());
     let expired = explained_of(Some(&record), MARKETS, 0, Enforcement::Enforced);

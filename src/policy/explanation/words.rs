@@ -11,21 +11,21 @@ use crate::policy::key_record::{KeyRecord, TierName, Unusable};
 use crate::policy::own_path::{self, OwnPath};
 use crate::policy::rejection::Rejection;
 
-/// Why a step decides as it does, and the settings by which.
+/// Why a step decides as it does, and the settings that decide.
 type Reason = (String, Vec<String>);
 
-/// All that the reasons of a request are taken from.
+/// The source of all reasons of a request.
 pub(super) struct Reasons<'q, 'a> {
     question: &'q Question<'a>,
     limits: &'q [Limit],
     path: &'a str,
     own: Option<OwnPath>,
-    /// The endpoint that the path is, with its path in the configuration: the table has the order of the file.
+    /// The endpoint of the path, with its path in the configuration: the table has the order of the file.
     endpoint: Option<(&'a Endpoint, String)>,
 }
 
 impl<'q, 'a> Reasons<'q, 'a> {
-    /// The reasons of a request that came to these limits of a gateway.
+    /// The reasons for a request to which these limits of a gateway apply.
     pub fn new(question: &'q Question<'a>, limits: &'q [Limit]) -> Reasons<'q, 'a> {
         let path = question.head.as_ref().copied().unwrap_or_default();
         let endpoints = question.endpoints.iter().enumerate();
@@ -43,12 +43,12 @@ impl<'q, 'a> Reasons<'q, 'a> {
         }
     }
 
-    /// The reason of one step, which is reached.
+    /// The reason of a step that was reached.
     pub fn of(&self, check: Check, verdict: Verdict) -> Reason {
         match check {
             Check::WellFormed => self.well_formed(),
             Check::Presented => {
-                let assumed = "taken for granted: one X-API-Key with the key's current secret";
+                let assumed = "assumed: one X-API-Key with the key's current secret";
                 (assumed.to_owned(), Vec::new())
             }
             Check::Key => self.key(),
@@ -61,7 +61,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
 
     fn well_formed(&self) -> Reason {
         match &self.question.head {
-            Ok(_) => ("one reading only".to_owned(), Vec::new()),
+            Ok(_) => ("can be read in one way only".to_owned(), Vec::new()),
             Err(rejection) => {
                 let too_long = *rejection == Rejection::UriTooLong;
                 let setting = too_long.then(|| "limits.target_bytes".to_owned());
@@ -93,7 +93,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
                 (reason, Vec::new())
             }
             (None, Some((endpoint, at))) => {
-                let reason = format!("it is {}", endpoint.pattern);
+                let reason = format!("matches {}", endpoint.pattern);
                 (reason, vec![format!("{at}.path")])
             }
             (None, None) => {
@@ -106,10 +106,10 @@ impl<'q, 'a> Reasons<'q, 'a> {
     fn method(&self) -> Reason {
         match (&self.endpoint, own_path::takes(self.question.method)) {
             (Some((endpoint, at)), _) => {
-                let reason = format!("it takes {}", endpoint.allow());
+                let reason = format!("accepts {}", endpoint.allow());
                 (reason, vec![format!("{at}.methods")])
             }
-            (None, Ok(())) => ("it takes GET and HEAD".to_owned(), Vec::new()),
+            (None, Ok(())) => ("accepts GET and HEAD".to_owned(), Vec::new()),
             (None, Err(rejection)) => (rejection.detail(), Vec::new()),
         }
     }
@@ -122,7 +122,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
             match limit {
                 Limit::UsageRead => {
                     let reason =
-                        "a small limit of each gateway on reading one's usage, whatever the tier";
+                        "each gateway limits how often a key reads its usage, in every tier";
                     return (reason.to_owned(), settings);
                 }
                 Limit::Burst(rate) => {
@@ -131,7 +131,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
                     settings.push(format!("{at}.burst"));
                 }
                 Limit::Concurrent(concurrent) => {
-                    limits.push(format!("{concurrent} under way"));
+                    limits.push(format!("{concurrent} in flight"));
                     settings.push(format!("{at}.concurrent"));
                 }
             }
@@ -141,11 +141,12 @@ impl<'q, 'a> Reasons<'q, 'a> {
             return (reason.to_owned(), vec![at]);
         }
         let of = limits.join(", ");
-        let reason = format!("of a key on each gateway: {of}; what is left only it knows");
+        let reason =
+            format!("for each key on each gateway: {of}; only the gateway knows what is left");
         (reason, settings)
     }
 
-    /// The steps that only a key of a tier and an endpoint come to.
+    /// The steps that require a key of a tier and an endpoint.
     fn of_tier(&self, check: Check, verdict: Verdict) -> Reason {
         let (Some(record), Some(terms), Some((endpoint, at))) =
             (self.question.record, self.question.terms, &self.endpoint)
@@ -159,17 +160,17 @@ impl<'q, 'a> Reasons<'q, 'a> {
             (Check::Tier, _) => {
                 let names: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
                 let is = if endpoint.included_in(tier) {
-                    "one"
+                    "one of"
                 } else {
-                    "none"
+                    "not one of"
                 };
                 let shadow = (verdict == Verdict::WouldRefuse).then_some(enforce);
                 let settings = [format!("{at}.tiers")].into_iter().chain(shadow);
-                let reason = format!("{tier} is {is} of {}", names.join(", "));
+                let reason = format!("{tier} is {is} {}", names.join(", "));
                 (reason, settings.collect())
             }
             (Check::Upstream, Verdict::Refuses) => (
-                "under maintenance: answered before it would be charged".to_owned(),
+                "under maintenance: answered without a charge".to_owned(),
                 vec![format!("{at}.maintenance")],
             ),
             (Check::Upstream, _) => (
@@ -185,7 +186,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         }
     }
 
-    /// Where the key stands in its day.
+    /// The standing of the key on the day.
     fn room(&self, record: &KeyRecord, terms: Terms, endpoint: &Endpoint) -> String {
         let (used, day) = (self.question.used, self.question.day);
         let limit = record.limit_on(day.date, terms.daily);
@@ -195,7 +196,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         };
         let costs = match endpoint.cost.get() {
             1 => String::new(),
-            cost => format!(", and this costs {cost}"),
+            cost => format!(", and this request costs {cost}"),
         };
         let reset = Timestamp::from_second(day.end).unwrap_or(self.question.now);
         let date = day.date;
@@ -206,15 +207,15 @@ impl<'q, 'a> Reasons<'q, 'a> {
     }
 }
 
-/// Why a record is of no use now, and since when.
+/// Why a record is not usable now, and since when.
 fn unusable(record: &KeyRecord, why: Unusable) -> String {
     let change = &record.last_change;
-    let said = match &change.reason {
+    let because = match &change.reason {
         Some(reason) => format!(" ({reason})"),
         None => String::new(),
     };
     let last = format!(
-        "last change: {} by {} at {}{said}",
+        "last change: {} by {} at {}{because}",
         change.action.as_str(),
         change.who,
         record.updated
@@ -230,10 +231,10 @@ fn unusable(record: &KeyRecord, why: Unusable) -> String {
     }
 }
 
-/// Who may use it, and until when.
+/// The state, tier and customer of a key, and until when it is valid.
 fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
     let mut text = format!(
-        "{}, tier {}, of {}",
+        "{}, tier {}, customer {}",
         record.state.as_str(),
         record.tier,
         record.customer
@@ -256,7 +257,7 @@ fn usable_until(record: &KeyRecord, now: Timestamp) -> String {
     text
 }
 
-/// Why a path is no endpoint, with the likeliest slip.
+/// Why a path is not an endpoint, with the most likely mistake.
 fn not_found(table: &EndpointTable, path: &str) -> String {
     let trimmed = path.trim_end_matches('/');
     let like = [

@@ -1,8 +1,8 @@
-//! The head of an upstream's answer (RFC 9112 sections 2 to 6): read once, out of the buffer that it came into.
+//! The head of an upstream's answer (RFC 9112 sections 2 to 6): read once, from the buffer that received it.
 //!
-//! An upstream is trusted no more than a client: an answer that has two readings is a fault of the upstream, never passed on. A
-//! folded line, white space before a colon and a length beside chunks are among them (sections 5.1, 5.2 and 6.3 allow or advise
-//! that).
+//! An upstream is trusted no more than a client: an answer that can be read in two ways is a fault of the upstream and never
+//! forwarded. This includes a folded line, white space before a colon and a length beside chunks (sections 5.1, 5.2 and 6.3 allow
+//! or advise this).
 
 use bytes::BytesMut;
 use http::header::CONTENT_LENGTH;
@@ -30,27 +30,27 @@ pub struct AnswerBounds {
     pub fields: FieldBounds,
 }
 
-/// Why an answer is not passed on: faults of the upstream.
+/// Why an answer is not forwarded: faults of the upstream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerFault {
-    /// The first line is no status line of HTTP/1.
+    /// The first line is not a status line of HTTP/1.
     #[error("the answer has no status line of HTTP/1")]
     StatusLine,
-    /// A line is no field, or one that servers read in different ways.
+    /// A line is not a field, or is one that servers read in different ways.
     #[error("the answer has a malformed header field")]
     Field,
     /// The head is larger than its bounds.
     #[error("the head of the answer is too large")]
     TooLarge,
-    /// The fields that frame the body contradict each other, or name a coding that was not asked for.
-    #[error("the fields that frame the answer's body are contradictory or unknown")]
+    /// The fields that frame the body contradict each other, or name a coding that the gateway did not request.
+    #[error("the fields that frame the answer's body are contradictory or unsupported")]
     Framing,
-    /// The protocol was switched (101), which no request asked for.
+    /// The upstream switched the protocol (101) unasked.
     #[error("the answer switches the protocol")]
     Switched,
 }
 
-/// Reads the answers to one request: interim ones, and the final one.
+/// Reads the answers to one request: interim answers, and the final one.
 #[derive(Debug)]
 pub struct AnswerReader {
     asked: Asked,
@@ -61,7 +61,7 @@ pub struct AnswerReader {
     noted: Noted,
 }
 
-/// The request's method, as far as framing depends on it.
+/// The request's method, to the extent that framing depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Asked {
     Head,
@@ -94,9 +94,9 @@ impl AnswerReader {
         }
     }
 
-    /// Takes a head off the front of `buffer`; `None` while it has not arrived whole. The buffer is the same each time, with more at
-    /// its end; behind an interim answer that was taken, the next answer begins. Cost: each byte is read once; one allocation for
-    /// the places of the fields.
+    /// Takes a head off the front of `buffer`; `None` until it is complete. The buffer is the same each time, with more at its
+    /// end; after an interim answer, the next answer begins. Cost: each byte is read once; one allocation for the positions of
+    /// the fields.
     ///
     /// # Errors
     /// If the upstream is at fault. Nothing more can be read from it.
@@ -113,7 +113,7 @@ impl AnswerReader {
         read.whole(end, buffer).map(Some)
     }
 
-    /// The end of a whole head at the start of `bytes`.
+    /// The end of a complete head at the start of `bytes`.
     fn read(&mut self, bytes: &[u8], bounds: &AnswerBounds) -> Result<Option<usize>, AnswerFault> {
         if self.line.is_none() && !self.read_line(bytes, bounds)? {
             return Ok(None);
@@ -132,7 +132,7 @@ impl AnswerReader {
         }
     }
 
-    /// Reads the first line; whether it has arrived whole.
+    /// Reads the first line; returns whether it is complete.
     fn read_line(&mut self, bytes: &[u8], bounds: &AnswerBounds) -> Result<bool, AnswerFault> {
         const START: &[u8] = b"HTTP/1.";
         let end = self.lines.end(bytes);
@@ -177,7 +177,7 @@ impl AnswerReader {
     }
 }
 
-/// `version SP status SP reason`; the last space may be missing where there is no reason (section 4).
+/// Parses `version SP status SP reason`; the last space may be missing if there is no reason (section 4).
 fn status_line(line: &[u8]) -> Option<StatusLine> {
     let text = line.strip_suffix(b"\r\n")?;
     let (version, rest) = text.split_at_checked(8)?;
@@ -201,7 +201,7 @@ pub(super) fn is_lengthless(status: StatusCode) -> bool {
     status.is_informational() || status == StatusCode::NO_CONTENT
 }
 
-/// The fields on which the message's end and the connection depend.
+/// The fields that determine the message's end and the connection's.
 #[derive(Debug, Default, Clone, Copy)]
 struct Noted {
     has_length: bool,
@@ -228,7 +228,7 @@ impl Noted {
         Ok(())
     }
 
-    /// The framing; `length` is what all `Content-Length` agree on, if there are any.
+    /// The framing; `length` is the common value of all `Content-Length` fields, if any.
     fn framing(
         self,
         asked: Asked,
@@ -239,7 +239,7 @@ impl Noted {
         if is_lengthless(status) {
             return Ok(AnswerFraming::Bodiless(None));
         }
-        // Nothing is framed by them here, and any value is allowed.
+        // Such an answer is not framed by these fields, and any value is allowed.
         if asked == Asked::Head || is_bodiless(status) {
             let announced = length.flatten().filter(|_| self.codings == 0);
             return Ok(AnswerFraming::Bodiless(announced));
@@ -255,7 +255,7 @@ impl Noted {
     }
 }
 
-/// The head of an answer, with the buffer that it came in.
+/// The head of an answer, with the buffer that received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AnswerHead {
     version: Version,
@@ -266,7 +266,7 @@ pub struct AnswerHead {
 }
 
 impl AnswerHead {
-    /// The status: 100 to 999, never 101. Above 599 there is none (RFC 9110 section 15).
+    /// The status: 100 to 999, except 101. RFC 9110 section 15 defines none above 599.
     pub fn status(&self) -> StatusCode {
         self.status
     }
@@ -276,7 +276,7 @@ impl AnswerHead {
         self.status.is_informational()
     }
 
-    /// The version that the answer is read as.
+    /// The version as which the answer is interpreted.
     pub fn version(&self) -> Version {
         self.version
     }
@@ -286,7 +286,7 @@ impl AnswerHead {
         &self.fields
     }
 
-    /// The same, to be changed.
+    /// All fields, to be changed.
     pub fn into_fields(self) -> FieldList {
         self.fields
     }
@@ -301,33 +301,33 @@ impl AnswerHead {
         BodyReader::of_answer(self.framing, limits)
     }
 
-    /// Whether the upstream takes another request on this connection (RFC 9112 section 9.3), by the answer's head.
+    /// Whether the upstream accepts another request on this connection (RFC 9112 section 9.3), by the answer's head.
     pub fn keeps_open(&self) -> bool {
         self.keeps_open
     }
 
-    /// What a proof of [`Reusable`] needs of the head; `None` for an interim answer.
+    /// The part of the head that a proof of [`Reusable`] needs; `None` for an interim answer.
     pub fn last(&self) -> Option<LastHead> {
         let keeps_open = self.keeps_open;
         (!self.is_interim()).then_some(LastHead { keeps_open })
     }
 }
 
-/// The head of a final answer, as far as it is about the connection.
+/// The part of a final answer's head that concerns the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastHead {
     keeps_open: bool,
 }
 
-/// Proof that an upstream's connection is between two requests: the request was written to its last byte, the final answer read to
-/// its last byte, the upstream did not announce a close, and nothing more has arrived. Only [`Reusable::prove`] makes one.
+/// Proof that an upstream's connection is between two requests: the request was written and the final answer read to the last
+/// byte, the upstream did not announce a close, and nothing more has arrived. Only [`Reusable::prove`] makes one.
 ///
 /// The proof does not cover bytes that were not received yet: before the connection is kept, a read from it must be pending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Reusable(());
 
 impl Reusable {
-    /// The proof, if there is one. `unread` is what was received of the upstream and belongs to nothing.
+    /// The proof, if the connection is reusable. `unread` are received bytes that belong to no answer.
     pub fn prove(
         request: &BodyWriter,
         answer: LastHead,

@@ -1,6 +1,7 @@
-//! The bodies of messages: which of the bytes behind a head belong to it, and where it ends (RFC 9112 sections 6 and 7).
+//! The bodies of messages: which of the bytes after a head belong to it, and where it ends (RFC 9112 sections 6 and 7).
 //!
-//! A reader yields places in the buffer that it is shown and copies nothing. The result is the same however the bytes were split.
+//! A reader returns ranges of the buffer that it is given and copies nothing. The result is the same however the bytes were
+//! split.
 
 use std::ops::Range;
 
@@ -12,17 +13,17 @@ use super::framing::{AnswerFraming, Framing};
 /// Hexadecimal digits of a chunk's size: up to 2^48.
 const SIZE_DIGITS_MAX: u8 = 12;
 
-/// The limits of a chunked body, beside its data.
+/// The limits of a chunked body, besides its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkLimits {
     /// Extensions of all chunks together. None are in use; they are read and dropped.
     pub extension_bytes_max: usize,
-    /// The trailer section, which must have room in the buffer as a whole.
+    /// The trailer section, which must fit into the buffer as a whole.
     pub trailers: FieldBounds,
 }
 
 impl ChunkLimits {
-    /// The limits in both directions.
+    /// The limits for requests and answers.
     pub const STANDARD: ChunkLimits = ChunkLimits {
         extension_bytes_max: 1024,
         trailers: FieldBounds {
@@ -32,10 +33,10 @@ impl ChunkLimits {
     };
 }
 
-/// Why a body is not read on.
+/// Why a body cannot be read further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum BodyFault {
-    /// A byte that breaks the rules of chunks, or that servers read in different ways.
+    /// A byte that violates the syntax of chunks, or that servers read in different ways.
     #[error("the chunks of the body are malformed")]
     Malformed,
     /// Extensions or trailers beyond their limits.
@@ -46,7 +47,7 @@ pub enum BodyFault {
     Cut,
 }
 
-/// A body of which some bytes may have been read.
+/// A body that may have been read in part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyReader {
     state: State,
@@ -57,7 +58,7 @@ pub struct BodyReader {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Done,
-    /// Bytes to come.
+    /// Bytes still to come.
     Length(u64),
     Chunked {
         part: Part,
@@ -70,7 +71,7 @@ enum State {
 /// The next byte of a chunked body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// A digit of a chunk's size, or what ends it.
+    /// A digit of a chunk's size, or the byte that ends it.
     Size {
         size: u64,
         digits: u8,
@@ -79,7 +80,7 @@ enum Part {
     Extension {
         size: u64,
     },
-    /// The LF behind a chunk's size.
+    /// The LF after a chunk's size.
     SizeEnd {
         size: u64,
     },
@@ -88,18 +89,18 @@ enum Part {
     },
     DataCr,
     DataLf,
-    /// Behind the last chunk.
+    /// After the last chunk.
     Trailers,
 }
 
 /// The part of a body at the start of a buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taken {
-    /// Where data is. Empty only where the body has ended or more bytes are needed.
+    /// The range of the data. Empty only if the body has ended or more bytes are needed.
     pub data: Range<usize>,
-    /// Where the trailer section is, at the end of a chunked body.
+    /// The range of the trailer section, at the end of a chunked body.
     pub trailers: Range<usize>,
-    /// How many bytes at the buffer's start are read, with framing and data; the reader must not see them again.
+    /// The number of bytes read at the buffer's start, framing and data; the caller must not pass them again.
     pub bytes: usize,
 }
 
@@ -143,16 +144,16 @@ impl BodyReader {
         }
     }
 
-    /// Whether the body has been read to its last byte: what follows in the buffer is not its own.
+    /// Whether the body has been read completely: bytes after it are not part of it.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }
 
-    /// Reads on at the start of `bytes`, up to the end of the first data in them. A trailer section is taken as a whole; the rest of
-    /// what belongs to the body is always taken.
+    /// Reads on at the start of `bytes`, up to the end of the first data in them. A trailer section is taken as a whole; all
+    /// other bytes of the body are always taken.
     ///
     /// # Errors
-    /// If the body is broken. The bytes behind it cannot be read.
+    /// If the body is malformed. The bytes after it cannot be read.
     pub fn read(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
         match &mut self.state {
             State::Done => Ok(Taken::data(0..0)),
@@ -169,7 +170,7 @@ impl BodyReader {
         }
     }
 
-    /// Notes that the connection has been closed: the end of a body that has no other.
+    /// Notes that the connection has been closed, which ends a body without another end.
     ///
     /// # Errors
     /// If the body had not ended.
@@ -184,7 +185,7 @@ impl BodyReader {
         }
     }
 
-    /// The trailer fields; `section` is at [`Taken::trailers`]. None if that is empty.
+    /// The trailer fields; `section` is the bytes at [`Taken::trailers`]. None if that is empty.
     pub fn trailers(&self, section: &[u8]) -> FieldList {
         match section {
             [] => FieldList::default(),
@@ -260,7 +261,7 @@ impl State {
     };
 }
 
-/// How much of what is left is there, taken off it.
+/// Takes as many of the `there` bytes off `left` as it has; returns their number.
 fn take(left: &mut u64, there: usize) -> usize {
     let taken = usize::try_from(*left).map_or(there, |left| left.min(there));
     *left -= taken as u64;
@@ -268,7 +269,7 @@ fn take(left: &mut u64, there: usize) -> usize {
 }
 
 impl Part {
-    /// The part behind `byte`.
+    /// The part after `byte`.
     fn after(self, byte: u8) -> Result<Part, BodyFault> {
         let next = match (self, byte) {
             (Part::Size { size, digits }, _)
@@ -281,7 +282,7 @@ impl Part {
                 }
             }
             (Part::Size { size, digits: 1.. }, b'\r') => Part::SizeEnd { size },
-            // White space before an extension is bad practice that was once allowed; without one it is nothing.
+            // White space before an extension was once allowed, though bad practice; without an extension it has no meaning.
             (Part::Size { size, digits: 1.. }, b';') => Part::Extension { size },
             (Part::Extension { size }, b'\r') => Part::SizeEnd { size },
             (Part::Extension { size }, b'\t' | b' '..=b'~' | 0x80..) => Part::Extension { size },

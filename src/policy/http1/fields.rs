@@ -1,7 +1,7 @@
 //! The fields of a head or of a trailer section (RFC 9112 section 5): the only reader of field lines in the gateway.
 //!
-//! Lines are read one by one as they arrive, and a verdict on a line depends on nothing behind it: the result is the same however
-//! the bytes were split. A field is kept as its place in the buffer; nothing is copied, and there is no map.
+//! Lines are read one by one as they arrive, and a verdict on a line never depends on later bytes: the result is the same however
+//! the bytes were split. A field is kept as its position in the buffer; nothing is copied, and there is no map.
 
 use std::ops::Range;
 
@@ -21,22 +21,22 @@ const ORDINARY_FIELDS: usize = 16;
 /// The limits of a section of fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FieldBounds {
-    /// Bytes of all names and values, four more for each field.
+    /// Bytes of all names and values, plus four for each field.
     pub bytes_max: usize,
     /// Fields.
     pub count_max: usize,
 }
 
-/// Why a section of fields is not read on.
+/// Why a section of fields cannot be read further.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FieldFault {
-    /// A line that is no field, or that servers read in different ways.
+    /// A line that is not a field, or that servers read in different ways.
     Malformed,
-    /// More bytes or more fields than the bounds have.
+    /// More bytes or more fields than the bounds allow.
     TooLarge,
 }
 
-/// Where something is in the buffer.
+/// A range of the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place {
     start: u32,
@@ -45,7 +45,7 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn new(start: usize, end: usize) -> Place {
-        // Bounds are far below 4 GiB; beyond it a place is empty.
+        // Bounds are far below 4 GiB; a place beyond that is empty.
         let short = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
         Place {
             start: short(start),
@@ -57,20 +57,20 @@ impl Place {
         self.start as usize..self.end as usize
     }
 
-    /// The bytes there; none where `bytes` is not the buffer of this place.
+    /// The bytes of the place; empty if `bytes` is not its buffer.
     pub(super) fn of(self, bytes: &[u8]) -> &[u8] {
         bytes.get(self.range()).unwrap_or_default()
     }
 }
 
-/// Where a field's name and value are.
+/// The places of a field's name and value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FieldPlace {
     pub(super) name: Place,
     pub(super) value: Place,
 }
 
-/// Keeps the place of a field.
+/// Adds the place of a field.
 pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
     if places.is_empty() {
         places.reserve(ORDINARY_FIELDS);
@@ -78,7 +78,7 @@ pub(super) fn keep(field: FieldPlace, places: &mut Vec<FieldPlace>) {
     places.push(field);
 }
 
-/// Notes what the options of a `Connection` field ask of the connection itself. `nominated` counts the others in the whole head.
+/// The options of a `Connection` field that concern the connection itself. `nominated` counts the others in the whole head.
 pub(super) fn options(value: &[u8], nominated: &mut usize) -> Result<Options, FieldFault> {
     let mut options = Options::default();
     for option in list(value) {
@@ -96,7 +96,7 @@ pub(super) fn options(value: &[u8], nominated: &mut usize) -> Result<Options, Fi
     }
 }
 
-/// The members of a list, without white space around them (RFC 9110 section 5.6.1).
+/// The members of a list, without surrounding white space (RFC 9110 section 5.6.1).
 fn list(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let members = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     members.filter(|member| !member.is_empty())
@@ -115,7 +115,7 @@ impl Options {
         self.keep_alive |= other.keep_alive;
     }
 
-    /// Whether the connection stays open behind the message (RFC 9112 section 9.3).
+    /// Whether the connection stays open after the message (RFC 9112 section 9.3).
     pub(super) fn keeps_open(self, version: super::Version) -> bool {
         match version {
             super::Version::Http11 | super::Version::Http2 => !self.close,
@@ -124,7 +124,7 @@ impl Options {
     }
 }
 
-/// A field of a head that was read: a token, and a value without control characters or white space around it.
+/// A field of a parsed head: a token, and a value without control characters or surrounding white space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Field<'a> {
     name: &'a [u8],
@@ -150,26 +150,26 @@ impl<'a> Field<'a> {
     }
 }
 
-/// A name and a text that make no field to be passed on.
+/// A name and a text that do not make a field to be forwarded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a field that belongs to one connection, or a control character in its value")]
 pub struct NoField;
 
-/// A field that may be passed on: it neither frames the message nor belongs to one connection.
+/// A field that may be forwarded: it neither frames the message nor belongs to one connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndToEnd<'a>(Field<'a>);
 
 impl<'a> EndToEnd<'a> {
-    /// A field of these; `None` for one that may not be passed on.
+    /// The field of a name and a value, or `None` if it must not be forwarded.
     pub fn of(name: &'a HeaderName, value: &'a HeaderValue) -> Option<EndToEnd<'a>> {
         let field = Field::of(name, value);
         (!is_hop_by_hop(field.name)).then_some(EndToEnd(field))
     }
 
-    /// A field of ours with this text.
+    /// A field of the gateway with this text.
     ///
     /// # Errors
-    /// If it is none that may be passed on, or the text is no value.
+    /// If it must not be forwarded, or the text is not a valid value.
     pub fn of_text(name: &'a HeaderName, value: &'a [u8]) -> Result<EndToEnd<'a>, NoField> {
         let name = name.as_str().as_bytes();
         match is_field_value(value) && !is_hop_by_hop(name) {
@@ -178,7 +178,7 @@ impl<'a> EndToEnd<'a> {
         }
     }
 
-    /// Whether it has this name.
+    /// Whether the field has this name.
     pub fn is(&self, name: &HeaderName) -> bool {
         self.0.name.eq_ignore_ascii_case(name.as_str().as_bytes())
     }
@@ -194,8 +194,8 @@ impl<'a> EndToEnd<'a> {
     }
 }
 
-/// The fields of a head, in their order: those that were read, as places in the buffer that they came in, then those that were added.
-/// The names of HTTP/1 are kept as they were sent. A look for a name passes over all fields: heads have few.
+/// The fields of a head, in order: first those that were read, as positions in their buffer, then those that were added. Names
+/// over HTTP/1 keep their spelling. Finding a name scans all fields: heads have few.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct FieldList {
     bytes: Bytes,
@@ -204,7 +204,7 @@ pub struct FieldList {
 }
 
 impl FieldList {
-    /// No fields yet, with room for so many to be added.
+    /// No fields yet, with capacity for `added` ones.
     pub fn with_capacity(added: usize) -> FieldList {
         FieldList {
             added: Vec::with_capacity(added),
@@ -212,7 +212,7 @@ impl FieldList {
         }
     }
 
-    /// Fields that were read from this buffer.
+    /// Fields read from this buffer.
     pub(super) fn new(bytes: Bytes, read: Vec<FieldPlace>) -> FieldList {
         FieldList {
             bytes,
@@ -231,7 +231,7 @@ impl FieldList {
         read.chain(added.map(|(name, value)| Field::of(name, value)))
     }
 
-    /// How many there are.
+    /// The number of fields.
     pub fn count(&self) -> usize {
         self.read.len() + self.added.len()
     }
@@ -260,12 +260,12 @@ impl FieldList {
         self.first(name).is_some()
     }
 
-    /// All options of `Connection`, which may be no names.
+    /// All options of `Connection`, valid names or not.
     pub fn connection_options(&self) -> impl Iterator<Item = &[u8]> {
         self.all(&CONNECTION).flat_map(list)
     }
 
-    /// The names among them: those that are nominated as hop-by-hop (RFC 9110 section 7.6.1). 16 at most where the head was read.
+    /// The valid names among them, which are nominated as hop-by-hop (RFC 9110 section 7.6.1). At most 16 in a parsed head.
     pub fn nominated(&self) -> impl Iterator<Item = &[u8]> {
         self.connection_options().filter(|option| {
             let is = |one: &[u8]| option.eq_ignore_ascii_case(one);
@@ -273,8 +273,8 @@ impl FieldList {
         })
     }
 
-    /// The fields that may be passed on. What is not: framing, which the writer decides; what belongs to one connection; and what
-    /// `Connection` nominates.
+    /// The fields that may be forwarded: not those for framing, which the writer decides, nor those that belong to one connection
+    /// or that `Connection` nominates.
     pub fn end_to_end(&self) -> impl Iterator<Item = EndToEnd<'_>> {
         let nominated: Vec<&[u8]> = self.nominated().collect();
         let passes = move |field: &Field<'_>| {
@@ -284,7 +284,7 @@ impl FieldList {
         self.iter().filter(passes).map(EndToEnd)
     }
 
-    /// Keeps the fields whose names are to be kept.
+    /// Retains the fields whose names satisfy `is_kept`.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&[u8]) -> bool) {
         let bytes = &self.bytes;
         self.read.retain(|place| is_kept(place.name.of(bytes)));
@@ -292,7 +292,7 @@ impl FieldList {
             .retain(|(name, _)| is_kept(name.as_str().as_bytes()));
     }
 
-    /// The same of those that may be passed on.
+    /// Retains the fields that may be forwarded and whose names satisfy `is_kept`.
     pub fn retain_end_to_end(&mut self, is_kept: impl Fn(&[u8]) -> bool) {
         let nominated: Vec<Vec<u8>> = self.nominated().map(<[u8]>::to_vec).collect();
         self.retain(|name| {
@@ -309,13 +309,13 @@ impl FieldList {
         self.retain(|other| !other.eq_ignore_ascii_case(name));
     }
 
-    /// Puts a field behind the others in place of those of its name.
+    /// Replaces all fields of that name by one at the end.
     pub fn insert(&mut self, name: HeaderName, value: HeaderValue) {
         self.remove(&name);
         self.append(name, value);
     }
 
-    /// Puts a field behind the others.
+    /// Adds a field at the end.
     pub fn append(&mut self, name: HeaderName, value: HeaderValue) {
         self.added.push((name, value));
     }
@@ -325,7 +325,7 @@ impl FieldList {
         let mut map = HeaderMap::with_capacity(self.count());
         for place in &self.read {
             let value = self.bytes.slice(place.value.range());
-            // What was read is a token, and a value without control characters.
+            // A field that was read has a valid name and value.
             if let (Ok(name), Ok(value)) = (
                 HeaderName::from_bytes(place.name.of(&self.bytes)),
                 HeaderValue::from_maybe_shared(value),
@@ -341,11 +341,11 @@ impl FieldList {
 }
 
 impl From<HeaderMap> for FieldList {
-    /// The fields of a message over HTTP/2. Cost: they are moved, one allocation for all.
+    /// The fields of a message over HTTP/2. Cost: they are moved, with one allocation in all.
     fn from(map: HeaderMap) -> FieldList {
         let mut fields = FieldList::with_capacity(map.len());
         let mut last = None;
-        // A field of several values has its name with the first.
+        // Only the first of several values comes with the name.
         for (name, value) in map {
             last = name.or(last);
             if let Some(name) = &last {
@@ -356,7 +356,7 @@ impl From<HeaderMap> for FieldList {
     }
 }
 
-/// Whether a field belongs to one connection or frames a message, whatever the options of `Connection` (RFC 9110 section 7.6.1).
+/// Whether a field belongs to one connection or frames a message, independent of `Connection` (RFC 9110 section 7.6.1).
 fn is_hop_by_hop(name: &[u8]) -> bool {
     let among = |names: &[&str]| {
         names
@@ -375,12 +375,12 @@ fn is_hop_by_hop(name: &[u8]) -> bool {
     }
 }
 
-/// Finds lines in a buffer that grows; looks at each byte once.
+/// Finds lines in a growing buffer; examines each byte once.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lines {
-    /// The start of the line that is looked for.
+    /// The start of the present line.
     start: usize,
-    /// Behind the last byte that was looked at.
+    /// The end of the examined bytes.
     seen: usize,
 }
 
@@ -393,7 +393,7 @@ impl Lines {
         self.start
     }
 
-    /// The end of the present line, behind its LF; `None` where that has not come.
+    /// The end of the present line, after its LF; `None` until it has arrived.
     pub(super) fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         let from = self.seen.max(self.start);
         match memchr::memchr(b'\n', bytes.get(from..)?) {
@@ -405,7 +405,7 @@ impl Lines {
         }
     }
 
-    /// Goes on behind a line that ends there.
+    /// Continues after the line that ends at `end`.
     pub(super) fn pass(&mut self, end: usize) {
         *self = Lines::starting_at(end);
     }
@@ -414,11 +414,11 @@ impl Lines {
 /// The result of looking for the next field.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The line has not come whole.
+    /// The line is not complete.
     Partial,
     /// A field.
     Field(FieldPlace),
-    /// The end of the section, behind its empty line.
+    /// The end of the section, after its empty line.
     End(usize),
 }
 
@@ -432,7 +432,7 @@ pub(super) struct FieldReader {
 }
 
 impl FieldReader {
-    /// A section that begins there.
+    /// A section that begins at `start`.
     pub(super) fn starting_at(start: usize) -> FieldReader {
         FieldReader {
             lines: Lines::starting_at(start),
@@ -446,7 +446,7 @@ impl FieldReader {
     pub(super) fn next(&mut self, bytes: &[u8], bounds: &FieldBounds) -> Result<Next, FieldFault> {
         let start = self.lines.start();
         let end = self.lines.end(bytes);
-        // As the line came: names and values are counted below, without the white space around them.
+        // The line as received: names and values are counted below, without surrounding white space.
         if end.unwrap_or(bytes.len()).saturating_sub(self.from) > bounds.bytes_max + SLACK_BYTES {
             return Err(FieldFault::TooLarge);
         }
@@ -469,7 +469,7 @@ impl FieldReader {
     }
 }
 
-/// The field of a line without its end, which begins at `start`. A folded line begins with white space, which no name has.
+/// The field of a line that begins at `start`, without its end. A folded line begins with white space, which no name contains.
 fn field(text: &[u8], start: usize) -> Option<FieldPlace> {
     let colon = text.iter().position(|byte| !TOKEN.contains(*byte))?;
     let rest = text.get(colon..)?.strip_prefix(b":")?;

@@ -1,7 +1,7 @@
 //! How a message is framed: where its body ends (RFC 9112 section 6).
 //!
-//! A framing is decided once, from the head that was read; the readers and writers of bodies are made from it, and a head that is
-//! written has the fields that it asks for and no others.
+//! A framing is decided once, from the parsed head; the readers and writers of bodies are made from it, and a written head has
+//! exactly the framing fields that it requires.
 
 use super::Version;
 
@@ -17,7 +17,7 @@ pub enum Framing {
 }
 
 impl Framing {
-    /// Whether the head rules out any byte of a body.
+    /// Whether the head excludes any byte of a body.
     pub fn is_empty(self) -> bool {
         matches!(self, Framing::Empty | Framing::Length(0))
     }
@@ -26,8 +26,8 @@ impl Framing {
 /// The framing of an answer's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerFraming {
-    /// No body, by the request's method or the status; a length that the answer to another method would have, where a server
-    /// announced one (RFC 9110 section 8.6).
+    /// No body, because of the request's method or the status; with the length that the answer to another method would have, if
+    /// the server announced one (RFC 9110 section 8.6).
     Bodiless(Option<u64>),
     /// `Content-Length`: this many bytes, which may be 0.
     Length(u64),
@@ -42,19 +42,19 @@ impl AnswerFraming {
     pub fn towards(self, client: Version) -> AnswerFraming {
         match (self, client) {
             (AnswerFraming::Chunked, Version::Http10) => AnswerFraming::ByClose,
-            // The client of HTTP/1.1 sees a body end that is more than a lost connection.
+            // This lets an HTTP/1.1 client distinguish the body's end from a lost connection.
             (AnswerFraming::ByClose, Version::Http11) => AnswerFraming::Chunked,
             (framing, _) => framing,
         }
     }
 
-    /// Whether the head rules out any byte of a body.
+    /// Whether the head excludes any byte of a body.
     pub fn is_empty(self) -> bool {
         matches!(self, AnswerFraming::Bodiless(_) | AnswerFraming::Length(0))
     }
 }
 
-/// The fields that the reader of a head must know.
+/// The fields that the reader of a head must interpret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
     Host,
@@ -78,8 +78,8 @@ impl Known {
     }
 }
 
-/// Whether a value of `Transfer-Encoding` is the one coding that the gateway takes: any other would be the gateway's to undo
-/// (RFC 9112 section 6.1).
+/// Whether a value of `Transfer-Encoding` is `chunked`, the only accepted coding: the gateway would have to decode any other (RFC
+/// 9112 section 6.1).
 pub(super) fn is_chunked(value: &[u8]) -> bool {
     value.eq_ignore_ascii_case(b"chunked")
 }

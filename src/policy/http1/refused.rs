@@ -1,11 +1,11 @@
-//! The readable parts of a head that was refused, for its answer and its line in the log.
+//! The readable parts of a refused head, for its answer and its line in the access log.
 
 use crate::policy::target::Absolute;
 
 const X_REQUEST_ID: &[u8] = b"x-request-id";
 
-/// The method and the path of a refused head, as far as they can be read, for the log.
-pub fn told_apart(head: &[u8]) -> (String, String) {
+/// The method and the path of a refused head, to the extent that they can be read, for the access log.
+pub fn method_and_path(head: &[u8]) -> (String, String) {
     let line = head
         .trim_ascii_start()
         .split(|byte| matches!(byte, b'\r' | b'\n'))
@@ -27,9 +27,9 @@ pub fn told_apart(head: &[u8]) -> (String, String) {
     (method, path.to_owned())
 }
 
-/// The value of `X-Request-Id` in a head that was refused, whole or not, as far as it can be read.
+/// The value of `X-Request-Id` in a refused head, complete or not, if it can be read.
 pub fn request_id(head: &[u8]) -> Option<&[u8]> {
-    // The end of the last line may be missing, and with it a part of the value.
+    // The last line may be incomplete, and its value with it.
     let whole = head.iter().rposition(|byte| *byte == b'\n')?;
     let lines = head
         .get(..whole)?

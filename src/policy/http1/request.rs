@@ -1,7 +1,7 @@
-//! The head of a request (RFC 9112 sections 2 to 6): read once, out of the buffer that it came into.
+//! The head of a request (RFC 9112 sections 2 to 6): read once, from the buffer that received it.
 //!
-//! Forms that servers read in different ways are refused: a bare LF, a space in the target, a folded line, two lengths, a length beside
-//! chunks, a `Host` too many. What comes out has one reading.
+//! Forms that servers read in different ways are refused: a bare LF, a space in the target, a folded line, two lengths, a length
+//! beside chunks, a second `Host`. An accepted head can be read in one way only.
 
 use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_LENGTH, HOST};
@@ -18,7 +18,7 @@ use super::{HeadBounds, TOKEN, Version, is_host, length, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Target, TargetError};
 
-/// Empty lines that may come before a request line (RFC 9112 section 2.2 asks for one at least).
+/// Empty lines that may precede a request line (RFC 9112 section 2.2 requires at least one to be accepted).
 const EMPTY_LINES_MAX: usize = 2;
 
 /// Reads the heads of one connection's requests, one after the other, from bytes that arrive in pieces.
@@ -32,12 +32,11 @@ pub struct RequestReader {
 }
 
 impl RequestReader {
-    /// Takes a head off the front of `buffer`; `None` while it has not arrived whole. The buffer is the same each time, with more at
-    /// its end; behind a head that was taken, the next one begins. Cost: each byte is read once; one allocation for the places of
-    /// the fields.
+    /// Takes a head off the front of `buffer`; `None` until it is complete. The buffer is the same each time, with more at its
+    /// end; after a head, the next one begins. Cost: each byte is read once; one allocation for the positions of the fields.
     ///
     /// # Errors
-    /// With the refusal of a head that has more than one reading, or is too large. The bytes behind it cannot be read.
+    /// With the refusal of a head that can be read in more than one way, or is too large. The bytes after it cannot be read.
     pub fn take(
         &mut self,
         buffer: &mut BytesMut,
@@ -47,17 +46,17 @@ impl RequestReader {
         Ok(read.map(|places| places.take(buffer)))
     }
 
-    /// Reads a head of which all is there, and nothing behind it.
+    /// Reads a text that is one complete head.
     ///
     /// # Errors
-    /// The same as [`RequestReader::take`], and where it is not just one head.
+    /// The same as [`RequestReader::take`], and if the text is not exactly one head.
     pub fn whole_head(text: &str, bounds: &HeadBounds) -> Result<RequestHead, Rejection> {
         let mut unread = BytesMut::from(text);
         let head = RequestReader::default().take(&mut unread, bounds)?;
         head.filter(|_| unread.is_empty()).ok_or_else(unreadable)
     }
 
-    /// Reads a head at the start of `bytes` and leaves it there.
+    /// Reads a head at the start of `bytes` without taking it.
     ///
     /// # Errors
     /// The same as [`RequestReader::take`].
@@ -82,7 +81,7 @@ impl RequestReader {
         }
     }
 
-    /// Reads the first line; whether it has arrived whole.
+    /// Reads the first line; returns whether it is complete.
     fn read_line(&mut self, bytes: &[u8], bounds: &HeadBounds) -> Result<bool, Rejection> {
         let start = skip_empty_lines(bytes)?;
         if self.lines.start() < start {
@@ -108,7 +107,7 @@ impl RequestReader {
         Ok(true)
     }
 
-    /// The places of a head that ends there.
+    /// The places of a head that ends at `end`.
     fn whole(self, end: usize) -> Result<RequestPlaces, Rejection> {
         let line = self.line.ok_or_else(unreadable)?;
         let framing = self.noted.framing(line.version)?;
@@ -126,7 +125,7 @@ impl RequestReader {
     }
 }
 
-/// The bytes of the empty lines before a head.
+/// The number of bytes of the empty lines before a head.
 fn skip_empty_lines(bytes: &[u8]) -> Result<usize, Rejection> {
     let mut rest = bytes;
     for _ in 0..EMPTY_LINES_MAX {
@@ -137,7 +136,7 @@ fn skip_empty_lines(bytes: &[u8]) -> Result<usize, Rejection> {
     }
     match rest {
         [b'\n', ..] => Err(unreadable()),
-        // A CR alone may be the half of another empty line.
+        // A lone CR may be the beginning of another empty line.
         [b'\r', _, ..] => Err(unreadable()),
         _ => Ok(bytes.len() - rest.len()),
     }
@@ -154,7 +153,7 @@ fn framing_refused() -> Rejection {
     Rejection::BadRequest(Malformed::Framing)
 }
 
-/// The fields on which the message's end, its host and the connection depend.
+/// The fields that determine the message's end, its host and the connection's end.
 #[derive(Debug, Default)]
 struct Noted {
     host: Option<Place>,
@@ -162,7 +161,7 @@ struct Noted {
     chunked: bool,
     options: Options,
     nominated: usize,
-    /// Whether the first `Expect` is `100-continue`; `None` without one.
+    /// Whether the first `Expect` is `100-continue`; `None` if there is no `Expect`.
     expects_continue: Option<bool>,
 }
 
@@ -216,7 +215,7 @@ impl Noted {
     }
 }
 
-/// A head that was read, as places in its buffer.
+/// A parsed head, as places in its buffer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestPlaces {
     start: usize,
@@ -230,12 +229,12 @@ pub struct RequestPlaces {
 }
 
 impl RequestPlaces {
-    /// The start of the head, behind the empty lines before it.
+    /// The start of the head, after any empty lines.
     pub fn start(&self) -> usize {
         self.start
     }
 
-    /// The end of the head, with its empty line.
+    /// The end of the head, including its empty line.
     pub fn end(&self) -> usize {
         self.end
     }
@@ -245,7 +244,7 @@ impl RequestPlaces {
         self.framing
     }
 
-    /// Takes the head off the front of the buffer that it was read from.
+    /// Takes the head off the front of the buffer from which it was read.
     pub fn take(self, buffer: &mut BytesMut) -> RequestHead {
         let bytes = buffer.split_to(self.end.min(buffer.len())).freeze();
         let target = match self.line.target {
@@ -266,7 +265,7 @@ impl RequestPlaces {
     }
 }
 
-/// The head of a request. Over HTTP/1 it shares the buffer that it came in.
+/// The head of a request. Over HTTP/1 it shares the buffer that received it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestHead {
     method: Method,
@@ -282,7 +281,7 @@ pub struct RequestHead {
 }
 
 impl RequestHead {
-    /// A head that the HTTP/2 library has read: its target, its host and the length that it announces are not checked.
+    /// A head that the HTTP/2 library has read: its target, its host and its announced length are not checked.
     pub fn of_http2(parts: request::Parts) -> RequestHead {
         let uri = &parts.uri;
         let target = uri.path_and_query().map_or("", PathAndQuery::as_str);
@@ -296,7 +295,7 @@ impl RequestHead {
             authority,
             framing: match length.and_then(super::length) {
                 Some(bytes) => Framing::Length(bytes),
-                // A body needs no announcement (RFC 9113 section 8.1).
+                // A body need not be announced (RFC 9113 section 8.1).
                 None => Framing::Chunked,
             },
             keeps_open: true,
@@ -312,15 +311,15 @@ impl RequestHead {
         &self.method
     }
 
-    /// The target as it was sent; over HTTP/1 in origin-form.
+    /// The target as sent; over HTTP/1 in origin-form.
     pub fn raw_target(&self) -> &[u8] {
         &self.target
     }
 
-    /// The target. Cost: over HTTP/1, where it was checked when it was read, a look for the `?`.
+    /// The target. Cost: over HTTP/1, where the reader has checked it, a search for the `?`.
     ///
     /// # Errors
-    /// If it can be read in more than one way, which only HTTP/2 lets come so far.
+    /// If it can be read in more than one way, which is possible over HTTP/2 only.
     pub fn target(&self) -> Result<Target<'_>, TargetError> {
         match self.version {
             Version::Http10 | Version::Http11 => Ok(Target::accepted(&self.target)),
@@ -333,8 +332,7 @@ impl RequestHead {
         Target::accepted(&self.target).path
     }
 
-    /// The host that the client asked for: the authority of a target in absolute-form, `Host`, or `:authority`. Only HTTP/1.0 has
-    /// none.
+    /// The requested host: the authority of a target in absolute-form, `Host`, or `:authority`. Only HTTP/1.0 may have none.
     pub fn host(&self) -> Option<&[u8]> {
         self.host.as_deref()
     }
@@ -344,22 +342,22 @@ impl RequestHead {
         self.authority.as_deref()
     }
 
-    /// The version that the request is read as.
+    /// The version as which the request is interpreted.
     pub fn version(&self) -> Version {
         self.version
     }
 
-    /// All fields, as they were sent: beside an authority, `Host` among them means nothing.
+    /// All fields, as sent: if there is an authority, `Host` among them has no meaning.
     pub fn fields(&self) -> &FieldList {
         &self.fields
     }
 
-    /// The same, to be changed.
+    /// All fields, to be changed.
     pub fn fields_mut(&mut self) -> &mut FieldList {
         &mut self.fields
     }
 
-    /// The framing of the body. Over HTTP/2, where its frames end it: a length if there is one, and else chunks, be there any or not.
+    /// The framing of the body. Over HTTP/2, where frames end it: the announced length, or else chunks, with or without a body.
     pub fn framing(&self) -> Framing {
         self.framing
     }
@@ -369,12 +367,12 @@ impl RequestHead {
         BodyReader::of_request(self.framing, limits)
     }
 
-    /// Whether the client takes another answer on its connection (RFC 9112 section 9.3).
+    /// Whether the client accepts another answer on its connection (RFC 9112 section 9.3).
     pub fn keeps_open(&self) -> bool {
         self.keeps_open
     }
 
-    /// Whether the client waits to be asked for its body (RFC 9110 section 10.1.1). Over HTTP/2 nothing waits for it.
+    /// Whether the client waits for 100 (Continue) before it sends its body (RFC 9110 section 10.1.1). Never over HTTP/2.
     pub fn expects_continue(&self) -> bool {
         self.expects_continue
     }

@@ -1,6 +1,6 @@
 //! The first line of a request (RFC 9112 section 3).
 //!
-//! A target in absolute-form is read as one in origin-form whose authority takes the place of `Host` (section 3.2.2), and a later
+//! A target in absolute-form is interpreted as origin-form with its authority in place of `Host` (section 3.2.2), and a later
 //! minor version as 1.1 (RFC 9110 section 2.5).
 
 use std::borrow::Cow;
@@ -17,7 +17,7 @@ const METHOD_BYTES_MAX: usize = 32;
 /// The bytes of a request line without method and target: two spaces, the version, CR and LF.
 const LINE_OVERHEAD_BYTES: usize = 12;
 
-/// `method SP target SP version`.
+/// A parsed `method SP target SP version`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RequestLine {
     pub(super) method: Method,
@@ -31,18 +31,18 @@ pub(super) struct RequestLine {
 /// A target in origin-form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// As it was sent.
+    /// As sent.
     Sent(Place),
-    /// With the `/` that an absolute-form may leave out.
+    /// With the `/` that an absolute-form may omit.
     Made(Box<[u8]>),
 }
 
-/// The most bytes that a line can have, with its end.
+/// The most bytes that a line can have, including its end.
 pub(super) fn line_bytes_max(bounds: &HeadBounds) -> usize {
     METHOD_BYTES_MAX + bounds.target_bytes_max + LINE_OVERHEAD_BYTES
 }
 
-/// The refusal of a line that is longer: a long target, if it begins like one of a request.
+/// The refusal of a longer line: for its target, if the line begins like a request.
 pub(super) fn too_long(line: &[u8]) -> Rejection {
     let method = line
         .iter()
@@ -55,7 +55,7 @@ pub(super) fn too_long(line: &[u8]) -> Rejection {
 }
 
 impl RequestLine {
-    /// Reads a line with its end, which begins at `start` of the buffer.
+    /// Parses a line, including its end, that begins at `start` of the buffer.
     pub(super) fn parse(
         line: &[u8],
         start: usize,
@@ -72,13 +72,13 @@ impl RequestLine {
         if !(1..=METHOD_BYTES_MAX).contains(&method.len()) || !TOKEN.contains_all(method) {
             return Err(unreadable());
         }
-        // A CR would be found by the check of the target, too, but is no matter of the target.
+        // The check of the target would also refuse a CR, but a CR is not part of the target.
         if target.contains(&b'\r') {
             return Err(unreadable());
         }
         let target_start = start + method.len() + 1;
         let method = Method::from_bytes(method).map_err(|_| unreadable())?;
-        // Its target is an authority.
+        // The target of CONNECT is an authority.
         if method == Method::CONNECT {
             return Err(connect_refused());
         }
@@ -96,7 +96,7 @@ impl RequestLine {
     }
 }
 
-/// The version that a request or answer is read as.
+/// The version as which a request or answer is interpreted.
 pub(super) fn version_of(version: &[u8]) -> Option<Version> {
     match version {
         b"HTTP/1.0" => Some(Version::Http10),
@@ -105,7 +105,7 @@ pub(super) fn version_of(version: &[u8]) -> Option<Version> {
     }
 }
 
-/// The origin-form of a target that begins at `start`, checked, and its authority where it was in absolute-form.
+/// The origin-form of a target that begins at `start`, checked, and its authority if it was in absolute-form.
 fn origin(
     target: &[u8],
     start: usize,
@@ -119,7 +119,7 @@ fn origin(
     if !is_host(absolute.authority) {
         return Err(TargetError::InvalidAuthority);
     }
-    // It means `*`, which is refused as well (section 3.2.4).
+    // This means `*`, which is refused as well (section 3.2.4).
     if absolute.is_bare() && *method == Method::OPTIONS {
         return Err(TargetError::NotOriginForm);
     }

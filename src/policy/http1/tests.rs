@@ -261,7 +261,7 @@ fn both_sides_of_each_bound_also_before_the_head_is_whole() {
 }
 
 #[test]
-fn exactly_one_valid_host_is_told_from_others() {
+fn only_exactly_one_valid_host_is_accepted() {
     for good in [
         "h",
         "a-b.example:8443",
@@ -280,7 +280,7 @@ fn exactly_one_valid_host_is_told_from_others() {
 }
 
 #[test]
-fn a_head_says_what_it_was_read_as() {
+fn a_head_returns_what_was_read() {
     let read = head(
         "\r\nPOST /a?b=c HTTP/1.1\r\nhOST: h:1\r\nA: \t b c \r\na:\r\nContent-Length: 005\r\n\r\n",
     );
@@ -329,7 +329,7 @@ fn connections_stay_open_as_their_version_and_options_say() {
 }
 
 #[test]
-fn only_a_client_of_http_1_1_that_says_so_first_waits_for_its_body_to_be_asked_for() {
+fn only_a_client_of_http_1_1_with_100_continue_first_waits_before_its_body() {
     for (version, fields, waits) in [
         ("1.1", "", false),
         ("1.1", "Expect: 100-Continue\r\n", true),
@@ -383,7 +383,7 @@ fn white_space_around_values_is_bounded_too() {
         );
         outcome(text.as_bytes()).map(|end| end.is_some())
     };
-    // Beside the two fields' 13 other bytes.
+    // Besides the 13 other bytes of the two fields.
     assert_eq!(padded(256 + 1024 - 15), Ok(true));
     assert_eq!(padded(256 + 1024 - 12), Err("HEADERS_TOO_LARGE"));
 }

@@ -1,8 +1,8 @@
 //! Heads and bodies as they are written: requests to an upstream, answers to a client.
 //!
-//! Heads are made from decisions, never copied: a head has exactly one framing and one end, and its writer hands out the writer of
-//! just that body, which has exactly one end too. Names and values are fields that were read, types that hold nothing else, or
-//! checked: no byte of them can end a line.
+//! Heads are made from decisions, never copied: a head has exactly one framing and one end, and its writer returns the writer of
+//! exactly that body, which also has exactly one end. Names and values are fields that were read, valid by their type, or
+//! checked: none of their bytes can end a line.
 
 use std::marker::PhantomData;
 
@@ -20,10 +20,10 @@ pub struct ToUpstream;
 #[derive(Debug)]
 pub struct ToClient;
 
-/// The connection behind a message, as its head announces it.
+/// The fate of the connection after a message, as its head announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Connection {
-    /// Nothing: HTTP/1.1 keeps it open.
+    /// Not announced: HTTP/1.1 keeps the connection open.
     Implied,
     /// `keep-alive`, for clients of HTTP/1.0.
     KeepAlive,
@@ -41,7 +41,7 @@ pub struct HeadWriter<'a, Direction> {
 }
 
 impl<'a> HeadWriter<'a, ToUpstream> {
-    /// Begins a request of HTTP/1.1 behind what is in `out`, with its `Host`.
+    /// Begins an HTTP/1.1 request at the end of `out`, with its `Host`.
     pub fn request(
         out: &'a mut Vec<u8>,
         method: &Method,
@@ -64,7 +64,7 @@ impl<'a> HeadWriter<'a, ToUpstream> {
         }
     }
 
-    /// Ends the head. The writer of its body.
+    /// Ends the head; returns the writer of its body.
     pub fn end(self, framing: Framing, connection: Connection) -> BodyWriter {
         let body = match framing {
             Framing::Empty => Body::Length(0),
@@ -83,8 +83,8 @@ impl<'a> HeadWriter<'a, ToUpstream> {
 }
 
 impl<'a> HeadWriter<'a, ToClient> {
-    /// Begins an answer of HTTP/1.1 behind what is in `out`. An answer of any version has the gateway's (RFC 9112 section 2.3), and
-    /// the reason phrase that belongs to the status.
+    /// Begins an HTTP/1.1 answer at the end of `out`. Answers to clients of any version have this version (RFC 9112 section 2.3),
+    /// and the standard reason phrase of the status.
     pub fn answer(out: &'a mut Vec<u8>, status: StatusCode) -> HeadWriter<'a, ToClient> {
         out.extend_from_slice(b"HTTP/1.1 ");
         out.extend_from_slice(status.as_str().as_bytes());
@@ -99,7 +99,8 @@ impl<'a> HeadWriter<'a, ToClient> {
         }
     }
 
-    /// Ends the head. The writer of its body, which is none where the status has none, and closes the connection where it ends so.
+    /// Ends the head; returns the writer of its body. There is no body if the status has none; the head announces a close if the
+    /// body ends with the connection.
     pub fn end_answer(self, framing: AnswerFraming, connection: Connection) -> BodyWriter {
         let framing = match framing {
             _ if is_lengthless(self.status) => AnswerFraming::Bodiless(None),
@@ -137,12 +138,12 @@ impl<'a> HeadWriter<'a, ToClient> {
 }
 
 impl<Direction> HeadWriter<'_, Direction> {
-    /// Passes a field on, as it was sent; not `Host`, which a request already has.
+    /// Forwards a field as sent, except `Host`, which a request already has.
     pub fn pass(&mut self, field: EndToEnd<'_>) {
         pass(self.out, field);
     }
 
-    /// Adds a field; none that is written by itself: `Host`, framing and `Connection`.
+    /// Adds a field, except those that are written separately: `Host`, framing and `Connection`.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
         let name = name.as_str().as_bytes();
         match Known::of(name) {
@@ -181,18 +182,18 @@ fn push_end(out: &mut Vec<u8>, connection: Connection) {
     });
 }
 
-/// A body that is not as long as its head announced, or goes on behind its end.
+/// A body that is shorter or longer than its head announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the body is not as long as announced")]
 pub struct WrongLength;
 
-/// The body of a head that was written.
+/// The writer of the body of a written head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyWriter(Body);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Body {
-    /// Bytes to come.
+    /// Bytes still to come.
     Length(u64),
     Chunked,
     ByClose,
@@ -204,7 +205,7 @@ enum Body {
 pub struct Wrapping {
     before: [u8; SIZE_LINE_BYTES],
     before_from: usize,
-    /// The bytes behind the part.
+    /// The bytes after the part.
     pub after: &'static [u8],
 }
 
@@ -218,7 +219,7 @@ impl Wrapping {
         after: b"",
     };
 
-    /// A chunk of so many bytes, not 0: that would be the last one.
+    /// A chunk of `bytes` bytes, not 0: that would be the last chunk.
     fn chunk(bytes: usize) -> Wrapping {
         let mut wrapping = Wrapping {
             after: b"\r\n",
@@ -257,15 +258,16 @@ impl BodyWriter {
         })
     }
 
-    /// Whether the body has been written to its end. One that ends with the connection never has.
+    /// Whether the body has been written completely. A body that ends with the connection never is.
     pub fn is_done(&self) -> bool {
         self.0 == Body::Done
     }
 
-    /// Announces a part of so many bytes: what is to be written around it. A part without bytes is nothing, not an end.
+    /// Announces a part of `bytes` bytes; returns the bytes to write around it. An empty part writes nothing and does not end the
+    /// body.
     ///
     /// # Errors
-    /// If the body has no room for it; the connection cannot be kept.
+    /// If the part exceeds the body's length; the connection cannot be kept.
     pub fn part(&mut self, bytes: usize) -> Result<Wrapping, WrongLength> {
         if bytes == 0 {
             return Ok(Wrapping::NONE);
@@ -284,7 +286,7 @@ impl BodyWriter {
         }
     }
 
-    /// Writes a part, copied behind what is in `out`.
+    /// Writes a part to the end of `out`, as a copy.
     ///
     /// # Errors
     /// The same as [`BodyWriter::part`]; nothing is written.
@@ -296,7 +298,7 @@ impl BodyWriter {
         Ok(())
     }
 
-    /// Ends the body, with trailer fields where it has chunks; `Host` is none (RFC 9110 section 6.5.1). Ending it again writes
+    /// Ends the body, with trailer fields if it is chunked; `Host` is never one (RFC 9110 section 6.5.1). Ending it again writes
     /// nothing.
     ///
     /// # Errors
@@ -308,7 +310,7 @@ impl BodyWriter {
     ) -> Result<(), WrongLength> {
         match self.0 {
             Body::Length(_) => Err(WrongLength),
-            // Its end is the connection's.
+            // A body that ends with the connection has no other end.
             Body::Done | Body::ByClose => Ok(()),
             Body::Chunked => {
                 out.extend_from_slice(b"0\r\n");

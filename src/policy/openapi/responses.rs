@@ -1,7 +1,7 @@
-//! The answers of the document: each error of the contract with its schema, its headers and the body it really has.
+//! The answers of the document: each error of the contract with its schema, its headers and its actual body.
 //!
-//! Every answer has two components, one for `HEAD` without a body. Where the service behind the gateway may give an
-//! answer of the same status, which is passed on as it is, the schema says so.
+//! Every answer has two components, one for `HEAD` without a body. If the service behind the gateway may send an answer of the
+//! same status, which is forwarded unchanged, the schema states this.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -28,7 +28,7 @@ const EXAMPLE_DAY: Day = Day {
     end: 1_795_305_600,
 };
 
-/// The sorts of error answers.
+/// The kinds of error answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sort {
     /// 400.
@@ -57,11 +57,11 @@ pub enum Sort {
     HeadersTooLarge,
     /// 500.
     Internal,
-    /// 400 without a service behind it.
+    /// 400 of a path without a service behind it.
     OwnBadRequest,
-    /// 414 without a service behind it.
+    /// 414 of a path without a service behind it.
     OwnUriTooLong,
-    /// 431 without a service behind it.
+    /// 431 of a path without a service behind it.
     OwnHeadersTooLarge,
 }
 
@@ -113,14 +113,14 @@ const ALL: [Sort; 16] = [
     Sort::OwnHeadersTooLarge,
 ];
 
-/// Who may give an answer of a sort.
+/// The sender of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Speaker {
+enum Sender {
     Gateway,
     GatewayOrService,
 }
 
-/// Whose request a sort of answer is for.
+/// The caller who may get an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Caller {
     Anybody,
@@ -151,14 +151,14 @@ impl Sort {
         }
     }
 
-    fn speaker(self) -> Speaker {
+    fn sender(self) -> Sender {
         match self {
             Sort::BadRequest
             | Sort::NotFound
             | Sort::MethodNotAllowed
             | Sort::PayloadTooLarge
             | Sort::UriTooLong
-            | Sort::HeadersTooLarge => Speaker::GatewayOrService,
+            | Sort::HeadersTooLarge => Sender::GatewayOrService,
             Sort::Unauthorized
             | Sort::TierInsufficient
             | Sort::DocumentMethodNotAllowed
@@ -168,7 +168,7 @@ impl Sort {
             | Sort::Internal
             | Sort::OwnBadRequest
             | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => Speaker::Gateway,
+            | Sort::OwnHeadersTooLarge => Sender::Gateway,
         }
     }
 
@@ -193,7 +193,7 @@ impl Sort {
         }
     }
 
-    /// Whether an authenticated caller of an endpoint can get it.
+    /// Whether an authenticated caller of an endpoint can receive it.
     fn is_of_endpoints(self) -> bool {
         self.caller() == Caller::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
@@ -274,11 +274,11 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
             "headers": standing, "content": anything,
         })),
         ("Passed".to_owned(), json!({
-            "description": "Any other answer of the service, passed on as it is; charged.",
+            "description": "Any other answer of the service, forwarded unchanged; charged.",
             "headers": standing, "content": anything,
         })),
         ("Usage".to_owned(), json!({
-            "description": "Where the key stands.",
+            "description": "The standing of the key.",
             "headers": header_references(Caller::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
                 "schema": { "$ref": "#/components/schemas/Usage" },
@@ -307,7 +307,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
     named
 }
 
-/// The headers of an endpoint that is going away, if one of the configuration is.
+/// The headers that announce a retirement, if an endpoint of the configuration has one.
 fn announced(api: &Api<'_>) -> &'static [&'static str] {
     let mut endpoints = api.endpoints.iter();
     if endpoints.any(|endpoint| !endpoint.retirement.is_none()) {
@@ -353,12 +353,12 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
         ],
     });
     let mut content = Map::new();
-    let (schema, more) = match sort.speaker() {
-        Speaker::Gateway => (gateways, "Not charged."),
-        Speaker::GatewayOrService => {
+    let (schema, more) = match sort.sender() {
+        Sender::Gateway => (gateways, "Not charged."),
+        Sender::GatewayOrService => {
             content.insert("*/*".into(), json!({}));
             let services = json!({ "type": "object", "description": "The service's own problem." });
-            let more = "Not charged, unless it is the service's own answer of this status, which is passed on as it is.";
+            let more = "Not charged, unless it is the service's own answer of this status, which is forwarded unchanged.";
             (json!({ "anyOf": [gateways, services] }), more)
         }
     };
@@ -427,7 +427,7 @@ pub fn headers() -> Map<String, Value> {
         of_standing("X-RateLimit-Limit", "Units of the key today.", &integer),
         of_standing(
             "X-RateLimit-Remaining",
-            "Units left today; left out where it is not known.",
+            "Units left today; omitted if unknown.",
             &integer,
         ),
         of_standing(
@@ -442,18 +442,18 @@ pub fn headers() -> Map<String, Value> {
         ),
         of_standing(
             "RateLimit",
-            "draft-ietf-httpapi-ratelimit-headers-11; left out where it is not known.",
+            "draft-ietf-httpapi-ratelimit-headers-11; omitted if unknown.",
             &text,
         ),
         named(
             "X-Request-Id",
-            "The id of the request, for questions to us.",
+            "The id of the request, to quote in support requests.",
             &text,
             json!(EXAMPLE_ID),
         ),
         named(
             "Retry-After",
-            "Seconds after which it is worth trying again.",
+            "Seconds to wait before another attempt.",
             &json!({ "type": "integer", "minimum": 1 }),
             json!(2),
         ),
@@ -465,25 +465,25 @@ pub fn headers() -> Map<String, Value> {
         ),
         named(
             "Allow",
-            "The methods that the path takes.",
+            "The methods that the path accepts.",
             &text,
             json!("GET, HEAD"),
         ),
         named(
             "Deprecation",
-            "When the endpoint is or was deprecated, where it is (RFC 9745).",
+            "When the endpoint is or was deprecated, if announced (RFC 9745).",
             &text,
             json!("@1796083200"),
         ),
         named(
             "Sunset",
-            "When the endpoint may be gone, where that is known (RFC 8594).",
+            "When the endpoint may be removed, if announced (RFC 8594).",
             &text,
             json!("Wed, 30 Jun 2027 00:00:00 GMT"),
         ),
         named(
             "Link",
-            "What is to be read about that, and what takes the endpoint's place.",
+            "Documentation of the retirement, and the endpoint's replacement.",
             &text,
             json!("<https://example.com/v2>; rel=\"successor-version\""),
         ),
@@ -495,7 +495,7 @@ pub fn headers() -> Map<String, Value> {
         ),
         named(
             "Cache-Control",
-            "Who may keep the answer, and for how long.",
+            "Who may cache the answer, and for how long.",
             &text,
             json!("max-age=300"),
         ),
@@ -505,7 +505,7 @@ pub fn headers() -> Map<String, Value> {
 }
 
 impl Example {
-    /// A caller of the first tier who has used all, where the second includes what it asked for.
+    /// A caller of the first tier who has used the whole quota; the second tier includes the requested endpoint.
     fn of(tiers: &[(&TierName, u64)]) -> Example {
         let (name, limit) = match tiers.first() {
             Some((name, daily)) => (Some((*name).clone()), *daily),
@@ -529,7 +529,7 @@ impl Example {
         }
     }
 
-    /// The 429 of every policy there is.
+    /// The 429 of every policy.
     fn exceeded(&self) -> Vec<Rejection> {
         let standing = self.standing;
         let daily = Rejection::DailyQuotaExceeded { standing };

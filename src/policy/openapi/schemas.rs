@@ -25,7 +25,7 @@ pub fn schemas() -> Value {
     let problem = json!({ "$ref": "#/components/schemas/Problem" });
     json!({
         "Problem": {
-            "description": "RFC 9457; `code` is stable for ever.",
+            "description": "RFC 9457; `code` never changes.",
             "type": "object",
             "required": ["type", "title", "status", "detail", "code", "request_id"],
             "properties": {
@@ -54,7 +54,7 @@ pub fn schemas() -> Value {
                     "required": ["path", "methods", "cost"],
                     "properties": { "path": text, "methods": texts, "cost": { "type": "integer", "minimum": 1 } },
                 } },
-                "days": { "description": "Those of the last 30 days on which something happened, oldest first.",
+                "days": { "description": "The days of the last 30 on which something happened, oldest first.",
                     "type": "array", "items": {
                     "type": "object",
                     "required": ["date", "used", "endpoints"],

@@ -90,7 +90,7 @@ fn every_reference_leads_somewhere_and_every_operation_has_a_name_of_its_own() {
 }
 
 #[test]
-fn every_error_has_its_example_which_is_what_the_gateway_says() {
+fn every_error_has_its_example_which_is_what_the_gateway_sends() {
     let document = parsed();
     let get = &document["paths"]["/d/markets"]["get"]["responses"];
     for (status, codes) in [
@@ -185,7 +185,7 @@ fn the_same_configuration_gives_the_same_bytes_and_a_tag_is_compared_as_rfc_9110
 }
 
 #[test]
-fn an_endpoint_that_is_going_away_says_so_and_the_others_do_not() {
+fn an_endpoint_that_is_retired_announces_it_and_the_others_do_not() {
     use crate::policy::retirement::{LinkTarget, Relation, Retirement};
     let ending = Retirement::new(
         Some("2026-12-01T00:00:00Z".parse().unwrap()),

@@ -1,54 +1,54 @@
-//! One producer's account of one key on one day: who waits, what to ask the store, how a reply is shared out.
+//! One producer's account of one key on one day: the waiters, the next call to the store, and the distribution of a reply.
 //!
-//! It owns no connection, clock or lock: the caller carries calls to the store and brings replies back. Three rules make
-//! it exact (docs/decisions/charge-protocol.md):
+//! It owns no connection, clock or lock: the caller sends the calls to the store and returns the replies. Three rules make it
+//! exact (docs/decisions/charge-protocol.md):
 //! 1. at most one call is awaited at a time: two calls with the same `ack` would both be shown the same credit;
-//! 2. the reply of an abandoned call is never used; what it granted shows as credit in the next reply;
-//! 3. credit that nobody takes goes back in the same step, as acknowledged and given back.
+//! 2. the reply of an abandoned call is never used; its grant appears as credit in the next reply;
+//! 3. unclaimed credit is returned in the same step, as acknowledged and refunded.
 //!
-//! Invariant: `ack` counts the units handed out, given back or served without the store, and never more than the store
-//! granted plus those served without it; `rack` never passes `ack`. Units served without the store are counted before
-//! they are written down and served, so that the larger of the store's number and the written one is never below `ack`
-//! of what was served.
+//! Invariant: `ack` counts the units handed out, refunded or served without the store, and never exceeds the units that the store
+//! granted plus those served without it; `rack` never exceeds `ack`. Units served without the store are counted before they are
+//! journaled and served, so that the larger of the store's number and the journaled one is never below the `ack` of what was
+//! served.
 //!
-//! A waiter's `W` is whatever the caller answers it by; `C` is the context its call needs (record and day). Waiters are
-//! called for together only if their [`Terms`] are equal, so that nobody is granted units by another's limit.
+//! A waiter's `W` is the caller's means to answer it; `C` is the context of its call (record and day). Waiters share a call only
+//! if their [`Terms`] are equal, so that units are never granted by another waiter's limit.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::{Code, Reply};
 
-/// How long the store's refusal is repeated without asking it again: refunds on other nodes show after this.
+/// How long the store's refusal is repeated without another call: refunds on other nodes take effect after this.
 pub const DENIAL_LASTS: Duration = Duration::from_secs(1);
 
-/// How long after an abandoned call it may still run in the store, on a connection we no longer have: until then the
-/// account is settled again and again.
+/// How long an abandoned call may still run in the store, on a connection that the gateway has dropped: until then the account is
+/// settled repeatedly.
 pub const LATE_CALL_LASTS: Duration = Duration::from_secs(5);
 
-/// How often it is looked for.
+/// How often the account is settled during that time.
 pub const LATE_CALL_LOOK: Duration = Duration::from_secs(1);
 
-/// The most waiters that one call asks for.
+/// The most waiters of one call.
 pub const BATCH_MAX: usize = 1_024;
 
-/// By what a waiter is judged.
+/// The terms by which a waiter is judged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms<C> {
     /// The units that the key may use on the day.
     pub limit: u64,
     /// The version of the record it was checked against.
     pub version: u64,
-    /// What else the call needs.
+    /// The rest of the call's context.
     pub context: C,
 }
 
-/// What became of asking.
+/// The result of [`Account::ask`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Asked<W> {
-    /// Not enough was left a moment ago: refused without a call.
+    /// Too few units were left a moment ago: refused without a call.
     Denied {
-        /// Who asked.
+        /// The refused waiter.
         waiter: W,
         /// Units used on the day.
         used: u64,
@@ -57,36 +57,36 @@ pub enum Asked<W> {
     Waiting,
 }
 
-/// What to ask the store.
+/// A call to the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call<C> {
-    /// Which call of this account it is.
+    /// The number of this call within its account.
     pub number: u64,
     /// Units consumed so far.
     pub ack: u64,
-    /// Units given back so far.
+    /// Units refunded so far.
     pub rack: u64,
     /// Units wanted; 0 only settles.
     pub want: u64,
-    /// By what the waiters are judged.
+    /// The terms of the waiters.
     pub terms: Terms<C>,
 }
 
-/// What a waiter is told.
+/// The result for a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Its units are its own; `used` counts them and differs for every waiter of a day while nothing is given back and no
-    /// call was abandoned.
+    /// Its units are granted. `used` includes them, and differs for every waiter of a day unless units are refunded or a call is
+    /// abandoned.
     Granted {
         /// Units used on the day.
         used: u64,
     },
-    /// Not enough is left.
+    /// Too few units are left.
     Exhausted {
         /// Units used on the day.
         used: u64,
     },
-    /// It asked for no units, only for their number.
+    /// It requested only the count, no units.
     Told {
         /// Units used on the day.
         used: u64,
@@ -98,11 +98,11 @@ pub enum Verdict {
         /// The store's time (Unix seconds).
         now: i64,
     },
-    /// The store knows the day by other boundaries.
+    /// The store has other boundaries for the day.
     OtherCalendar,
 }
 
-/// What the store said when it had too little.
+/// The store's count when too few units were left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Denial {
     /// Units used.
@@ -136,12 +136,12 @@ struct Late {
     until: Instant,
 }
 
-/// A count as the store told it.
+/// A count from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Known {
-    /// Units used on the day, own refunds since then taken off.
+    /// Units used on the day, minus own refunds since then.
     pub used: u64,
-    /// When it was told.
+    /// When it was received.
     pub at: Instant,
 }
 
@@ -150,18 +150,18 @@ pub struct Known {
 pub struct Account<W, C> {
     ack: u64,
     rack: u64,
-    /// What the store is known to hold of `ack` and `rack`.
+    /// The values of `ack` and `rack` that the store is known to have.
     stored: (u64, u64),
     waiting: VecDeque<Waiter<W, C>>,
     awaited: Option<Awaited<W>>,
     calls: u64,
-    /// Set when the store may hold something that was not heard of, or have lost something that it held.
+    /// Set when the store may have something unknown to the account, or may have lost something.
     unsettled: bool,
     /// Set while an abandoned call may still run.
     late: Option<Late>,
     known: Option<Known>,
     denial: Option<Denial>,
-    /// The last reply, if it said that too little was left.
+    /// The last reply, if it reported that too few units were left.
     refusal: Option<Denial>,
     /// Units served without the store that no reply has confirmed.
     offline: u64,
@@ -169,8 +169,7 @@ pub struct Account<W, C> {
 }
 
 impl<W, C: Clone + PartialEq> Account<W, C> {
-    /// An account of a producer that the store has never heard of. `terms` serve calls for which nobody waits, until
-    /// somebody does.
+    /// An account of a producer that is unknown to the store. `terms` are used for calls without waiters, until there is one.
     pub fn new(terms: Terms<C>) -> Account<W, C> {
         Account {
             ack: 0,
@@ -189,7 +188,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         }
     }
 
-    /// Asks for `cost` units; a cost of 0 asks for the number of used ones only.
+    /// Requests `cost` units; a cost of 0 requests only the number of used ones.
     pub fn ask(&mut self, waiter: W, cost: u32, terms: Terms<C>, now: Instant) -> Asked<W> {
         if let Some(denial) = self.denial {
             let holds = now < denial.until
@@ -255,24 +254,24 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         })
     }
 
-    /// Lets everybody go who waits for a call that has not begun.
+    /// Removes and returns all waiters whose call has not begun.
     pub fn dismiss(&mut self) -> Vec<W> {
         let waiting = std::mem::take(&mut self.waiting);
         waiting.into_iter().map(|waiter| waiter.token).collect()
     }
 
-    /// Leaves waiters that are no longer `alive` out of the awaited call: what was asked for them is shared by the
-    /// others, or covers what was served without the store meanwhile.
+    /// Removes waiters that are no longer `alive` from the awaited call: their units are shared by the others, or cover units
+    /// served meanwhile without the store.
     pub fn leave_out(&mut self, alive: impl Fn(&W) -> bool) {
         if let Some(awaited) = &mut self.awaited {
             awaited.batch.retain(|(waiter, _)| alive(waiter));
         }
     }
 
-    /// Shares out the reply to call `number`, to each waiter with its cost: first come, first served; one whose cost
-    /// does not fit is refused and the next tried; what is left goes back. Where the store granted everything and yet
-    /// one does not fit, because units served without the store meanwhile took its place, it waits for the next call.
-    /// Nothing happens if that call was abandoned.
+    /// Distributes the reply to call `number`; returns each waiter with its cost. First come, first served: a waiter whose cost
+    /// does not fit is refused and the next one tried; the rest is returned. If the store granted everything and yet one does not
+    /// fit, because units served meanwhile without the store took its place, it waits for the next call. Nothing happens if that
+    /// call was abandoned.
     pub fn settle(&mut self, number: u64, reply: &Reply, now: Instant) -> Vec<(W, u32, Verdict)> {
         let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
             return Vec::new();
@@ -322,8 +321,8 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             .collect()
     }
 
-    /// Gives up call `number`: whether it runs is unknown, its reply will not be used, and the account is settled again
-    /// until it can no longer run. Returns those who waited for it.
+    /// Abandons call `number`: whether it runs is unknown, its reply will not be used, and the account is settled repeatedly
+    /// until it can no longer run. Returns its waiters.
     pub fn abandon(&mut self, number: u64, now: Instant) -> Vec<W> {
         let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
             return Vec::new();
@@ -340,7 +339,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
             .collect()
     }
 
-    /// Gives back units that were granted. Answers the units used afterwards, if that is known.
+    /// Refunds granted units. Returns the units used afterwards, if known.
     pub fn refund(&mut self, units: u32) -> Option<u64> {
         self.rack += u64::from(units);
         self.denial = None;
@@ -350,14 +349,14 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         Some(known.used)
     }
 
-    /// Counts units that are served although the store could not be asked. If a charge for them did run in the store,
-    /// merging makes the two one.
+    /// Counts units that are served while the store is unreachable. If a charge for them did run in the store, merging counts
+    /// them once.
     pub fn serve_without_store(&mut self, units: u32) {
         self.ack += u64::from(units);
         self.offline += u64::from(units);
     }
 
-    /// Takes back [`Account::serve_without_store`]: the units were not served after all.
+    /// Rolls back [`Account::serve_without_store`]: the units were not served after all.
     pub fn withdraw(&mut self, units: u32) {
         self.rack += u64::from(units);
         self.offline = self.offline.saturating_sub(units.into());
@@ -368,12 +367,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.offline
     }
 
-    /// The count as the store last told it.
+    /// The last count from the store.
     pub fn known(&self) -> Option<Known> {
         self.known
     }
 
-    /// The count with which the store itself last refused such a cost, if that was its last word.
+    /// The count with which the store's last reply refused such a cost, if it did.
     pub fn refused(&self, cost: u32, terms: &Terms<C>) -> Option<u64> {
         self.refusal
             .filter(|refusal| {
@@ -389,18 +388,18 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         &self.terms
     }
 
-    /// Whether the store is known to hold everything.
+    /// Whether the store is known to have everything.
     pub fn is_stored(&self) -> bool {
         self.stored == (self.ack, self.rack) && !self.unsettled
     }
 
-    /// Has a call made although nothing is due: the store may have lost what it held, or run a call twice.
+    /// Makes a call due although nothing has changed: the store may have lost its data, or run a call twice.
     pub fn repeat(&mut self) {
         self.unsettled |= self.calls > 0 || self.ack > 0 || self.rack > 0;
     }
 
-    /// Has the account settled once more, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Says whether
-    /// it must be asked again.
+    /// Makes a settling call due, every [`LATE_CALL_LOOK`], while an abandoned call may still run. Returns whether this must be
+    /// called again.
     pub fn look_for_late_calls(&mut self, now: Instant) -> bool {
         let Some(late) = &mut self.late else {
             return false;
@@ -415,35 +414,35 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
         self.late.is_some()
     }
 
-    /// Whether a call is on its way.
+    /// Whether a call is awaited.
     pub fn is_awaited(&self) -> bool {
         self.awaited.is_some()
     }
 
-    /// Whether somebody waits for a call that has not begun.
+    /// Whether a waiter's call has not begun.
     pub fn has_waiters(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether something must be told to the store although nobody waits.
+    /// Whether the store must be updated although there is no waiter.
     pub fn is_due(&self) -> bool {
         self.unsettled || self.rack > self.stored.1 || self.ack > self.stored.0
     }
 
-    /// Whether nobody waits, nothing is due and nothing may still come: such an account may be dropped, if a later one
-    /// for the same key and day uses another producer's name.
+    /// Whether there is no waiter, nothing is due and no late call can run: such an account may be dropped, if a later one for
+    /// the same key and day uses another producer's name.
     pub fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.awaited.is_none() && self.late.is_none() && !self.is_due()
     }
 
-    /// Units used on the day, if a reply said so since `since`.
+    /// Units used on the day, if a reply since `since` contained them.
     pub fn used_since(&self, since: Instant) -> Option<u64> {
         self.known
             .filter(|known| known.at >= since)
             .map(|known| known.used)
     }
 
-    /// Units consumed and units given back so far.
+    /// Units consumed and units refunded so far.
     pub fn marks(&self) -> (u64, u64) {
         (self.ack, self.rack)
     }

@@ -1,15 +1,14 @@
-//! What one node may serve of a key's day while the store cannot be asked.
+//! The units that one node may serve of a key's day while the store is unreachable.
 //!
-//! With `t` the count that the store last told the node and `N` the gateways that lived then, the node may serve
-//! `floor(max(0, limit − t) / N)` units. Where `t` is not known, it may serve the smaller of `floor(limit / N)` and a
-//! small part of the limit. Bound, shown by the property below and by `outage_simulation`: if all nodes lose the store
-//! together, at most `max over nodes (U − t)` units above the limit are served, `U` being the true count at that moment,
-//! plus the cold part for each node that knew no count; if `k` of `N` are cut off while the others go on, at most the
-//! sum of what those `k` may serve.
+//! With `t` the last count from the store and `N` the gateways alive at that time, the node may serve `floor(max(0, limit − t) /
+//! N)` units. If `t` is not known, it may serve the smaller of `floor(limit / N)` and a small part of the limit. Bound, shown by
+//! the property below and by `outage_simulation`: if all nodes lose the store together, at most `max over nodes (U − t)` units
+//! above the limit are served, `U` being the true count at that moment, plus the cold part for each node that knew no count; if
+//! `k` of `N` are cut off and the others are not, at most the sum of what those `k` may serve.
 
 use std::num::NonZeroU64;
 
-/// A node's share of what is left.
+/// A node's share of the remaining units.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Share {
     /// The gateways that share, this one included.
@@ -19,7 +18,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Units that the node may serve of a day with this limit; `known` is the count that the store last told.
+    /// Units that the node may serve of a day with this limit; `known` is the last count from the store.
     pub fn allowance(&self, limit: u64, known: Option<u64>) -> u64 {
         match known {
             Some(used) => limit.saturating_sub(used) / self.nodes,

@@ -1,14 +1,14 @@
-//! What the store does with a call: `charge.lua` in Rust.
+//! How the store handles a call: `charge.lua` in Rust.
 //!
-//! The script decides in production; this model says what it must decide, and a test holds both against each other.
-//! Invariant: `used` is the sum of all grants minus the sum of all that was given back; a grant never lifts `used`
-//! above the call's limit; merging a call twice, or after a later one, changes nothing.
+//! The script decides in production; this model states what it must decide, and a test compares both. Invariant: `used` is the
+//! sum of all grants minus the sum of all refunds; a grant never raises `used` above the call's limit; merging a call twice, or
+//! after a later one, changes nothing.
 
 use std::collections::BTreeMap;
 
 use super::{Code, Reply};
 
-/// A key's record as the store holds it beside the counts.
+/// A key's record, as stored beside the counts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredRecord {
     /// Its version.
@@ -17,54 +17,54 @@ pub struct StoredRecord {
     pub packed: String,
 }
 
-/// A call with everything the script is given.
+/// A call with all arguments of the script.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelCall {
-    /// Who calls.
+    /// The calling producer.
     pub producer: String,
     /// Units consumed so far.
     pub ack: u64,
-    /// Units given back so far.
+    /// Units refunded so far.
     pub rack: u64,
     /// Units wanted.
     pub want: u64,
     /// The units that all producers together may use.
     pub limit: u64,
-    /// The record that the caller judged by; an empty packed form heals nothing.
+    /// The record by which the caller judged; one with an empty packed form is not stored.
     pub record: StoredRecord,
     /// The day's first second (Unix seconds).
     pub start: i64,
     /// The next day's first second (Unix seconds).
     pub end: i64,
-    /// How long after it the day is closed (seconds).
+    /// How long after its end the day is closed (seconds).
     pub settle_window: i64,
 }
 
-/// What one producer was granted and gave back.
+/// The totals of one producer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Marks {
     /// Units granted.
     pub granted: u64,
-    /// Units given back.
+    /// Units refunded.
     pub refunded: u64,
 }
 
 /// The counts of one key on one day.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeyDay {
-    /// Units granted minus units given back. Below zero only after the store lost writes.
+    /// Units granted minus units refunded. Below zero only after the store lost writes.
     pub used: i64,
-    /// The day's first second and the next day's, once something was counted.
+    /// The first second of the day and of the next one, once something was counted.
     pub boundaries: Option<(i64, i64)>,
     /// Marks by producer.
     pub producers: BTreeMap<String, Marks>,
-    /// Units in `used` that came after the day was closed, by when (Unix seconds, rounded down to 900).
+    /// Units in `used` that arrived after the day was closed, by time of arrival (Unix seconds, rounded down to 900).
     pub adjustments: BTreeMap<i64, i64>,
 }
 
 impl KeyDay {
-    /// Merges what the producer says, then grants within the limit. `stored` is the key's record, `now` the store's
-    /// time (Unix seconds).
+    /// Merges the producer's totals, then grants within the limit. `stored` is the key's record, `now` the store's time (Unix
+    /// seconds).
     pub fn charge(
         &mut self,
         stored: &mut Option<StoredRecord>,
@@ -131,7 +131,7 @@ impl KeyDay {
     }
 }
 
-/// Counts stay far below 2^53, where the script's numbers end.
+/// Counts stay far below 2^53, up to which the script's numbers are exact.
 fn signed(units: u64) -> i64 {
     i64::try_from(units).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,5 @@
-//! Random outages driven through the real [`Account`], [`KeyDay`] and [`Share`]: every node is cut off, serves its
-//! share by what it last knew and a journal, dies and comes back, and settles when the store returns.
+//! Random outages with the real [`Account`], [`KeyDay`] and [`Share`]: every node is cut off, serves its share based on its last
+//! count and a journal, crashes and restarts, and settles when the store returns.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU64;
@@ -15,19 +15,19 @@ const COLD_PERCENT: u64 = 10;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Units are asked for: from the store, or without it while the node is cut off.
+    /// Units are requested: from the store, or without it while the node is cut off.
     Ask { node: usize, cost: u32 },
     /// The store runs a charge whose reply is lost; the node serves it from its share.
     ReplyLost { node: usize, cost: u32 },
     /// A request failed and is refunded.
     Refund { node: usize },
-    /// The process dies; its journal stays, and the next one takes what it left.
+    /// The process dies; its journal stays, and the next process takes it over.
     Crash { node: usize },
     /// The node loses the store.
     CutOff { node: usize },
-    /// The node finds the store again and settles.
+    /// The node reaches the store again and settles.
     Return { node: usize },
-    /// The node settles a part: a call goes out and is lost, or comes back.
+    /// The node settles in part: a call is sent, and its reply arrives or is lost.
     Settle { node: usize },
 }
 
@@ -45,12 +45,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..200)
 }
 
-/// A row of a journal: what a producer said, and its units that the store may not know.
+/// A row of a journal: a producer's totals, and its units that the store may not know.
 #[derive(Clone, Copy, Default)]
 struct Row {
     ack: u64,
     rack: u64,
-    untold: u64,
+    unconfirmed: u64,
 }
 
 struct Node {
@@ -60,7 +60,7 @@ struct Node {
     journal: BTreeMap<String, Row>,
     /// Costs of requests that were served and not refunded.
     served: Vec<u32>,
-    /// The most that it was allowed in an outage, summed over outages.
+    /// The most that it was allowed to serve in outages, summed over all of them.
     allowed: u64,
     allowed_now: u64,
 }
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    fn told(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
+    fn call_of(&self, producer: &str, ack: u64, rack: u64, want: u64) -> ModelCall {
         ModelCall {
             producer: producer.to_owned(),
             ack,
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Runs the account's next call in the store and hands the reply over, if there is a call to make.
+    /// Runs the account's next call in the store and passes the reply back, if a call is due.
     fn exchange(&mut self, node: usize) -> Vec<(u32, Verdict)> {
         let Some(call) = self.nodes[node].account.begin(|_| true) else {
             return Vec::new();
@@ -140,7 +140,7 @@ impl World {
     }
 
     fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, Verdict)> {
-        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
         let reply = self.day.charge(&mut self.stored, &sent, 50);
         let node = &mut self.nodes[node];
         let verdicts = node
@@ -151,7 +151,7 @@ impl World {
             .collect();
         if node.account.offline() == 0 {
             if let Some(row) = node.journal.get_mut(&node.producer) {
-                row.untold = 0;
+                row.unconfirmed = 0;
             }
             node.allowed += std::mem::take(&mut node.allowed_now);
         }
@@ -214,13 +214,13 @@ impl World {
         let Some(call) = self.nodes[node].account.begin(|_| true) else {
             return;
         };
-        let sent = self.told(&self.nodes[node].producer, call.ack, call.rack, call.want);
+        let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
         self.day.charge(&mut self.stored, &sent, 50);
         self.nodes[node].account.abandon(call.number, now);
         self.serve_offline(node, cost);
     }
 
-    /// The rule of the outage service: count, write down, serve; or take back.
+    /// The rule of the outage service: count, journal, serve; or roll back.
     fn serve_offline(&mut self, node: usize, cost: u32) {
         let (limit, share) = (self.limit, self.share);
         let node = &mut self.nodes[node];
@@ -230,7 +230,7 @@ impl World {
             .journal
             .iter()
             .filter(|(producer, _)| **producer != node.producer)
-            .map(|(_, row)| row.untold)
+            .map(|(_, row)| row.unconfirmed)
             .sum();
         if node.account.offline() + others + u64::from(cost) > allowance {
             return;
@@ -238,8 +238,12 @@ impl World {
         node.allowed_now = node.allowed_now.max(allowance.saturating_sub(others));
         node.account.serve_without_store(cost);
         let (ack, rack) = node.account.marks();
-        let untold = node.account.offline();
-        let row = Row { ack, rack, untold };
+        let unconfirmed = node.account.offline();
+        let row = Row {
+            ack,
+            rack,
+            unconfirmed,
+        };
         node.journal.insert(node.producer.clone(), row);
         node.served.push(cost);
     }
@@ -254,11 +258,11 @@ impl World {
         let rows: Vec<(String, Row)> = self.nodes[node].journal.clone().into_iter().collect();
         for (producer, row) in rows {
             if producer != self.nodes[node].producer {
-                let call = self.told(&producer, row.ack, row.rack, 0);
+                let call = self.call_of(&producer, row.ack, row.rack, 0);
                 self.day.charge(&mut self.stored, &call, 50);
                 // Kept, because the store may lose it again before the day is over; merging twice does no harm.
                 let kept = self.nodes[node].journal.get_mut(&producer).unwrap();
-                kept.untold = 0;
+                kept.unconfirmed = 0;
             }
         }
     }
@@ -274,7 +278,7 @@ impl World {
     }
 }
 
-/// Decisions made by one schedule.
+/// The number of decisions of one schedule.
 fn check(limit: u64, nodes: usize, steps: &[Step]) -> Result<u64, TestCaseError> {
     let mut world = World::new(limit, nodes);
     for step in steps {
@@ -297,10 +301,10 @@ fn check(limit: u64, nodes: usize, steps: &[Step]) -> Result<u64, TestCaseError>
     Ok(world.asked)
 }
 
-/// Plays schedules of outages by a seed, until so many decisions were made.
+/// Runs random schedules of outages from a seed, until `decisions` were made.
 ///
 /// # Panics
-/// With the schedule, where a rule is broken.
+/// With the schedule, if it violates a rule.
 pub fn run(seed: u64, decisions: u64) -> Run {
     let (mut runner, mut run) = (runner(seed), Run::default());
     while run.decisions < decisions {

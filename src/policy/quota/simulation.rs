@@ -1,5 +1,5 @@
-//! Random schedules of charges, lost, late and doubled calls, crashes, refunds, lost writes and service without the
-//! store, driven through the real [`Account`] against the real [`KeyDay`]. Long runs of the same are part of `make soak`.
+//! Random schedules of charges, lost, late and duplicated calls, crashes, refunds, lost writes and service without the store,
+//! with the real [`Account`] and the real [`KeyDay`]. Long runs of the same are part of `make soak`.
 
 use std::time::Instant;
 
@@ -13,25 +13,25 @@ const NOW: i64 = 50;
 
 #[derive(Debug, Clone)]
 enum Step {
-    /// Somebody asks for units.
+    /// Units are requested.
     Ask { node: usize, cost: u32 },
-    /// A call goes out and comes back.
+    /// A call is sent, and its reply arrives.
     Answered { node: usize, doubled: bool },
-    /// A call is given up before it ran; it may run later.
+    /// A call is abandoned before it ran; it may run later.
     Delayed { node: usize },
     /// A call runs but its reply is lost; the reply may arrive later.
     ReplyLost { node: usize },
-    /// A late or doubled call runs.
+    /// A late or duplicated call runs.
     Late { which: usize },
     /// A request failed and is refunded.
     Refund { node: usize },
-    /// A process dies and another one takes its place.
+    /// A process dies and another one replaces it.
     Crash { node: usize },
     /// The store loses its last writes.
     Rollback { age: usize },
     /// Units are served without the store.
     Offline { node: usize, units: u32 },
-    /// Units are served without the store while a call is awaited that comes back after all.
+    /// Units are served without the store while a call is awaited whose reply does arrive.
     OfflineMeanwhile { node: usize, units: u32 },
 }
 
@@ -65,7 +65,7 @@ struct Node {
     account: Account<u32, ()>,
     /// Costs of the requests that were admitted and not refunded.
     admitted: Vec<u32>,
-    /// A reply that is still on its way, of a call that was given up.
+    /// A reply of an abandoned call, still to arrive.
     stray: Option<(u64, Reply)>,
 }
 
@@ -81,9 +81,9 @@ struct World {
     asked: u32,
     lost: u64,
     offline: u64,
-    /// Whether anything went back or was given up, so that a count may be told twice.
+    /// Whether units were refunded or a call abandoned, so that a count may be reported twice.
     gave_back: bool,
-    told: Vec<u64>,
+    granted_counts: Vec<u64>,
     now: Instant,
 }
 
@@ -102,7 +102,7 @@ impl World {
             lost: 0,
             offline: 0,
             gave_back: false,
-            told: Vec::new(),
+            granted_counts: Vec::new(),
             now: Instant::now(),
         };
         for _ in 0..nodes {
@@ -160,7 +160,7 @@ impl World {
             match verdict {
                 Verdict::Granted { used } => {
                     node.admitted.push(cost);
-                    self.told.push(used);
+                    self.granted_counts.push(used);
                 }
                 Verdict::Exhausted { .. } => {}
                 other => panic!("{other:?}"),
@@ -238,7 +238,7 @@ impl World {
         self.offline += u64::from(units);
     }
 
-    /// A reply arrives after its call was given up, and changes nothing.
+    /// A reply arrives after its call was abandoned, and changes nothing.
     fn stray_reply(&mut self, node: usize) {
         if let Some((number, reply)) = self.nodes[node].stray.take() {
             assert!(
@@ -283,7 +283,7 @@ impl World {
             .sum()
     }
 
-    /// Everything that is late runs, and everybody settles until nothing is due.
+    /// All late calls run, and all accounts settle until nothing is due.
     fn heal(&mut self) {
         for call in std::mem::take(&mut self.late) {
             self.run(&call);
@@ -318,7 +318,7 @@ impl World {
     }
 }
 
-/// Decisions made by one schedule.
+/// The number of decisions of one schedule.
 fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64, TestCaseError> {
     let mut world = World::new(limit, nodes);
     for step in steps {
@@ -333,10 +333,10 @@ fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64
         prop_assert_eq!(sum, world.day.used);
     }
     if !world.gave_back && !faults.lost_writes && !faults.offline {
-        let mut distinct = world.told.clone();
+        let mut distinct = world.granted_counts.clone();
         distinct.sort_unstable();
         distinct.dedup();
-        prop_assert_eq!(distinct.len(), world.told.len());
+        prop_assert_eq!(distinct.len(), world.granted_counts.len());
     }
     world.heal();
     let (used, truth) = (world.day.used, world.admitted() as i64);
@@ -348,7 +348,7 @@ fn check(limit: u64, nodes: usize, steps: &[Step], faults: Faults) -> Result<u64
     Ok(world.asked.into())
 }
 
-/// What a long run came to.
+/// The results of a long run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Run {
     /// Charges decided.
@@ -357,7 +357,7 @@ pub struct Run {
     pub schedules: u64,
 }
 
-/// A source of random schedules that gives the same ones again for the same seed.
+/// A source of random schedules that repeats them for the same seed.
 pub(super) fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -365,10 +365,10 @@ pub(super) fn runner(seed: u64) -> TestRunner {
     TestRunner::new_with_rng(Config::default(), random)
 }
 
-/// Plays schedules of every kind of fault by a seed, until so many decisions were made.
+/// Runs random schedules of every kind of fault from a seed, until `decisions` were made.
 ///
 /// # Panics
-/// With the schedule, where a rule is broken.
+/// With the schedule, if it violates a rule.
 pub fn run(seed: u64, decisions: u64) -> Run {
     let (mut runner, mut run) = (runner(seed), Run::default());
     while run.decisions < decisions {

@@ -1,12 +1,12 @@
-//! What the requests of an HTTP/2 connection hold in memory: how many of them are worked on at the same time, and whether more is read
-//! of their answers while the client does not take what there is.
+//! The memory of an HTTP/2 connection's requests: how many of them are served at the same time, and whether more of their answers
+//! is read while the client does not read what is available.
 //!
-//! A client can open a hundred streams and take nothing of what it asked for; each request under way holds some buffers. So each of
-//! them first waits for its turn, in the order of arrival, and nothing is read of an answer while those of other streams that have been
-//! read wait for the client: the upstream is then held back by its own connection. What was read is always written on.
+//! A client can open a hundred streams and read none of the answers; each request in flight holds some buffers. So each first
+//! waits for its turn, in the order of arrival, and no part of an answer is read while read parts of other streams wait for the
+//! client: the upstream is then held back by its own connection. A part that was read is always written.
 //!
-//! A connection begins with a part of its allowance, which each request that ends raises. A client whose requests wait longer than
-//! `limits.response_write` is given up as one that does not read.
+//! A connection begins with a fraction of its allowance, which each request that ends increases. If a client's requests wait
+//! longer than `limits.response_write`, the client is given up as one that does not read.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -24,15 +24,15 @@ use crate::config::Limits;
 use crate::policy::http2_memory::{Shares, UNSEEN_BYTES};
 use crate::proxy::failure::Failure;
 
-/// Turns are counted in these.
+/// The unit in which turns are counted.
 const TURN_BYTES: u64 = 1024;
 
-/// What the requests of a connection may hold.
+/// The memory that the requests of a connection may hold.
 #[derive(Debug)]
 pub struct Allowance {
-    /// What one request may take of the turns.
+    /// The most turns that one request may take.
     turns_max: u32,
-    /// Turns that requests which end may still add.
+    /// The turns that future ends of requests may still add.
     turns_left: AtomicU32,
     patience: Duration,
     turns: Arc<Semaphore>,
@@ -40,18 +40,18 @@ pub struct Allowance {
     limit_hits: IntCounterVec,
 }
 
-/// What of answers is in memory, and who waits for that to become less.
+/// The bytes of answers in memory, and the readers that wait for room.
 #[derive(Debug)]
 struct Answers {
     bytes: u64,
     bytes_max: u64,
-    /// What the bound may still grow by.
+    /// The bytes by which the bound may still grow.
     growth_bytes: u64,
     waiting: Vec<Waker>,
 }
 
 impl Allowance {
-    /// Of a connection that has just begun.
+    /// The allowance of a new connection.
     pub fn new(limits: &Limits, limit_hits: IntCounterVec) -> Arc<Allowance> {
         let shares = Shares::of(limits.h2_memory);
         let first = shares.first();
@@ -72,7 +72,7 @@ impl Allowance {
         })
     }
 
-    /// Waits until it is the turn of a request of this size. Cost where nothing waits: a few uncontended locks of the connection's own.
+    /// Waits for the turn of a request of this size. Cost without waiting: a few uncontended locks of the connection.
     pub async fn turn(self: &Arc<Allowance>, request_bytes: u64) -> Arc<Turn> {
         let turns = u32::try_from(request_bytes.div_ceil(TURN_BYTES)).unwrap_or(u32::MAX);
         let turns = turns.min(self.turns_max);
@@ -99,7 +99,7 @@ impl Allowance {
         })
     }
 
-    /// Raises the bounds by so many turns.
+    /// Raises the bounds by `turns`.
     fn grow(&self, turns: u32) {
         if self.turns_left.load(Ordering::Relaxed) == 0 {
             return;
@@ -120,7 +120,7 @@ impl Allowance {
         self.limit_hits.with_label_values(&["h2_memory"]).inc();
     }
 
-    /// Whether there is room for a part of another answer; wakes who waits for it.
+    /// Ready if there is room for a part of another answer; registers the waker otherwise.
     fn poll_room(&self, context: &Context<'_>) -> Poll<()> {
         let mut answers = self.answers.lock();
         if answers.bytes <= answers.bytes_max {
@@ -134,7 +134,7 @@ impl Allowance {
     }
 }
 
-/// What is held of an answer, until it is dropped.
+/// Held bytes of an answer, released on drop.
 #[derive(Debug)]
 pub struct Held {
     turn: Arc<Turn>,
@@ -158,12 +158,12 @@ impl Drop for Held {
     }
 }
 
-/// The turn of a request, until it is dropped.
+/// The turn of a request, released on drop.
 #[derive(Debug)]
 pub struct Turn {
     allowance: Arc<Allowance>,
     turns: u32,
-    /// `None` where its client is given up.
+    /// `None` if its client is given up.
     permit: Option<OwnedSemaphorePermit>,
     held_bytes: AtomicU64,
     paused_ms: AtomicU64,
@@ -171,22 +171,22 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Whether the request waited for too long: its client is given up.
+    /// Whether the request waited too long, so that its client is given up.
     pub fn is_given_up(&self) -> bool {
         self.permit.is_none()
     }
 
-    /// For how long the request was left alone because of its client.
+    /// How long the request was paused because of the client.
     pub fn paused(&self) -> Duration {
         Duration::from_millis(self.paused_ms.load(Ordering::Relaxed))
     }
 
-    /// Whether it is left alone now.
+    /// Whether it is paused now.
     pub fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
     }
 
-    /// Counts what is held of its answer.
+    /// Counts held bytes of its answer.
     pub fn hold(self: &Arc<Turn>, bytes: u64) -> Held {
         self.held_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.allowance.answers.lock().bytes += bytes;
@@ -209,24 +209,24 @@ fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Reads of one answer, each when there is room for what it may bring; over HTTP/1 at once.
+/// The reads of one answer, each delayed until there is room for its result; never over HTTP/1.
 #[derive(Default)]
 pub struct Reads {
     turn: Option<Arc<Turn>>,
-    /// Since when there is no room, and until when that is waited for.
+    /// Since when there is no room, and how long that is waited for.
     pause: Option<(Instant, Pin<Box<Sleep>>)>,
 }
 
 impl Reads {
-    /// Of a request with this turn.
+    /// The reads of a request with this turn.
     pub fn new(turn: Option<Arc<Turn>>) -> Reads {
         Reads { turn, pause: None }
     }
 
-    /// Reads. Can be dropped and called again where `read` can.
+    /// Reads. Cancel-safe if `read` is.
     ///
     /// # Errors
-    /// With the failure of `read`, or because the client takes nothing.
+    /// With the failure of `read`, or because the client does not read.
     pub async fn read<T>(
         &mut self,
         read: impl Future<Output = Result<T, Failure>>,
@@ -245,7 +245,7 @@ impl Reads {
             return Poll::Ready(Ok(None));
         };
         let allowance = &turn.allowance;
-        // What compresses an answer is held while it lasts.
+        // What an encoder holds lasts as long as the answer.
         let holds = turn.held_bytes.load(Ordering::Relaxed) > 0;
         if holds || allowance.poll_room(context).is_ready() {
             if let Some((since, _)) = self.pause.take() {

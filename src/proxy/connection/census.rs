@@ -1,6 +1,6 @@
-//! How many connections there are, in all and of each client address.
+//! The number of connections, in all and of each client address.
 //!
-//! What a client is counted by is [`crate::policy::address`]'s to say.
+//! [`crate::policy::address`] decides under which address a client is counted.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use prometheus::IntGauge;
 
-/// How many there may be.
+/// The limits of the number of connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Places {
     /// In all.
@@ -18,16 +18,16 @@ pub struct Places {
     pub each_address: usize,
 }
 
-/// Why a connection is not taken.
+/// Why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Full {
-    /// There are as many as there may be.
+    /// The limit of all connections is reached.
     All,
-    /// The client has as many as it may have.
+    /// The limit of the client's address is reached.
     Address,
 }
 
-/// The connections there are.
+/// The counts of connections.
 #[derive(Debug)]
 pub struct Census {
     counts: Mutex<Counts>,
@@ -37,11 +37,11 @@ pub struct Census {
 #[derive(Debug, Default)]
 struct Counts {
     all: usize,
-    /// Only clients with a connection are here, so there are never more than connections.
+    /// Contains only clients with a connection, so never more entries than connections.
     of_address: HashMap<IpAddr, usize>,
 }
 
-/// A counted connection; dropping it takes it off the count.
+/// A counted connection; dropping it removes it from the counts.
 #[derive(Debug)]
 pub struct Seat {
     census: Arc<Census>,
@@ -49,7 +49,7 @@ pub struct Seat {
 }
 
 impl Census {
-    /// Nobody yet; `gauge` shows how many there are.
+    /// No connections yet; `gauge` shows the count.
     pub fn new(gauge: IntGauge) -> Arc<Census> {
         Arc::new(Census {
             counts: Mutex::default(),
@@ -57,10 +57,10 @@ impl Census {
         })
     }
 
-    /// Counts a connection of a client, if there is room; without an address in all only.
+    /// Counts a connection of a client, if there is room; without an address, in the total only.
     ///
     /// # Errors
-    /// With what is full.
+    /// With the limit that is reached.
     pub fn seat(self: &Arc<Census>, address: Option<IpAddr>, places: Places) -> Result<Seat, Full> {
         let mut counts = self.counts.lock();
         if counts.all >= places.all {
@@ -79,10 +79,10 @@ impl Census {
 }
 
 impl Seat {
-    /// Counts a connection that was counted in all only for this client too, if there is room.
+    /// Counts a connection for this client too that so far counts in the total only, if there is room.
     ///
     /// # Errors
-    /// If the client has as many connections as it may have.
+    /// If the limit of the client's address is reached.
     pub fn assign(&mut self, address: Option<IpAddr>, places: Places) -> Result<(), Full> {
         debug_assert!(self.address.is_none(), "a seat is one client's");
         if let Some(address) = address {
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_is_told_later_is_counted_then() {
+    fn a_client_that_is_known_later_is_counted_then() {
         let census = Census::new(IntGauge::new("g", "g").unwrap());
         let mut seats: Vec<Seat> = (0..3).map(|_| census.seat(None, PLACES).unwrap()).collect();
         let client = ip("192.0.2.1");

@@ -31,7 +31,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Guards a connection on which `unread` has come so far.
+    /// Guards a connection on which `unread` was received so far.
     pub(super) fn new(
         gate: Arc<Gate>,
         connection: Arc<Connection>,
@@ -50,7 +50,7 @@ impl Guard {
         }
     }
 
-    /// Lets the connection end once it has had all the requests it may have.
+    /// Retires the connection once it has had the maximum number of requests.
     fn note_requests(&self, requests: u64) {
         if requests >= self.requests_max && !self.connection.is_retired() {
             self.note_limit("requests_per_connection");
@@ -134,7 +134,7 @@ impl AsyncWrite for Guard {
 }
 
 impl Drop for Guard {
-    /// What was written still goes out, as far as the socket takes it at once.
+    /// Written bytes are still sent, as far as the socket accepts them at once.
     fn drop(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
         let _ = self.writes.poll_flush(&mut self.transport, &mut context);

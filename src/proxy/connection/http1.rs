@@ -1,6 +1,6 @@
-//! A client's connection over HTTP/1: one request after the other, read and answered by the same task.
+//! A client's connection over HTTP/1: successive requests, read and answered by the same task.
 //!
-//! Invariants: a request begins where the one before ended, to the byte; a connection whose last answer or request is not whole takes no
+//! Invariants: a request begins at the byte after the one before; after an incomplete answer or request the connection accepts no
 //! other; between two requests it holds no buffer.
 
 use std::future::poll_fn;
@@ -36,21 +36,21 @@ use crate::proxy::failure::{ClientFault, Failure, ServerFault};
 use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve;
 
-/// What is read from the socket at a time.
+/// The bytes read from the socket at a time.
 pub(super) const READ_BYTES: usize = 8 * 1024;
 /// Bytes that a client may send ahead while a request is answered; more waits in the system's buffers.
 const AHEAD_BYTES_MAX: usize = 8 * 1024;
-/// After the last answer, what the client is still sending is read and thrown away, so that the answer reaches it: a connection that is
-/// closed with unread bytes is reset (RFC 9112 section 9.6). Up to this many bytes, for this long.
+/// After the last answer, the client's further bytes are read and discarded, so that the answer reaches it: a connection closed
+/// with unread bytes is reset (RFC 9112 section 9.6). At most this many bytes, for this long.
 pub(super) const LINGER_BYTES: usize = 256 * 1024;
 pub(super) const LINGER: Duration = Duration::from_secs(1);
-/// How long the rest of a body may take that was not waited for.
+/// How long the discarded rest of a body may take.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Deadlines {
-    /// For a whole head from its first byte, and for the first one from the connection's start.
+    /// For a complete head from its first byte, and for the first head from the connection's start.
     head: Duration,
     /// For a body.
     body: Duration,
@@ -72,26 +72,26 @@ pub struct Http1 {
     requests_max: u64,
 }
 
-/// What a connection is good for behind a request.
+/// The use of a connection after a request.
 enum After {
     /// Another request.
     Request,
-    /// Being closed, when the client has the answer.
+    /// To be closed, once the client has the answer.
     Close,
-    /// Nothing: its answer is not whole.
+    /// None: its answer is incomplete.
     Nothing,
 }
 
-/// What comes after the present moment of a connection between two requests.
+/// The next event on a connection between two requests.
 enum Next {
     Request(Box<RequestHead>),
-    /// Its last answer is on its way.
+    /// Its last answer is being written.
     Refused,
     Over,
 }
 
 impl Http1 {
-    /// A connection on which `unread` has come so far.
+    /// A connection on which `unread` was received so far.
     pub(super) fn new(
         gate: Arc<Gate>,
         connection: Arc<Connection>,
@@ -117,7 +117,7 @@ impl Http1 {
         }
     }
 
-    /// Serves the connection from its `start` to its end, which `ending` asks for.
+    /// Serves the connection from its `start` to its end, which `ending` requests.
     pub(super) async fn run(mut self, start: Instant, mut ending: watch::Receiver<bool>) {
         let (mut deadline, mut limit) = (start + self.deadlines.head, "request_head");
         loop {
@@ -142,7 +142,7 @@ impl Http1 {
         self.close().await;
     }
 
-    /// Reads the next head, whose first byte must come before `deadline`.
+    /// Reads the next head, whose first byte must arrive before `deadline`.
     async fn next(
         &mut self,
         deadline: Instant,
@@ -201,7 +201,7 @@ impl Http1 {
             answer: None,
             answers_head: *head.method() == Method::HEAD,
             version: head.version(),
-            // What HTTP/1.0 had for it was never standardised.
+            // The keep-alive of HTTP/1.0 was never standardised.
             keeps_open: head.version() == Version::Http11 && head.keeps_open(),
             is_whole: false,
             is_broken_off: false,
@@ -215,7 +215,7 @@ impl Http1 {
         }
     }
 
-    /// Lets the connection end once it has had all the requests it may have.
+    /// Retires the connection once it has had the maximum number of requests.
     fn note_request(&mut self) {
         self.requests += 1;
         if self.requests >= self.requests_max && !self.connection.is_retired() {
@@ -229,7 +229,7 @@ impl Http1 {
         hits.with_label_values(&[limit]).inc();
     }
 
-    /// Reads what is there behind what is unread: how much that is, 0 at the end; `None` where nothing came before `deadline`.
+    /// Reads available bytes after the unread ones: returns their number, 0 at the end; `None` if none arrived before `deadline`.
     async fn read_more(&mut self, deadline: Instant) -> io::Result<Option<usize>> {
         poll_fn(|context| match self.poll_more(context) {
             Poll::Ready(read) => Poll::Ready(read.map(Some)),
@@ -274,7 +274,8 @@ impl Http1 {
         }
     }
 
-    /// Ends the connection behind what was written; what the client is still sending is read first, or the answer might be lost.
+    /// Closes the connection after the written bytes; the client's further bytes are read first, as the answer might be lost
+    /// otherwise.
     async fn close(mut self) {
         if self.flush().await.is_err() {
             return;
@@ -296,7 +297,7 @@ impl Http1 {
 }
 
 impl Drop for Http1 {
-    /// What was written of an answer that is broken off still goes out, as far as the socket takes it at once, so that the client sees
+    /// The written part of an interrupted answer is still sent, as far as the socket accepts it at once, so that the client sees
     /// the head and the cut.
     fn drop(&mut self) {
         let mut context = Context::from_waker(std::task::Waker::noop());
@@ -307,7 +308,7 @@ impl Drop for Http1 {
     }
 }
 
-/// The client's connection is over.
+/// The client's connection has ended.
 fn broke(error: io::Error) -> Failure {
     Failure::client(ClientFault::Gone, error)
 }
@@ -322,7 +323,7 @@ pub struct Http1Side<'c> {
     answers_head: bool,
     version: Version,
     keeps_open: bool,
-    /// Whether the last piece of the answer was written.
+    /// Whether the last piece of the answer is written.
     is_whole: bool,
     is_broken_off: bool,
 }
@@ -342,7 +343,7 @@ impl Http1Side<'_> {
 
     pub(in crate::proxy) fn break_off(&mut self) {
         self.is_broken_off = true;
-        // A client of HTTP/1.0 takes the connection's end for the answer's: it is reset.
+        // An HTTP/1.0 client takes a normal close as the answer's end, so the connection is reset.
         if self.version == Version::Http10 {
             self.wire.connection.break_off();
         }
@@ -370,11 +371,11 @@ impl Http1Side<'_> {
             match self.wire.read_more(self.deadline).await {
                 Ok(Some(1..)) => {}
                 Ok(Some(0)) => {
-                    let cause = "it closed the connection before the end of its request";
+                    let cause = "closed the connection before the end of its request";
                     return Err(Failure::client(ClientFault::Gone, cause));
                 }
                 Ok(None) => {
-                    let cause = "the request's body did not come within limits.request_read";
+                    let cause = "the request's body did not arrive within limits.request_read";
                     return Err(Failure::client(ClientFault::Late, cause));
                 }
                 Err(error) => return Err(broke(error)),
@@ -382,7 +383,7 @@ impl Http1Side<'_> {
         }
     }
 
-    /// Waits until the client has closed its side. What it sends meanwhile is the next request's.
+    /// Waits until the client has closed its side. Bytes received meanwhile belong to the next request.
     pub(in crate::proxy) async fn gone(&mut self) -> Failure {
         loop {
             if self.wire.unread.len() >= AHEAD_BYTES_MAX {
@@ -391,7 +392,7 @@ impl Http1Side<'_> {
             match poll_fn(|context| self.wire.poll_more(context)).await {
                 Ok(1..) => {}
                 Ok(0) => {
-                    let cause = "it closed the connection before the end of its answer";
+                    let cause = "closed the connection before the end of its answer";
                     return Failure::client(ClientFault::Gone, cause);
                 }
                 Err(error) => return broke(error),
@@ -414,7 +415,7 @@ impl Http1Side<'_> {
         }
         let is_interim = head.status.is_informational();
         if is_interim && self.version == Version::Http10 {
-            // HTTP/1.0 has none (RFC 9110 section 15.2).
+            // HTTP/1.0 has no interim answers (RFC 9110 section 15.2).
             return Ok(());
         }
         let mut bytes = Vec::with_capacity(1024);
@@ -423,7 +424,7 @@ impl Http1Side<'_> {
             out.pass(field);
         }
         if is_interim {
-            // Nothing frames it: the writer of its body has nothing to write.
+            // An interim answer has no body, so its writer has nothing to write.
             out.end_answer(AnswerFraming::Bodiless(None), writer::Connection::Implied);
         } else {
             out.add(&DATE, &get_cached_date());
@@ -483,7 +484,7 @@ impl Http1Side<'_> {
         self.wire.flush().await.map_err(broke)
     }
 
-    /// Ends the request, and says what the connection is good for.
+    /// Ends the request; returns the further use of the connection.
     async fn finish(mut self) -> After {
         if self.is_broken_off || !self.is_whole {
             return After::Nothing;

@@ -19,7 +19,7 @@ use crate::policy::http1::request::RequestHead;
 use crate::proxy::client::Head;
 use crate::proxy::failure::{ClientFault, Failure, look_at};
 
-/// Parts of a body that are read to find the error behind them. A stream's window holds 16 KiB.
+/// The most parts of a body read to find the error after them. A stream's window holds 16 KiB.
 const PARTS_MAX: usize = 1_024;
 
 /// A request's body and its answer.
@@ -32,15 +32,15 @@ pub struct Http2Side {
     respond: SendResponse<Bytes>,
     /// The writer of the answer's body, once its head is sent.
     answer: Option<SendStream<Bytes>>,
-    /// Whether the answer's last frame is out.
+    /// Whether the answer's last frame is sent.
     is_whole: bool,
     write_timeout: Duration,
     turn: Arc<Turn>,
 }
 
 impl Http2Side {
-    /// Of a request with this head that `arrived` then, whose body must have come within `read_timeout`. A client that takes nothing of an answer for
-    /// `write_timeout` is given up.
+    /// A request with this head that arrived at `arrived`, whose body must arrive within `read_timeout`. A client that reads
+    /// nothing of an answer for `write_timeout` is given up.
     pub fn new(
         head: &RequestHead,
         body: RecvStream,
@@ -79,21 +79,21 @@ impl Http2Side {
 
     pub(in crate::proxy) async fn read(&mut self) -> Result<Option<Bytes>, Failure> {
         let Ok(part) = tokio::time::timeout_at(self.deadline, self.body.data()).await else {
-            let cause = "the request's body did not come within limits.request_read";
+            let cause = "the request's body did not arrive within limits.request_read";
             return Err(Failure::client(ClientFault::Late, cause));
         };
         let part = part.transpose().map_err(ended)?;
-        // Trailers may follow, which are not passed on.
+        // Trailers may follow, which are not forwarded.
         self.is_ended |= part.is_none();
         if let Some(part) = &part {
             self.has_read |= !part.is_empty();
-            // Fails only where the stream is over.
+            // Fails only if the stream has ended.
             let _ = self.body.flow_control().release_capacity(part.len());
         }
         Ok(part)
     }
 
-    /// Waits until the stream is reset, by the client or for what it sent.
+    /// Waits until the stream is reset, by the client or because of what it sent.
     pub(in crate::proxy) async fn gone(&mut self) -> Failure {
         let (answer, respond) = (&mut self.answer, &mut self.respond);
         let reset = poll_fn(|context| match answer {
@@ -104,7 +104,7 @@ impl Http2Side {
             Ok(reason) => reason,
             Err(error) => return ended(error),
         };
-        // That does not name the side that ended the stream. The error of the body does, behind its last part.
+        // The reason does not show which side ended the stream; the body's error, after its last part, does.
         for _ in 0..PARTS_MAX {
             match look_at(self.body.data()).await {
                 Poll::Ready(Some(Ok(_))) => {}
@@ -117,7 +117,7 @@ impl Http2Side {
     }
 
     pub(in crate::proxy) fn write_head(&mut self, head: Head, ends: bool) -> Result<(), Failure> {
-        // The library sends one head only.
+        // The library sends only one head.
         if self.answer.is_some() || head.status.is_informational() {
             return Ok(());
         }
@@ -168,7 +168,7 @@ impl Http2Side {
         match sent.await {
             Ok(sent) => sent.map_err(ended)?,
             Err(_) => {
-                let cause = "it took nothing of the answer for limits.response_write";
+                let cause = "read nothing of the answer for limits.response_write";
                 return Err(Failure::client(ClientFault::Slow, cause));
             }
         }
@@ -177,8 +177,8 @@ impl Http2Side {
     }
 }
 
-/// What it means that the stream has ended. The library resets it with PROTOCOL_ERROR where the request breaks the protocol: its body
-/// does not have the length of its `content-length`, or its trailers do not end the stream.
+/// The failure for a stream that has ended. The library resets it with PROTOCOL_ERROR if the request violates the protocol: its
+/// body differs in length from its `content-length`, or its trailers do not end the stream.
 fn ended(error: h2::Error) -> Failure {
     let is_librarys = error.is_reset() && error.is_library();
     let fault = match error.reason() {

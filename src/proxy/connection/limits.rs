@@ -1,4 +1,4 @@
-//! The limits of the configuration in the words of the rooms that keep them.
+//! The configured limits as types of the rooms that enforce them.
 
 use super::writes::Patience;
 use crate::config::Limits;

@@ -1,4 +1,4 @@
-//! The first bytes of a connection, which say what is spoken on it where TLS has not done so.
+//! The first bytes of a connection, which determine its protocol unless TLS has done so.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ pub enum Opened {
     Http2(Box<Guard>, Arc<Terms>),
 }
 
-/// Why a connection ends before there is a request on it.
+/// Why a connection ends before its first request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Silent {
     /// The client has closed it.
@@ -34,10 +34,10 @@ pub enum Silent {
     Late(&'static str),
 }
 
-/// Reads as much of a connection as shows its protocol.
+/// Reads enough of a connection to determine its protocol.
 ///
 /// # Errors
-/// If too little comes within `limits.request_head`.
+/// If too little arrives within `limits.request_head`.
 pub async fn open(
     gate: &Arc<Gate>,
     connection: Arc<Connection>,
@@ -56,11 +56,11 @@ pub async fn open(
             );
             match (first.await, agreed) {
                 (Ok(Ok(is_preface)), Agreed::Open) => is_preface,
-                // A wrong preface is the library's to refuse.
+                // The library refuses a wrong preface.
                 (Ok(Ok(_)), _) => true,
                 (Ok(Err(_)), _) => return Err(Silent::Closed),
                 (Err(_), Agreed::Http2) => return Err(Silent::Late("h2_preface")),
-                // What came so far gets its answer.
+                // The bytes so far are answered.
                 (Err(_), _) if !unread.is_empty() => false,
                 (Err(_), _) => return Err(Silent::Late("request_head")),
             }
@@ -78,7 +78,7 @@ pub async fn open(
 }
 
 impl Opened {
-    /// Serves the connection to its end, which `ending` asks for.
+    /// Serves the connection to its end, which `ending` requests.
     pub async fn serve(self, ending: watch::Receiver<bool>) {
         match self {
             Opened::Http1(http1, start) => http1.run(start, ending).await,
@@ -87,7 +87,7 @@ impl Opened {
     }
 }
 
-/// Reads until the first bytes are HTTP/2's preface or cannot be.
+/// Reads until the first bytes are the HTTP/2 preface or differ from it.
 async fn first_bytes(transport: &mut Transport, unread: &mut BytesMut) -> io::Result<bool> {
     loop {
         let compared = unread.len().min(PREFACE.len());

@@ -1,6 +1,6 @@
-//! A connection to the listener that leads to HTTPS: one request, one redirect (308), the end.
+//! A connection to the listener that redirects to HTTPS: one request, one redirect (308), then a close.
 //!
-//! No API key is looked at, and none is let in: whoever sends one here has shown it to the network, which is counted.
+//! API keys are neither checked nor accepted. A client that sends one here has exposed it to the network, which is counted.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -72,7 +72,7 @@ pub async fn serve(
     }
 }
 
-/// Reads a head and leaves it there, or finds its refusal; `None` where the client left first.
+/// Reads a head without taking it, or returns its refusal; `None` if the client disconnected first.
 async fn head(
     socket: &mut TcpStream,
     received: &mut BytesMut,
@@ -95,7 +95,7 @@ async fn head(
     }
 }
 
-/// Reads what the client is still sending, or the answer might be lost.
+/// Reads the client's further bytes, as the answer might be lost otherwise.
 async fn linger(socket: &mut TcpStream) {
     let mut thrown_away = [0; READ_BYTES];
     let mut bytes = 0;
@@ -107,7 +107,7 @@ async fn linger(socket: &mut TcpStream) {
     }
 }
 
-/// A request that is redirected.
+/// A redirected request.
 struct Redirected<'a> {
     head: &'a [u8],
     redirect: &'a Redirect,
@@ -116,7 +116,7 @@ struct Redirected<'a> {
 }
 
 impl Redirected<'_> {
-    /// The bytes of the answer; writes the line of the access log and counts.
+    /// The bytes of the answer. Also writes the line of the access log and counts the request.
     fn answer(&self, gate: &Gate) -> Vec<u8> {
         let snapshot = gate.snapshot();
         let prefix = &snapshot.config.keys.prefix;
@@ -141,7 +141,7 @@ impl Redirected<'_> {
                 .with_label_values(&["cleartext_key"])
                 .inc();
         }
-        let (method, path) = refused::told_apart(self.head);
+        let (method, path) = refused::method_and_path(self.head);
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,

@@ -1,4 +1,4 @@
-//! The answer to a head that cannot be read, its line in the log and its traces in the metrics.
+//! The answer to a head that cannot be read, its line in the access log and its metrics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::proxy::respond;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
 
-/// Refuses a head: the bytes of the answer. `head` is what was received of it, `waited` since its first byte.
+/// Refuses a head; returns the bytes of the answer. `head` is the received part, `waited` the time since its first byte.
 pub fn refuse(
     gate: &Gate,
     client: SocketAddr,
@@ -31,7 +31,7 @@ pub fn refuse(
     };
     let now = gate.store.now();
     let problem = rejection.problem(&id, &snapshot.config.keys.realm, now);
-    let (method, path) = refused::told_apart(head);
+    let (method, path) = refused::method_and_path(head);
     let mut answer = format!(
         "HTTP/1.1 {} {}\r\ncontent-length: {}\r\ncache-control: no-store\r\nx-content-type-options: nosniff\r\n\
          x-request-id: {id}\r\nconnection: close\r\ndate: {}\r\n",

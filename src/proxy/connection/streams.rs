@@ -1,4 +1,4 @@
-//! A client's connection over HTTP/2: its streams, each a request with a task of its own.
+//! A client's connection over HTTP/2: its streams, each a request with its own task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,25 +23,25 @@ use crate::proxy::gate::Gate;
 use crate::proxy::serve::serve as serve_request;
 use crate::proxy::well_formed::{self, HeadLimits};
 
-/// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard counts
-/// them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
+/// Streams of a connection that the library resets because of what the client sent, before it ends the connection. The guard
+/// counts them towards `limits.h2_resets` too, and ends the connection earlier unless that allows more.
 const ERROR_RESETS_MAX: usize = 48;
 /// Streams that a client may open at once before it has read the settings: RFC 9113 section 6.5.2 recommends to allow 100. The
 /// library counts the streams above the allowed number, which it refuses, together with those resets.
 const STREAMS_ASSUMED: usize = 100;
-/// How long a client may take to acknowledge that its connection takes no further stream (RFC 9113 section 6.8).
+/// How long a client may take to acknowledge that its connection accepts no further stream (RFC 9113 section 6.8).
 const CLOSING: Duration = Duration::from_secs(5);
-/// RFC 9113 counts 32 bytes more for each header than their text (section 6.5.2), the gateway's own limit 4; and what is
-/// only a little over gets the gateway's answer instead of the library's bare 431.
+/// RFC 9113 adds 32 bytes for each header to its text (section 6.5.2), the gateway's own limit adds 4. Also, a head that is
+/// slightly too large gets the gateway's answer instead of the library's bare 431.
 const HEADER_LIST_FACTOR: usize = 2;
 
-/// The terms of one connection: the limits that it began under.
+/// The limits that applied when the connection began.
 pub struct Terms {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
     library: Builder,
     idle: Duration,
-    /// For a request's body, and for a client to take anything of its answer.
+    /// For a request's body, and for a client to read any part of its answer.
     timeouts: [Duration; 2],
     head_limits: HeadLimits,
     allowance: Arc<Allowance>,
@@ -75,7 +75,7 @@ fn library(limits: &Limits) -> Builder {
     library
 }
 
-/// Serves a connection to its end, which `ending` asks for.
+/// Serves a connection to its end, which `ending` requests.
 pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Receiver<bool>) {
     let mut connection = match terms.library.handshake::<_, Bytes>(guard).await {
         Ok(connection) => connection,
@@ -102,7 +102,7 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
                 if stopped.is_some() {
                     return;
                 }
-                // A request that is on its way now is left out, and the client reads that.
+                // The GOAWAY excludes requests that are still in transit, and the client learns this from it.
                 connection.graceful_shutdown();
                 stopped = Some(Instant::now());
                 continue;
@@ -113,7 +113,7 @@ pub(super) async fn serve(guard: Guard, terms: Arc<Terms>, mut ending: watch::Re
             return;
         };
         if stopped.is_some_and(|stopped| stopped.elapsed() > CLOSING) {
-            // The client has had time enough to answer the PING behind which no further stream is taken.
+            // The client has had enough time to answer the PING after which no further stream is accepted.
             respond.send_reset(Reason::REFUSED_STREAM);
             continue;
         }
@@ -141,14 +141,14 @@ async fn serve_stream(terms: &Terms, request: Request<RecvStream>, respond: Send
     Box::pin(serve_request(&terms.gate, &mut client)).await;
 }
 
-/// Returns when no request has been under way for as long as a connection may be idle.
+/// Returns once no request has been in flight for `patience`.
 async fn idle(under_way: &mut watch::Receiver<usize>, patience: Duration) {
     // Fails only once the connection has ended.
     let _ = under_way.wait_for(|count| *count == 0).await;
     tokio::time::sleep(patience).await;
 }
 
-/// A request under way on a connection that counts them.
+/// A request in flight on a connection that counts them.
 struct UnderWay(Arc<watch::Sender<usize>>);
 
 impl UnderWay {

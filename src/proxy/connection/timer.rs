@@ -1,17 +1,17 @@
-//! One deadline after another on one timer.
+//! Successive deadlines on one timer.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep};
 
-/// A timer that is set only when a deadline has to be waited for, and set anew only for an earlier one: what passes its
-/// deadlines at once, as most requests do, never touches the runtime's timers.
+/// A timer that is set only when a deadline must be waited for, and reset only for an earlier one: an operation that completes at
+/// once, as most do, never touches the runtime's timers.
 #[derive(Debug, Default)]
 pub struct Timer(Option<Pin<Box<Sleep>>>);
 
 impl Timer {
-    /// Ready at `deadline`, or whenever it is asked after it.
+    /// Ready at `deadline`, or when polled after it.
     pub fn poll_until(&mut self, deadline: Instant, context: &mut Context<'_>) -> Poll<()> {
         let sleep = self
             .0
@@ -52,7 +52,7 @@ mod tests {
         let mut looks = 0;
         poll_fn(|context| {
             looks += 1;
-            // First a later deadline is waited for, then an earlier one.
+            // First a later deadline, then an earlier one.
             let deadline = if looks == 1 { at(30) } else { at(12) };
             let polled = timer.poll_until(deadline, context);
             if looks == 1 {

@@ -1,4 +1,4 @@
-//! What bytes go through: TCP, with TLS or without.
+//! The transport of bytes: TCP, with TLS or without.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -20,19 +20,19 @@ pub enum Transport {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// What client and gateway agreed on by ALPN.
+/// The protocol that client and gateway negotiated by ALPN.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreed {
     /// HTTP/2.
     Http2,
-    /// HTTP/1.1, or nothing over TLS.
+    /// HTTP/1.1, or nothing negotiated over TLS.
     Http1,
-    /// Without TLS there is no agreement; the first bytes tell.
+    /// Without TLS nothing is negotiated; the first bytes determine the protocol.
     Open,
 }
 
 impl Transport {
-    /// What was agreed on.
+    /// The negotiated protocol.
     pub fn agreed(&self) -> Agreed {
         match self {
             Transport::Clear(_) => Agreed::Open,
@@ -41,7 +41,7 @@ impl Transport {
         }
     }
 
-    /// Cipher suite and version, of TLS.
+    /// Cipher suite and version of TLS, if used.
     pub fn tls(&self) -> Option<(String, &'static str)> {
         let Transport::Tls(tls) = self else {
             return None;
@@ -56,9 +56,9 @@ impl Transport {
         Some((suite, version))
     }
 
-    /// Has it reset when it is closed, after what was written.
+    /// Makes the close after the written bytes a reset.
     pub fn break_off(&self) {
-        // A socket that cannot be told so is gone already.
+        // Fails only if the socket has already ended.
         let _ = SockRef::from(self.socket()).set_linger(Some(Duration::ZERO));
     }
 

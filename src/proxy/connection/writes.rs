@@ -1,8 +1,9 @@
 //! Gathered writes, and clients that do not read them.
 //!
-//! An answer's head and its body are written one after the other; gathered, both leave in one packet. The buffer is released between
-//! two requests. A client that reads more slowly than `limits.response_rate` loses its connection: without that, reading one byte a
-//! minute would hold an answer for ever. Only the time counts in which it refuses bytes: an upstream may be as slow as it likes.
+//! An answer's head and body are written one after the other; gathered, both leave in one packet. The buffer is released between
+//! two requests. A client that reads more slowly than `limits.response_rate` loses its connection; otherwise a client could hold
+//! an answer forever by reading one byte a minute. Only the time in which it refuses bytes counts: an upstream may be arbitrarily
+//! slow.
 
 use std::io;
 use std::pin::Pin;
@@ -16,15 +17,15 @@ use tokio::time::Instant;
 use super::timer::Timer;
 use super::transport::Transport;
 
-/// What is gathered at most: header and body of most answers.
+/// The most bytes gathered: header and body of most answers.
 const GATHERED_BYTES_MAX: usize = 16 * 1024;
 
-/// How slowly a client may read.
+/// The lowest rate at which a client must read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patience {
-    /// Every so often, it must have read enough.
+    /// The interval in which it must read enough.
     pub window: Duration,
-    /// Enough: bytes in a window.
+    /// The bytes to read in each interval.
     pub bytes: u64,
 }
 
@@ -34,7 +35,7 @@ pub struct Writes {
     gathered: BytesMut,
     patience: Patience,
     timer: Timer,
-    /// For how long the client has refused bytes in the present window, and what was written in it; once it has refused any.
+    /// How long the client has refused bytes in the present window, and the bytes written in it; `None` until it refuses any.
     window: Option<(Duration, u64)>,
     blocked_since: Option<Instant>,
     blocked: Duration,
@@ -53,12 +54,12 @@ impl Writes {
         }
     }
 
-    /// For how long the client has refused bytes so far.
+    /// How long the client has refused bytes so far.
     pub fn blocked(&self) -> Duration {
         self.blocked
     }
 
-    /// Releases the buffer and begins to judge the client anew, if nothing is to be written.
+    /// Releases the buffer and resets the judgement of the client, if nothing is to be written.
     pub fn release(&mut self) {
         if self.gathered.is_empty() {
             self.gathered = BytesMut::new();
@@ -66,12 +67,12 @@ impl Writes {
         }
     }
 
-    /// Puts bytes behind what is gathered, however much that is.
+    /// Appends bytes, without a limit.
     pub fn append(&mut self, bytes: &[u8]) {
         self.gathered.extend_from_slice(bytes);
     }
 
-    /// Takes bytes to be written; those that do not fit are written at once.
+    /// Takes bytes to write; those that do not fit are written at once.
     pub fn poll_write(
         &mut self,
         transport: &mut Transport,
@@ -91,7 +92,7 @@ impl Writes {
         self.note(written, context)
     }
 
-    /// Writes all that is gathered, down to the socket.
+    /// Writes all gathered bytes, down to the socket.
     pub fn poll_flush(
         &mut self,
         transport: &mut Transport,
@@ -118,7 +119,7 @@ impl Writes {
         Poll::Ready(Ok(()))
     }
 
-    /// Notes what a write came to; an error where the client has let us wait for too long.
+    /// Notes the result of a write; an error if the client has refused bytes for too long.
     fn note(
         &mut self,
         written: Poll<io::Result<usize>>,

@@ -1,7 +1,7 @@
 //! The units of a permitted request.
 //!
-//! Invariants: they are refunded at most once; and they stay charged only if something of the request was sent to an upstream, even
-//! where the request's future is dropped (after a panic, or with a connection past its deadlines).
+//! Invariants: they are refunded at most once; they stay charged only if some part of the request was sent to an upstream, even
+//! if the request's future is dropped (after a panic, or with a connection past its deadlines).
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::RefundReason;
 use crate::proxy::gate::Gate;
 use crate::store::Receipt;
 
-/// Units that were charged, until they are refunded.
+/// Charged units, until they are refunded.
 pub(super) struct Charged {
     gate: Arc<Gate>,
     receipt: Option<Receipt>,
@@ -19,7 +19,7 @@ pub(super) struct Charged {
 }
 
 impl Charged {
-    /// Units of a request of which nothing was sent yet.
+    /// The units of a request of which nothing was sent yet.
     pub(super) fn new(gate: Arc<Gate>, receipt: Receipt) -> Charged {
         Charged {
             gate,
@@ -33,7 +33,7 @@ impl Charged {
         self.sent = true;
     }
 
-    /// Whether something of the request was sent.
+    /// Whether any part of the request was sent.
     pub(super) fn was_sent(&self) -> bool {
         self.sent
     }
@@ -43,7 +43,7 @@ impl Charged {
         self.receipt.is_none()
     }
 
-    /// Refunds the units, once. Returns the units used afterwards as far as they are known, or `None` if nothing was left to refund.
+    /// Refunds the units, once. Returns the units used afterwards if known, or `None` if nothing was left to refund.
     pub(super) async fn refund(&mut self, reason: RefundReason) -> Option<Option<u64>> {
         let receipt = self.receipt.take()?;
         self.count(&receipt, reason);
@@ -54,7 +54,7 @@ impl Charged {
         Some(used)
     }
 
-    /// Refunds the units, without waiting for that, unless something of the request was sent.
+    /// Refunds the units, without waiting, unless any part of the request was sent.
     pub(super) fn give_up_unsent(&mut self) {
         if self.sent {
             return;
@@ -148,7 +148,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
                 other => panic!("{other:?}"),
             }
         };
-        // The writer takes refunds before the charges that come after them.
+        // The writer processes refunds before the charges that arrive after them.
         let (used, unsent) = charge().await;
         assert_eq!(used, 1);
         drop(unsent);

@@ -1,4 +1,4 @@
-//! An upstream's answer as the client gets it.
+//! An upstream's answer as the client receives it.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -13,13 +13,13 @@ use crate::proxy::forward;
 use crate::proxy::gate::Gate;
 use crate::proxy::respond::{self, announce, insert_standing};
 
-/// What becomes of a head or a part: what is written to the client, and whether the answer ends with it.
+/// The piece to write to the client, and whether the answer ends with it.
 pub(super) type Made = (Piece, bool);
 
-/// Turns what came from the server into what is written to the client; `None` for what is not for the client.
+/// Turns an event of the server into a piece for the client; `None` if it is not for the client.
 ///
 /// # Errors
-/// If the answer is not to be passed on, or not any further.
+/// If the answer must not be forwarded, or not any further.
 pub(super) fn pass(
     gate: &Gate,
     client: &mut Client<'_>,
@@ -47,7 +47,7 @@ pub(super) fn pass(
     }
 }
 
-/// Whether the answer came in time, as far as its upstream is to blame.
+/// Whether the answer arrived in time, not counting delays of the client.
 fn check_time(client: &Client<'_>, forwarding: &Forwarding) -> Result<(), Failure> {
     let paused = client.turn().map(|turn| turn.paused());
     if forwarding.is_over_time_without(paused.unwrap_or_default()) {
@@ -56,7 +56,7 @@ fn check_time(client: &Client<'_>, forwarding: &Forwarding) -> Result<(), Failur
     Ok(())
 }
 
-/// Whether a final answer is one to be passed on.
+/// Whether a final answer may be forwarded.
 fn check(
     client: &Client<'_>,
     forwarding: &mut Forwarding,
@@ -71,14 +71,14 @@ fn check(
     if !forward::is_our_failure(status) {
         return Ok(());
     }
-    let cause = format_args!("it answered {}", status.as_u16());
+    let cause = format_args!("answered {}", status.as_u16());
     Err(match away {
         true => Failure::server(ServerFault::Away, cause),
         false => Failure::server(ServerFault::Status, cause),
     })
 }
 
-/// The head of a final answer as the client gets it.
+/// The head of a final answer as the client receives it.
 fn begin(
     gate: &Gate,
     client: &mut Client<'_>,
@@ -104,7 +104,7 @@ fn begin(
     head
 }
 
-/// A part of the answer's body as the client gets it.
+/// A part of the answer's body as the client receives it.
 fn pass_part(
     client: &Client<'_>,
     forwarding: &mut Forwarding,

@@ -1,4 +1,4 @@
-//! Answers that are compressed on their way.
+//! Compression of answers while they are forwarded.
 
 use bytes::Bytes;
 use http::Method;
@@ -9,8 +9,8 @@ use crate::proxy::encoder::Encoder;
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::failure::Failure;
 
-/// Begins to compress the answer to `request`, if its upstream's are, it is one of those, and the client takes it. One that `ends` with
-/// its head has nothing to compress.
+/// Begins to compress the answer to `request`, if its upstream is configured so, the answer is compressible, and the client
+/// accepts it. An answer that `ends` with its head has nothing to compress.
 pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut Head, ends: bool) {
     let Some(compression) = &forwarding.upstream.compression else {
         return;
@@ -23,7 +23,7 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
         if ends {
             verdict = Verdict::Plain;
         } else {
-            // Without memory for it, the answer goes unchanged.
+            // Without memory for an encoder, the answer is sent unchanged.
             let Ok(encoder) = Encoder::new(coding) else {
                 return;
             };
@@ -33,15 +33,15 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
     }
     verdict.mark(asked, status, &mut head.fields);
     if let Verdict::Coded(_) = verdict {
-        // It is not known before the body is made.
+        // Unknown until the body is compressed.
         head.length = None;
     }
 }
 
-/// Compresses a part of the answer, if that is compressed.
+/// Compresses a part of the answer, if the answer is compressed.
 ///
 /// # Errors
-/// If there is no memory for it: the answer breaks off.
+/// If there is not enough memory: the answer is interrupted.
 pub(super) fn pass(
     forwarding: &mut Forwarding,
     body: &mut Option<Bytes>,

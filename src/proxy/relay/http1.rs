@@ -1,6 +1,6 @@
-//! One exchange with a server over HTTP/1.1, on a connection of its own.
+//! One exchange with a server over HTTP/1.1, on its own connection.
 //!
-//! Invariant: a connection is kept for another exchange only with a proof of [`Reusable`]; anything else closes it.
+//! Invariant: a connection is kept for another exchange only with a proof of [`Reusable`]; otherwise it is closed.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -22,9 +22,9 @@ use crate::proxy::client::Head;
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::forward::Outgoing;
 
-/// What is read of an answer at a time, and held of it at most beyond its head.
+/// The bytes of an answer read at a time, and the most held beyond its head.
 const READ_BYTES: usize = 16 * 1024;
-/// What the head of an answer may measure: more than servers send, and far less than would matter.
+/// The bounds of an answer's head: more than servers send, and too little to be a burden.
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 1024,
     fields: FieldBounds {
@@ -45,7 +45,7 @@ pub struct Http1 {
     write_error: Option<Failure>,
     incoming: BytesMut,
     reading: Reading,
-    /// Whether anything of an answer has come.
+    /// Whether any part of an answer has arrived.
     has_answered: bool,
 }
 
@@ -55,10 +55,10 @@ enum Reading {
 }
 
 impl Http1 {
-    /// Has the head of a request written.
+    /// Begins with the head of a request, to be written.
     ///
     /// # Errors
-    /// If it has no form of HTTP/1.
+    /// If it cannot be expressed in HTTP/1.
     pub(super) fn begin(stream: Stream, request: &Outgoing<'_>) -> Result<Http1, Failure> {
         let target = request.head.target();
         let target = target.map_err(|error| Failure::gateway(error.detail()))?;
@@ -89,7 +89,7 @@ impl Http1 {
     /// Frames a part of the body.
     ///
     /// # Errors
-    /// If the body is not as long as was announced: what is below the client's side lets none such through.
+    /// If the body differs from its announced length, which the client's side excludes.
     pub(super) fn push(&mut self, part: &[u8], ends: bool) -> Result<(), WrongLength> {
         if self.write_error.is_some() || (self.upload.is_done() && part.is_empty()) {
             return Ok(());
@@ -110,7 +110,7 @@ impl Http1 {
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
-                // The server may have answered before it went.
+                // The server may have answered before it disconnected.
                 (self.is_flushed, self.is_reported) = (true, true);
                 self.write_error = Some(Failure::broken(true, error));
             }
@@ -162,7 +162,7 @@ impl Http1 {
         }
     }
 
-    /// What can be made of the bytes that have come.
+    /// The next event in the bytes received so far, if complete.
     fn read(&mut self) -> Result<Option<Event>, Failure> {
         match &mut self.reading {
             Reading::Head(reader) => {
@@ -195,14 +195,14 @@ impl Http1 {
         }
     }
 
-    /// What it means that the server has closed.
+    /// The event or failure when the server has closed the connection.
     fn closed(&mut self) -> Result<Event, Failure> {
         if let Reading::Body(_, body) = &mut self.reading
             && body.close().is_ok()
         {
             return Ok(Event::Part(Bytes::new(), true));
         }
-        let cause = "it closed the connection before the end of its answer";
+        let cause = "closed the connection before the end of its answer";
         Err(Failure::broken(!self.has_answered, cause))
     }
 
@@ -225,7 +225,7 @@ fn malformed(cause: impl fmt::Display) -> Failure {
     Failure::server(ServerFault::Malformed, cause)
 }
 
-/// The head of an answer without what is of its connection.
+/// The head of an answer without the parts that concern its connection.
 fn passed_on(head: AnswerHead) -> Head {
     Head {
         status: head.status(),

@@ -21,7 +21,7 @@ use crate::proxy::client::Head;
 use crate::proxy::failure::{Failure, Fault, ServerFault, look_at};
 use crate::proxy::forward::Outgoing;
 
-/// How long the end of a stream may take to come behind a whole answer.
+/// How long the end of a stream may take after a complete answer.
 const END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An exchange on a stream.
@@ -29,13 +29,13 @@ pub struct Http2 {
     lease: Box<Lease>,
     upload: Option<SendStream<Bytes>>,
     outgoing: VecDeque<Bytes>,
-    /// Whether the last part is among those to be written, or written.
+    /// Whether the last part is written or waits to be written.
     ends: bool,
     /// Whether writing was reported, or needs no report.
     is_reported: bool,
     write_error: Option<Failure>,
     reading: Reading,
-    /// What is left of the answer's body, if its head has said it.
+    /// The remaining length of the answer's body, if its head announced one.
     left: Option<u64>,
     answers_head: bool,
 }
@@ -52,7 +52,7 @@ impl Http2 {
     /// Sends the head of a request.
     ///
     /// # Errors
-    /// If the target has no form of HTTP/2, or the connection is over.
+    /// If the target cannot be expressed in HTTP/2, or the connection has ended.
     pub fn begin(
         mut lease: Box<Lease>,
         request: &Outgoing<'_>,
@@ -97,7 +97,7 @@ impl Http2 {
         if let Some(event) = event {
             return Ok(event);
         }
-        // No trailer is passed on, but they end the stream.
+        // Trailers are not forwarded, but they end the stream.
         let session = self.lease.session().ok_or_else(over)?;
         session
             .read_trailers()
@@ -107,19 +107,19 @@ impl Http2 {
         Ok(Event::Part(Bytes::new(), true))
     }
 
-    /// Waits for the end of the stream, whose answer was read whole.
+    /// Waits for the end of the stream after a complete answer.
     async fn end(mut self) {
         while self.reading != Reading::Over && self.next().await.is_ok() {}
     }
 
-    /// Ends the exchange, whose answer was read whole.
+    /// Ends the exchange after a complete answer.
     pub(super) async fn finish(mut self: Box<Self>) {
         while self.reading != Reading::Over {
             match look_at(self.next()).await {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => return,
                 Poll::Pending => {
-                    // A stream that is reset at its end might be taken for an attack.
+                    // A reset of the stream at its end might be taken for an attack.
                     tokio::spawn(tokio::time::timeout(END_TIMEOUT, self.end()));
                     return;
                 }
@@ -127,10 +127,10 @@ impl Http2 {
         }
     }
 
-    /// The next event; `None` where it is the trailers.
+    /// The next event, or `None` for the trailers.
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
-            // The server may have answered before it went.
+            // The server may have answered before it disconnected.
             self.outgoing.clear();
             self.is_reported = true;
             self.write_error = Some(error);
@@ -159,7 +159,7 @@ impl Http2 {
                         Some(Ok(_)) => {}
                         Some(Err(error)) => return Poll::Ready(Err(ended(false, &error))),
                         None => {
-                            let cause = "the stream takes no more of the request's body";
+                            let cause = "the stream accepts no more of the request's body";
                             return Poll::Ready(Err(Failure::broken(false, cause)));
                         }
                     }
@@ -198,7 +198,7 @@ impl Http2 {
                 };
                 self.left = length.filter(|_| !self.answers_head);
                 let reading = if ends { Reading::Over } else { Reading::Body };
-                // The end of the stream may come later than that of the body.
+                // The end of the stream may arrive after that of the body.
                 let ends = ends || self.left == Some(0);
                 (Some(Event::Head(Box::new(head), ends)), reading)
             }
@@ -212,7 +212,7 @@ impl Http2 {
                     if checked.map_err(|error| failed(false, error))? {
                         (Some(Event::Part(part, true)), Reading::Over)
                     } else {
-                        // The end of the stream may come later than that of the body.
+                        // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
                         (Some(Event::Part(part, self.left == Some(0))), Reading::Body)
                     }
@@ -231,10 +231,10 @@ impl Http2 {
 }
 
 fn over() -> Failure {
-    Failure::broken(false, "the stream is over")
+    Failure::broken(false, "the stream has ended")
 }
 
-/// The head of a request with its host in the place that it has in HTTP/2 (RFC 9113 section 8.3.1).
+/// The head of a request with its host where HTTP/2 requires it (RFC 9113 section 8.3.1).
 fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure> {
     let (mut parts, ()) = Request::new(()).into_parts();
     parts.method = outgoing.head.method().clone();
@@ -246,7 +246,7 @@ fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure>
         .build();
     parts.uri = uri.map_err(Failure::gateway)?;
     let fields = outgoing.fields(|field| {
-        // What was read is a token, and a value without control characters.
+        // A field that was read has a valid name and value.
         if let (Ok(name), Ok(value)) = (
             HeaderName::from_bytes(field.name()),
             HeaderValue::from_bytes(field.value()),
@@ -261,7 +261,7 @@ fn head(outgoing: &Outgoing<'_>, is_tls: bool) -> Result<RequestHeader, Failure>
     Ok(parts.into())
 }
 
-/// What an error of the library's wrapper means.
+/// The failure for an error of the library's wrapper.
 fn failed(unanswered: bool, error: Box<Error>) -> Failure {
     match error.root_cause().downcast_ref() {
         Some(cause) => ended(unanswered, cause),
@@ -269,11 +269,11 @@ fn failed(unanswered: bool, error: Box<Error>) -> Failure {
     }
 }
 
-/// What it means that the stream has ended, with nothing of an answer before it where it is `unanswered`.
+/// The failure for a stream that has ended, with no part of an answer before it if `unanswered`.
 fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     let reason = error.reason();
     let refused = error.is_reset() && reason == Some(Reason::REFUSED_STREAM);
-    // The library ends with a server's GOAWAY only those streams that it leaves out.
+    // On a server's GOAWAY, the library ends only those streams that it excludes.
     let fault = if error.is_remote() && (error.is_go_away() || refused) {
         ServerFault::Unprocessed
     } else if error.is_remote() && reason == Some(Reason::HTTP_1_1_REQUIRED) {
@@ -293,7 +293,7 @@ fn ended(unanswered: bool, error: &h2::Error) -> Failure {
     Failure::server(fault, error)
 }
 
-/// Whether an error is that of a connection that had ended, and not one of TLS.
+/// Whether an error means that the connection had ended, and is not one of TLS.
 fn is_of_the_connection(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{BrokenPipe, ConnectionReset, TimedOut};
     error.raw_os_error().is_some()

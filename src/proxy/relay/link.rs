@@ -1,4 +1,4 @@
-//! One exchange with a server, in either version of HTTP.
+//! One exchange with a server, over HTTP/1 or HTTP/2.
 
 use bytes::Bytes;
 use pingora::upstreams::peer::HttpPeer;
@@ -12,30 +12,30 @@ use crate::proxy::forward::Outgoing;
 
 /// An exchange that has begun with the head of its request.
 pub enum Link {
-    /// On a connection of its own.
+    /// On its own connection.
     Http1(Box<Http1>),
     /// On a stream.
     Http2(Box<Http2>),
 }
 
-/// What an exchange comes to next.
+/// The next event of an exchange.
 #[derive(Debug)]
 pub enum Event {
-    /// Everything that was pushed is written, and more is to come.
+    /// All pushed bytes are written, and more are expected.
     Written,
     /// The head of an interim answer.
     Interim(Box<Head>),
-    /// The head of the answer, and whether that is all of it.
+    /// The head of the answer, and whether the answer ends with it.
     Head(Box<Head>, bool),
     /// A part of the answer's body, and whether it is the last one.
     Part(Bytes, bool),
 }
 
 impl Link {
-    /// Begins an exchange on a connection that has been taken.
+    /// Begins an exchange on a taken connection.
     ///
     /// # Errors
-    /// If the request cannot be sent over HTTP/2, or its connection is over.
+    /// If the request cannot be sent over HTTP/2, or its connection has ended.
     pub fn begin(taken: Taken, request: &Outgoing<'_>, is_tls: bool) -> Result<Link, Failure> {
         Ok(match taken {
             Taken::Http1(stream) => Link::Http1(Box::new(Http1::begin(stream, request)?)),
@@ -43,10 +43,10 @@ impl Link {
         })
     }
 
-    /// Waits for what comes next, while what was pushed is written. Can be dropped and called again: nothing is lost.
+    /// Waits for the next event, while pushed bytes are written. Cancel-safe.
     ///
     /// # Errors
-    /// If the exchange cannot go on.
+    /// If the exchange cannot continue.
     pub async fn next(&mut self) -> Result<Event, Failure> {
         match self {
             Link::Http1(http1) => http1.next().await,
@@ -54,7 +54,7 @@ impl Link {
         }
     }
 
-    /// Whether everything that was pushed is written, and more of the request may be pushed.
+    /// Whether all pushed bytes are written, and more of the request may be pushed.
     pub fn takes_more(&self) -> bool {
         match self {
             Link::Http1(http1) => http1.takes_more(),
@@ -62,10 +62,10 @@ impl Link {
         }
     }
 
-    /// Gives a part of the request's body to be written, and whether it is the last one.
+    /// Queues a part of the request's body to be written; `ends` marks the last one.
     ///
     /// # Errors
-    /// If the body is not as long as was announced.
+    /// If the body differs from its announced length.
     pub fn push(&mut self, part: Bytes, ends: bool) -> Result<(), Failure> {
         match self {
             Link::Http1(http1) => http1.push(&part, ends).map_err(Failure::gateway),
@@ -76,7 +76,7 @@ impl Link {
         }
     }
 
-    /// Ends the exchange, whose answer was read whole; its connection is kept where its state is proven.
+    /// Ends the exchange after a complete answer; its connection is kept if it is proven reusable.
     pub async fn finish(self, connections: &Connections, peer: &HttpPeer) {
         match self {
             Link::Http1(http1) => {

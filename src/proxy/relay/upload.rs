@@ -1,25 +1,25 @@
-//! The body of a request on its way to a server, and what is kept of it in case the request is sent again.
+//! The body of a request on its way to a server, and the part kept in case the request is sent again.
 
 use bytes::{Bytes, BytesMut};
 
 use crate::proxy::exchange::Forwarding;
 use crate::proxy::failure::{ClientFault, Failure};
 
-/// What is kept of a body at most.
+/// The most bytes kept of a body.
 const KEPT_BYTES_MAX: usize = 64 * 1024;
 
-/// What was read of a request's body.
+/// The part of a request's body that was read.
 #[derive(Debug)]
 pub(super) struct Upload {
     kept: BytesMut,
-    /// Whether the body is kept from its beginning on.
+    /// Whether the body is kept from its beginning.
     is_kept: bool,
     ended: bool,
     bytes_max: usize,
 }
 
 impl Upload {
-    /// Nothing read yet of a body of up to `bytes_max`; `ended` where there is none.
+    /// An unread body of up to `bytes_max`; `ended` if there is none.
     pub(super) fn new(bytes_max: usize, ended: bool) -> Upload {
         Upload {
             kept: BytesMut::new(),
@@ -34,17 +34,17 @@ impl Upload {
         self.ended
     }
 
-    /// Whether another attempt can send all of what was read.
+    /// Whether another attempt can send everything that was read.
     pub(super) fn can_be_sent_again(&self) -> bool {
         self.is_kept
     }
 
-    /// What an attempt begins with: all that was read, if that was kept.
+    /// The bytes with which an attempt begins: everything read, if it was kept.
     pub(super) fn kept(&self) -> Bytes {
         self.kept.clone().freeze()
     }
 
-    /// Takes a part that was read, and whether it is the last one.
+    /// Adds a part that was read; `ends` marks the last one.
     pub(super) fn take(&mut self, part: &Bytes, ends: bool) {
         self.ended |= ends;
         if !self.is_kept {
@@ -57,7 +57,7 @@ impl Upload {
         }
     }
 
-    /// Gives up what was kept: the request is not sent again.
+    /// Drops the kept part: the request is not sent again.
     pub(super) fn forget(&mut self) {
         self.is_kept = false;
         self.kept = BytesMut::new();
@@ -66,7 +66,7 @@ impl Upload {
     /// Counts a part that is about to be sent.
     ///
     /// # Errors
-    /// If the body is larger than it may be.
+    /// If the body is larger than allowed.
     pub(super) fn count(
         &self,
         forwarding: &mut Forwarding,

@@ -1,4 +1,4 @@
-//! One server of an upstream: its address, its requests under way, what is known of it.
+//! One server of an upstream: its address, its requests in flight, its state.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,30 +19,30 @@ const FAILED: u8 = 2;
 /// A server by its name and one of the name's addresses.
 #[derive(Debug)]
 pub struct Server {
-    /// `host:port` as it is configured: what requests to it name in `Host`.
+    /// The configured `host:port`, also sent in `Host`.
     pub name: String,
-    /// The same as a field has it.
+    /// The name as a header value.
     pub authority: HeaderValue,
-    /// Where it is.
+    /// The address.
     pub address: SocketAddr,
-    /// What the choice by key knows it by.
+    /// Identifies the server in the choice by key.
     pub(super) identity: u64,
     in_flight: AtomicU64,
-    /// Whether it agreed to HTTP/2 and asked for HTTP/1.1 then.
+    /// Whether it agreed to HTTP/2 but then required HTTP/1.1.
     http1_only: AtomicBool,
     /// [`UNTRIED`], [`ANSWERED`] or [`FAILED`].
     last: AtomicU8,
-    /// Whether `health` has anything to say: most of the time it has not, and requests need no lock.
+    /// Whether `health` holds anything against it: usually not, and then requests need no lock.
     blemished: AtomicBool,
     health: Mutex<ServerHealth>,
 }
 
 impl Server {
-    /// A server of which nothing is known: it is asked.
+    /// A new server, which counts as healthy.
     pub(super) fn new(name: &str, address: SocketAddr) -> Server {
         Server {
             identity: identity(format!("{name} {address}")),
-            // Checked configurations hold no other.
+            // Checked configurations contain only valid values.
             authority: HeaderValue::try_from(name).unwrap_or(HeaderValue::from_static("")),
             name: name.to_owned(),
             address,
@@ -54,18 +54,18 @@ impl Server {
         }
     }
 
-    /// Its address, for logs and metrics.
+    /// The address, for logs and metrics.
     pub fn label(&self) -> String {
         self.address.to_string()
     }
 
-    /// Its name without the port: whom its certificate names.
+    /// Its name without the port, which its certificate must contain.
     pub fn host(&self) -> &str {
         let host = self.name.rsplit_once(':').map_or("", |(host, _)| host);
         host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// Requests under way.
+    /// Requests in flight.
     pub fn in_flight(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
     }
@@ -79,7 +79,7 @@ impl Server {
         !health.is_unhealthy() && !health.is_ejected()
     }
 
-    /// Whether the last request or check was answered; `None` where nothing was sent to it.
+    /// Whether the last request or check was answered; `None` if nothing was sent to it.
     pub fn has_answered(&self) -> Option<bool> {
         match self.last.load(Ordering::Relaxed) {
             UNTRIED => None,
@@ -87,36 +87,36 @@ impl Server {
         }
     }
 
-    /// Notes the last result. Most repeat the one before, and write nothing that other threads read.
-    fn saw(&self, last: u8) {
+    /// Notes the last result. Most are equal to the one before, and then no shared memory is written.
+    fn note_last(&self, last: u8) {
         if self.last.load(Ordering::Relaxed) != last {
             self.last.store(last, Ordering::Relaxed);
         }
     }
 
-    /// Whether HTTP/2 is not for it, whatever it agrees to.
+    /// Whether HTTP/2 must not be used, whatever it agrees to.
     pub(super) fn is_http1_only(&self) -> bool {
         self.http1_only.load(Ordering::Relaxed)
     }
 
-    /// Notes that HTTP/2 is not for it; whether that is new.
+    /// Notes that HTTP/2 must not be used; returns whether this is new.
     pub(super) fn wants_http1(&self) -> bool {
         !self.http1_only.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether a request may be sent to it now, be it as a trial.
+    /// Whether a request may be sent to it now, also as a trial.
     pub(super) fn is_usable(&self, now: Instant) -> bool {
         !self.blemished.load(Ordering::Acquire)
             || self.health.lock().is_usable(self.in_flight(), now)
     }
 
-    /// Whether it is one of these.
+    /// Whether it is one of `servers`.
     pub(super) fn is_among(self: &Arc<Server>, servers: &[Arc<Server>]) -> bool {
         servers.iter().any(|other| Arc::ptr_eq(self, other))
     }
 
     pub(super) fn served(&self) -> Option<Change> {
-        self.saw(ANSWERED);
+        self.note_last(ANSWERED);
         if !self.blemished.load(Ordering::Acquire) {
             return None;
         }
@@ -124,12 +124,12 @@ impl Server {
     }
 
     pub(super) fn failed(&self, ejection: Ejection) -> Option<Change> {
-        self.saw(FAILED);
+        self.note_last(FAILED);
         self.judge(|health| health.failed(ejection, Instant::now()))
     }
 
     pub(super) fn checked(&self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
-        self.saw(match checked {
+        self.note_last(match checked {
             Checked::Passed => ANSWERED,
             Checked::Failed => FAILED,
         });
@@ -152,7 +152,7 @@ impl Server {
     }
 }
 
-/// A request's place among those that a server has under way, until it is dropped.
+/// A request's place among those in flight at a server, released on drop.
 #[derive(Debug)]
 pub struct Assignment(Arc<Server>);
 

@@ -15,7 +15,7 @@ upstreams: {{u: {upstream}}}
     config.upstream("u").unwrap().clone()
 }
 
-/// The ports that `times` requests go to, each ended before the next.
+/// The ports of the servers that get `times` requests, each ended before the next.
 fn asked(upstream: &Upstream, times: usize) -> Vec<u16> {
     let assigned = (0..times).filter_map(|_| upstream.assign(7, &[]));
     assigned

@@ -1,8 +1,8 @@
-//! How an upstream's servers are spoken to: in clear, or over TLS with the certificate verified, always; over HTTP/1.1 or
-//! HTTP/2.
+//! How the gateway connects to an upstream's servers: in clear text, or over TLS with the certificate always verified; over
+//! HTTP/1.1 or HTTP/2.
 //!
-//! An HTTP/2 connection carries requests of many clients. What one of them does not take of its answer stays in that stream's
-//! window and must leave room for the others, so the connection's window is as large as those of all its streams together.
+//! An HTTP/2 connection carries requests of many clients. The unread part of a client's answer stays in that stream's window and
+//! must leave room for the others, so the connection's window is as large as those of all its streams together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,32 +18,32 @@ use crate::config::{self, Protocol, Timeouts};
 use crate::policy::choice::identity;
 use crate::policy::http2_memory::UPSTREAM_WINDOW_BYTES;
 
-/// Requests under way on one HTTP/2 connection, where the server does not want fewer; further ones get another connection. Servers
-/// are advised to take at least 100 (RFC 9113 section 6.5.2); with fewer, what a lost packet or a dying connection holds up is less,
-/// and the work is spread over the threads of both sides.
+/// Requests in flight on one HTTP/2 connection, unless the server allows fewer; further ones get another connection. Servers are
+/// advised to allow at least 100 (RFC 9113 section 6.5.2). With fewer, a lost packet or a failing connection delays fewer
+/// requests, and the work is spread over the threads of both sides.
 const STREAMS_MAX: u32 = 32;
 
-/// What the connections to an upstream have in common.
+/// The properties shared by the connections to an upstream.
 #[derive(Debug)]
 pub struct Wire {
     tls: Option<Tls>,
     protocol: Protocol,
-    /// Keeps apart in the pool what was verified by other authorities, or agreed on otherwise.
+    /// Separates connections in the pool that were verified by other authorities, or negotiated otherwise.
     group: u64,
 }
 
 #[derive(Debug)]
 struct Tls {
-    /// What certificates must name; `None`: the server's host.
+    /// The name that certificates must contain, or `None` for the server's host.
     name: Option<String>,
-    /// Who signs them; `None`: whom the operating system trusts.
+    /// The accepted authorities, or `None` for those of the operating system.
     authorities: Option<Arc<CaType>>,
-    /// Who the gateway is.
+    /// The gateway's client certificate.
     identity: Option<Arc<CertKey>>,
 }
 
 impl Wire {
-    /// As the configuration says. What its TLS holds was checked to be certificates and a key.
+    /// The wire of a configuration, whose TLS contents were checked to be certificates and a key.
     pub fn new(config: &config::Upstream) -> Wire {
         let tls = config.tls.as_ref().map(|tls| {
             let authorities = tls.authorities.as_ref().map(|authorities| {
@@ -69,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Whether requests may be sent in this version.
+    /// Whether requests may be sent in this version of HTTP.
     pub fn takes(&self, version: Version) -> bool {
         match self.protocol {
             Protocol::Http1 => version == Version::HTTP_11,
@@ -78,7 +78,7 @@ impl Wire {
         }
     }
 
-    /// How much of an answer a server may send before the gateway takes it, beyond what its connection's own buffers hold.
+    /// The most of an answer that a server may send before the gateway reads it, beyond the buffers of its connection.
     pub fn window_bytes(&self) -> u32 {
         if self.takes(Version::HTTP_2) {
             UPSTREAM_WINDOW_BYTES
@@ -87,7 +87,7 @@ impl Wire {
         }
     }
 
-    /// pingora's description of a server, for an exchange with so much time left.
+    /// pingora's description of a server, for an exchange with this much time left.
     pub fn peer(&self, server: &Server, timeouts: &Timeouts, left: Duration) -> HttpPeer {
         let mut peer = match &self.tls {
             None => HttpPeer::new(server.address, false, String::new()),
@@ -123,7 +123,7 @@ impl Wire {
     }
 }
 
-/// A number for what a connection was made with; 0 for HTTP/1.1 in clear.
+/// A number for the properties of a connection; 0 for HTTP/1.1 in clear text.
 fn group(config: &config::Upstream) -> u64 {
     let tls = config.tls.iter();
     let certificates = tls.flat_map(|tls| {

@@ -181,7 +181,7 @@ fn interim_answers_come_before_the_final_one() {
     assert_eq!(&buffer[..], b"{}");
 }
 
-/// A connection on which `answer` came to a GET without a body: whether it can be used again.
+/// Whether a connection can be reused after it carried `answer` to a GET without a body.
 fn is_reusable(answer: &str, closed: bool) -> bool {
     let mut out = Vec::new();
     let host = http::HeaderValue::from_static("h");
@@ -217,20 +217,20 @@ fn only_a_connection_between_two_requests_is_used_again() {
             "HTTP/1.0 200 x\r\nContent-Length: 2\r\nConnection: keep-alive\r\n\r\n{}",
             true,
         ),
-        // Not read to its end.
+        // Not read completely.
         ("HTTP/1.1 200 x\r\nContent-Length: 2\r\n\r\n{", false),
         (
             "HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n",
             false,
         ),
-        // More than was asked for.
+        // More than an answer.
         ("HTTP/1.1 204 x\r\n\r\n{}", false),
         ("HTTP/1.1 200 x\r\nContent-Length: 1\r\n\r\n{}", false),
         (
             "HTTP/1.1 200 x\r\nContent-Length: 0\r\n\r\nHTTP/1.1 200 x\r\n\r\n",
             false,
         ),
-        // It is going to be closed.
+        // Announced to be closed.
         ("HTTP/1.1 204 x\r\nConnection: close\r\n\r\n", false),
         ("HTTP/1.0 200 x\r\nContent-Length: 2\r\n\r\n{}", false),
         ("HTTP/1.1 200 x\r\n\r\n{}", false),

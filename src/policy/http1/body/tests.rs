@@ -4,7 +4,7 @@ fn chunked() -> BodyReader {
     BodyReader::of_request(Framing::Chunked, &ChunkLimits::STANDARD)
 }
 
-/// Everything of a body at the start of `bytes`: its data, and how many bytes it took.
+/// The whole body at the start of `bytes`: its data, and the number of bytes taken.
 fn taken(body: &mut BodyReader, bytes: &[u8]) -> Result<(Vec<u8>, usize), BodyFault> {
     let (mut data, mut at) = (Vec::new(), 0);
     loop {

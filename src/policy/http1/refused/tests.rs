@@ -1,20 +1,20 @@
 use super::*;
 
 #[test]
-fn a_refused_head_is_told_apart_as_far_as_it_can_be() {
+fn method_and_path_of_a_refused_head_are_read_as_far_as_possible() {
     assert_eq!(
-        told_apart(b"\r\nGET /a?b#c HTTP/1.1\r\n"),
+        method_and_path(b"\r\nGET /a?b#c HTTP/1.1\r\n"),
         ("GET".into(), "/a".into())
     );
     assert_eq!(
-        told_apart(b"GET http://u@h/a?b HTTP/1.1\r\n"),
+        method_and_path(b"GET http://u@h/a?b HTTP/1.1\r\n"),
         ("GET".into(), "/a".into())
     );
     assert_eq!(
-        told_apart(b"\x16\x03"),
+        method_and_path(b"\x16\x03"),
         ("\u{16}\u{3}".into(), String::new())
     );
-    assert_eq!(told_apart(b""), (String::new(), String::new()));
+    assert_eq!(method_and_path(b""), (String::new(), String::new()));
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Laws of the codec: bytes that arrive in pieces are read as those that arrive at once, and what is written is read the same.
+//! Laws of the codec: bytes that arrive in pieces are read like those that arrive at once, and what is written is read back
+//! unchanged.
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use proptest::collection::vec;
@@ -13,7 +14,7 @@ use super::super::writer::{BodyWriter, Connection, HeadWriter};
 use super::*;
 use crate::policy::target::Target;
 
-/// Wide enough for what the generators make, and reached by some of it.
+/// Wide enough for most of the generated fields, and exceeded by some.
 const FIELDS: FieldBounds = FieldBounds {
     bytes_max: 256,
     count_max: 12,
@@ -28,7 +29,7 @@ pub(super) const ANSWER: AnswerBounds = AnswerBounds {
     fields: FIELDS,
 };
 
-/// A head, taken from bytes that arrive in pieces, and what is left of them.
+/// A head taken from bytes that arrive in pieces, and the remaining bytes.
 fn in_pieces<H, F>(
     bytes: &[u8],
     cuts: &[usize],
@@ -62,7 +63,7 @@ fn answer(
     in_pieces(bytes, cuts, |buffer| reader.take(buffer, &ANSWER))
 }
 
-/// A body as it was read: its data, its trailers, whether it has ended, and what is left.
+/// A body as read: its data, its trailers, whether it has ended, and the remaining bytes.
 type Body = (Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>, bool, Vec<u8>);
 
 fn body(mut body: BodyReader, bytes: &[u8], cuts: &[usize]) -> Result<Body, BodyFault> {
@@ -90,7 +91,7 @@ fn lines(fields: &FieldList) -> Vec<(Vec<u8>, Vec<u8>)> {
         .collect()
 }
 
-/// Fields as types that hold nothing else; none that is written otherwise than it is given.
+/// Fields as valid types, except those that are not written as given.
 fn fields() -> impl Strategy<Value = Vec<(HeaderName, HeaderValue)>> {
     let value = "([!-~\u{80}-\u{ff}]([ -~\t]{0,10}[!-~])?)?".prop_map(|text| {
         let bytes: Vec<u8> = text.chars().map(|one| one as u8).collect();
@@ -103,7 +104,7 @@ fn fields() -> impl Strategy<Value = Vec<(HeaderName, HeaderValue)>> {
 
 fn write_fields<D>(head: &mut HeadWriter<'_, D>, fields: &[(HeaderName, HeaderValue)]) {
     for (at, (name, value)) in fields.iter().enumerate() {
-        // Both ways are the same.
+        // Both ways must agree.
         match EndToEnd::of(name, value) {
             Some(field) if at % 2 == 0 => head.pass(field),
             Some(_) | None => head.add(name, value),
@@ -130,7 +131,7 @@ fn cuts() -> impl Strategy<Value = Vec<usize>> {
     vec(1usize..9, 1..6)
 }
 
-/// Writes a body of these parts, and a few bytes of the next message behind it; the data that it has.
+/// Writes a body of these parts and the first bytes of a next message; returns the body's data.
 fn write_body(
     writer: &mut BodyWriter,
     framing: Framing,

@@ -1,5 +1,5 @@
-//! The codec beside a public parser: what both accept they read alike, and what only one of them accepts is on a list, each with
-//! its reason.
+//! The codec compared with a public parser: what both accept they read alike, and what only one accepts is on a list, each case
+//! with its reason.
 
 use http::Method;
 use proptest::collection::vec;
@@ -13,7 +13,7 @@ use super::laws::{ANSWER, REQUEST};
 use super::*;
 use crate::policy::target::{Absolute, Target};
 
-/// A reason why only one of the two accepts some bytes, and whether it is the reason here.
+/// A reason why only one of the two accepts some bytes, and whether it applies here.
 type Reason<'a> = (&'static str, &'a dyn Fn() -> bool);
 
 fn assert_listed(bytes: &[u8], reasons: &[Reason<'_>]) {
@@ -270,13 +270,13 @@ fn assert_same_answer(head: &AnswerHead, answer: &httparse::Response<'_, '_>) {
     assert_eq!(ours(head.fields()), theirs(answer.headers));
 }
 
-/// As much data as is shown behind a chunk's size.
+/// The most data shown after a chunk's size.
 const SHOWN_BYTES: usize = 4_096;
 
 fn compare_chunk(line: &[u8]) {
     let parsed = httparse::parse_chunk_size(line);
     let mut body = BodyReader::of_request(Framing::Chunked, &ChunkLimits::STANDARD);
-    // What is behind a line that both read is no matter of the line.
+    // Bytes after a line that both accept are not part of the line.
     let line = match parsed {
         Ok(httparse::Status::Complete((at, _))) => &line[..at],
         Ok(httparse::Status::Partial) | Err(_) => line,
@@ -333,7 +333,7 @@ fn compare_chunk(line: &[u8]) {
     }
 }
 
-/// Changes of a few bytes: where, and what comes instead of a byte, or before it.
+/// Changes of a few bytes: the position, and the byte that replaces a byte or is inserted before it.
 fn changes() -> impl Strategy<Value = Vec<(usize, u8, bool)>> {
     let byte = prop_oneof![
         prop::sample::select(&b"\r\n\t :;,/?%#HT1\x00\x0b\x0c\x7f\x80\xff"[..]),

@@ -177,7 +177,7 @@ fn chunks_have_exactly_one_end_and_an_empty_part_is_none() {
     assert!(!chunks.is_done());
     chunks.end([], &mut out).unwrap();
     assert!(chunks.is_done());
-    // The hole of `pingora-proxy`: an end that is written twice is read as a request.
+    // A known hole in `pingora-proxy`: an end that is written twice is read as a request.
     chunks.end([], &mut out).unwrap();
     assert_eq!(chunks.write(b"x", &mut out), Err(WrongLength));
     let expected = format!("5\r\nhello\r\n1a\r\n{}\r\n0\r\n\r\n", "x".repeat(0x1a));

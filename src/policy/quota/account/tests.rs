@@ -28,7 +28,7 @@ fn begin(account: &mut Plain) -> Option<Call<()>> {
 }
 
 #[test]
-fn waiters_are_called_for_together_and_told_distinct_counts() {
+fn waiters_share_a_call_and_get_distinct_counts() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
     for (waiter, cost) in [("a", 1), ("gone", 4), ("b", 2), ("c", 1)] {
         assert_eq!(account.ask(waiter, cost, terms(10), now), Asked::Waiting);
@@ -69,7 +69,7 @@ fn a_cost_that_does_not_fit_is_refused_and_the_next_one_tried() {
     assert_eq!(
         (settling.ack, settling.rack, settling.want),
         (4, 1, 0),
-        "the unit that nobody took goes back"
+        "the unclaimed unit is returned"
     );
 }
 
@@ -161,7 +161,7 @@ fn units_served_without_the_store_take_the_place_of_the_lost_charge_that_ran_aft
     account.ask("a", 1, terms(10), now);
     account.ask("b", 1, terms(10), now);
     let call = begin(&mut account).unwrap();
-    // "a" is tired of waiting and served without the store.
+    // "a" stops waiting and is served without the store.
     account.serve_without_store(1);
     account.leave_out(|waiter| *waiter != "a");
     let verdicts = account.settle(call.number, &reply(Code::Granted, 2, 2), now);
@@ -182,7 +182,7 @@ fn a_waiter_whose_unit_was_taken_meanwhile_waits_for_the_next_call() {
 }
 
 #[test]
-fn what_was_served_without_the_store_is_settled_by_a_call_that_told_of_it() {
+fn what_was_served_without_the_store_is_settled_by_a_call_that_includes_it() {
     let (mut account, now) = (Plain::new(terms(10)), Instant::now());
     account.serve_without_store(2);
     let call = begin(&mut account).unwrap();

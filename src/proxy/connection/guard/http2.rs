@@ -1,5 +1,5 @@
-//! An HTTP/2 connection, watched for frames that cost the client nothing, and for streams that the library below resets because of
-//! what the client sent.
+//! An HTTP/2 connection, watched for frames that cost the client nothing, and for streams that the HTTP/2 library resets because
+//! of what the client sent.
 
 use std::io;
 use std::pin::Pin;
@@ -19,14 +19,14 @@ pub(super) struct Http2 {
     sent: Frames,
     budgets: Budgets,
     breath: Breath,
-    /// The kind of frames of which there were too many, once there were.
+    /// The kind of frames of which there were too many, if any.
     flood: Option<Flood>,
-    /// Streams that were reset because what came on them is malformed, and that are not counted yet.
+    /// Streams reset because their requests are malformed, and not counted yet.
     malformed: u64,
 }
 
 impl Http2 {
-    /// A connection that has just begun.
+    /// A new connection.
     pub(super) fn new(rates: ControlRates) -> Http2 {
         Http2 {
             received: Frames::of_client(),
@@ -50,8 +50,8 @@ impl Http2 {
         flood
     }
 
-    /// Counts the frames written to the client. Returns the kind of which there are too many, if any, when the last frame is whole:
-    /// a GOAWAY can follow it.
+    /// Counts the frames written to the client. Returns the kind of which there are too many, if any, once the last frame is
+    /// complete: a GOAWAY can follow it.
     pub(super) fn note_sent(&mut self, bytes: &[u8]) -> Option<Flood> {
         let (mut flood, mut now, budgets) = (self.flood, None, &mut self.budgets);
         let malformed = &mut self.malformed;
@@ -64,17 +64,17 @@ impl Http2 {
         flood.filter(|_| self.sent.is_between())
     }
 
-    /// How many streams were reset since the last time because what came on them is malformed.
+    /// The number of streams reset since the last call because their requests are malformed.
     pub(super) fn take_malformed(&mut self) -> u64 {
         std::mem::take(&mut self.malformed)
     }
 }
 
-/// Heads that the library below may read one after the other. Each may be a hundred times as large in memory as on the wire
-/// until its request is looked at.
+/// Heads that the HTTP/2 library may read in succession. Each may occupy a hundred times as much memory as on the wire until its
+/// request is examined.
 const HEADS_AT_ONCE: u64 = 4;
 
-/// A pause in reading, for the requests that were read to be looked at.
+/// A pause in reading, so that received requests can be examined.
 #[derive(Default)]
 struct Breath {
     streams: u64,
@@ -82,18 +82,18 @@ struct Breath {
 }
 
 impl Breath {
-    /// Takes one where enough requests have been read since the last one.
+    /// Takes a pause if enough requests have been read since the last one.
     fn note(&mut self, streams: u64) {
         if streams >= self.streams + HEADS_AT_ONCE {
             self.streams = streams;
-            // It comes to an end after the tasks that wait to be run.
+            // The pause ends after all tasks that are ready have run.
             self.taken = Some(tokio::spawn(tokio::task::yield_now()));
         }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if let Some(taken) = &mut self.taken {
-            // However it ended, it is over.
+            // Any result ends the pause.
             let _ = ready!(Pin::new(taken).poll(context));
             self.taken = None;
         }
@@ -130,13 +130,13 @@ impl Guard {
         Poll::Ready(Err(self.calm_down(flood, context)))
     }
 
-    /// Ends the connection, with a GOAWAY where that cuts no frame in two.
+    /// Ends the connection, with a GOAWAY if that does not interrupt a frame.
     pub(super) fn calm_down(&mut self, flood: Flood, context: &mut Context<'_>) -> io::Error {
         self.note_limit(flood.as_str());
         if self.http2.sent.is_between() {
             self.writes.append(&CALM_DOWN);
         }
-        // One attempt: whoever floods may also not read.
+        // One attempt: a client that floods may also not read.
         let _ = self.writes.poll_flush(&mut self.transport, context);
         let reason = format!("too many frames: {}", flood.as_str());
         io::Error::new(io::ErrorKind::ConnectionAborted, reason)
