@@ -1,8 +1,8 @@
 //! Connections over HTTP/1 between two exchanges.
 //!
-//! A request finds its connection without waking another task: pingora's pool has a task and a timer for each connection that is kept, which
-//! was the largest single cost of a forwarded request. Here a connection is looked at when it is taken, and all of them now and then
-//! ([`Idle::close_ended`]).
+//! A request takes a connection without waking another task. pingora's pool has a task and a timer for each idle connection, which took
+//! 10,000 of a request's 94,000 instructions (`make instructions`, embedded store). Here a connection is checked when it is taken, and
+//! all of them once a second ([`Idle::close_ended`]).
 
 use std::collections::HashMap;
 use std::pin::pin;
