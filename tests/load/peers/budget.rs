@@ -1,6 +1,6 @@
 //! The instruction budget: `make instructions`. Counts the instructions of five requests and compares them with
-//! `tests/load/instructions.txt`: more
-//! than [`TOLERANCE`] beyond the budget fails, as much below it is reported. `KEEP=yes` writes the counts into that file.
+//! `tests/load/instructions.txt`: a count more than [`TOLERANCE`] above the budget fails, one as far below is reported. `KEEP=yes`
+//! writes the counts into that file.
 //!
 //! A count must repeat on a busy machine, so everything that depends on time is excluded:
 //!
