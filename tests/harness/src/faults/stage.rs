@@ -181,7 +181,7 @@ impl Stage {
             "json",
         ];
         let key = eventually("a key is issued", async || {
-            // The exit status is 1 if a gateway that was killed a moment ago has not applied it.
+            // The command does not exit with 0 if a gateway that was killed a moment ago has not applied it.
             let output = self.gateways[0].cli(&arguments).await;
             let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
             let member = |name: &str| Some(value.get(name)?.as_str()?.to_owned());
