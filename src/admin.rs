@@ -39,7 +39,7 @@ use today::{Known, Surveyor, Terms};
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON_TYPE: &str = "application/json";
 const HTML_TYPE: &str = "text/html; charset=utf-8";
-/// Isolates the dashboard's page from pages of other sites (HTML, "cross-origin opener policies"; Fetch, "`Cross-Origin-Resource-Policy`").
+/// Isolates the dashboard's page from other sites (HTML, "cross-origin opener policies"; Fetch, "`Cross-Origin-Resource-Policy`").
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
 /// The reloads that are kept for the dashboard.
