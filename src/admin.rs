@@ -1,11 +1,11 @@
 //! The admin listener: `/livez`, `/readyz`, `/config`, `/metrics`, `/dashboard`, `/dashboard.json`.
 //!
-//! It knows nothing of requests; what it shows comes from the store and the metric families. `/livez` says that
-//! the process answers; `/readyz` that a request sent now can be served, be it
-//! without the store or another promise (`degraded`), and else why not; `/config` what the running configuration comes to, without secrets;
-//! `/dashboard` is a page that shows [`dashboard::Dashboard`]. Nothing can be changed here. With a token configured, only whoever has
-//! it sees more than the first two's status and the page, which is the same for everybody; without one (on loopback) every
-//! path is for requests whose `Host` is an address or `localhost`, so that no page of another site can read any of it.
+//! The listener is independent of the request path; its content comes from the store and the metric families. `/livez` reports that
+//! the process answers; `/readyz` whether a request sent now can be served, possibly without the store or another promise
+//! (`degraded`), and if not, why; `/config` the effective configuration, without secrets; `/dashboard` is a page that shows
+//! [`dashboard::Dashboard`]. Nothing can be changed here. If a token is configured, requests without it get only the status of the
+//! first two and the page, which is the same for every viewer. Without a token (on loopback only) every path requires a `Host` that
+//! is an address or `localhost`, so that no page of another site can read it.
 
 use std::fmt;
 use std::sync::Arc;
@@ -39,19 +39,19 @@ use today::{Known, Surveyor, Terms};
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON_TYPE: &str = "application/json";
 const HTML_TYPE: &str = "text/html; charset=utf-8";
-/// No other site's page gets hold of the dashboard's (HTML, "cross-origin opener policies"; Fetch, "`Cross-Origin-Resource-Policy`").
+/// Isolates the dashboard's page from other sites (HTML, "cross-origin opener policies"; Fetch, "`Cross-Origin-Resource-Policy`").
 const OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");
 const RESOURCE_POLICY: HeaderName = HeaderName::from_static("cross-origin-resource-policy");
-/// What became of so many configurations is told.
+/// The reloads that are kept for the dashboard.
 const RELOADS_MAX: usize = 20;
-/// Of a reason so much is kept beside the last one, which is kept whole.
+/// The part of a reason that is kept in the list of reloads; the last reason is also kept whole.
 const REASON_BYTES_MAX: usize = 2_000;
-/// What comes before a token.
+/// The prefix of a token.
 const BEARER: &[u8] = b"Bearer ";
 const PATHS: &[u8] =
     br#"{"paths":["/livez","/readyz","/config","/metrics","/dashboard","/dashboard.json"]}"#;
 const MISDIRECTED: &[u8] = br#"{"status":"misdirected","hint":"without listen.admin.token the Host header must be localhost or an address: use one, or set a token"}"#;
-/// What `/readyz` calls the gateway: served with all promises, served without one of them (`reasons`), not served.
+/// The statuses of `/readyz`: requests are served with all promises, without one of them (`reasons`), or not at all.
 const READY: &str = "ready";
 const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
@@ -67,73 +67,73 @@ pub struct Admin {
     view: Box<dyn Fn() -> View + Send + Sync>,
 }
 
-/// What the composition tells the admin listener of the rest of the gateway.
+/// The state of the rest of the gateway, as the composition passes it to the admin listener.
 #[derive(Debug, Clone)]
 pub struct View {
     /// Whether the gateway is about to stop.
     pub draining: bool,
-    /// How the configuration came to run.
+    /// The running configuration's history.
     pub config: Arc<ConfigView>,
-    /// What it comes to.
+    /// The effective configuration.
     pub effective: Arc<Effective>,
-    /// What opens the metrics; without one they are open.
+    /// The token that `/metrics` and the other protected paths require, if one is configured.
     pub token: Option<Secret>,
-    /// The quota day and the tiers' limits; `None` where the calendar has no such day.
+    /// The quota day and the tiers' limits; `None` if the calendar has no such day.
     pub terms: Option<Terms>,
-    /// What keeps the gateway from being `ready`, beside what the store reports.
+    /// Why the gateway is not `ready`, beside the reasons that the store reports.
     pub reasons: Vec<String>,
 }
 
-/// The running configuration, and what keeps the file from being it.
+/// The running configuration, and why the file is not applied if it is not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ConfigView {
-    /// The hash of what runs.
+    /// The hash of the running configuration.
     pub hash: String,
-    /// Since when it runs.
+    /// When it was applied.
     pub applied: Timestamp,
-    /// Why the file is not what runs, where it is not.
+    /// Why the file is not applied, if it is not.
     pub refused: Option<Refused>,
-    /// What became of configurations since the start, the newest first; 20 at most.
+    /// The results of the configurations since the start, the newest first; 20 at most.
     #[serde(skip)]
     pub reloads: Vec<Reload>,
 }
 
-/// What became of a configuration.
+/// The result of one reload, or of the start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Reload {
-    /// When.
+    /// When it was applied or refused.
     pub at: Timestamp,
     /// Whether it was applied.
     pub outcome: Became,
-    /// What asked for it: `start`, `signal`, `change`, or `retry` of one that was refused.
+    /// What caused it: `start`, `signal`, `change`, or `retry` of one that was refused.
     pub cause: &'static str,
-    /// The hash of what runs since then.
+    /// The hash of the configuration that runs since then.
     pub hash: String,
-    /// Why it was refused, if it was.
+    /// Why the configuration was refused, if it was.
     pub reason: Option<String>,
 }
 
-/// Whether a configuration is what runs.
+/// Whether a configuration was applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Became {
-    /// It runs since then.
+    /// The configuration runs since then.
     Applied,
-    /// What ran before runs on, in whole or in the part that the reason names.
+    /// The previous configuration continues, completely or in the part that the reason names.
     Refused,
 }
 
 /// A configuration file that was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// When.
+    /// When it was refused.
     pub at: Timestamp,
-    /// Why: its problems, one a line.
+    /// The problems of the file, one a line.
     pub reason: String,
 }
 
 impl ConfigView {
-    /// The configuration with this hash is the first to run.
+    /// The view at the start: the configuration with this hash is the first to run.
     pub fn started(hash: String, now: Timestamp) -> ConfigView {
         let nothing = ConfigView {
             hash: String::new(),
@@ -144,7 +144,7 @@ impl ConfigView {
         nothing.applied(hash, now, "start")
     }
 
-    /// The configuration with this hash runs from now on.
+    /// The view after a reload: the configuration with this hash runs from now on.
     pub fn applied(&self, hash: String, now: Timestamp, cause: &'static str) -> ConfigView {
         let reload = Reload {
             at: now,
@@ -161,7 +161,7 @@ impl ConfigView {
         }
     }
 
-    /// The same configuration, beside a file that was refused.
+    /// The view after a refusal: the same configuration runs, beside a file that was refused.
     pub fn but_refused(&self, refused: Refused, cause: &'static str) -> ConfigView {
         let mut reason = refused.reason.clone();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
@@ -194,15 +194,15 @@ pub struct Readiness {
     status: &'static str,
     draining: bool,
     store_up: bool,
-    /// What becomes of charges while the store is away.
+    /// How charges are decided while the store is unavailable.
     without_store: WithoutStore,
     pending_units: u64,
     keys_loaded: bool,
-    /// `None`: never known to be current.
+    /// Seconds since the key table was known to be current, or `None` if it never was.
     keys_age_seconds: Option<f64>,
     keys_usable: bool,
     keys: usize,
-    /// What keeps it from being `ready`: of the store, and servers of upstreams whose names do not resolve; sentences for operators.
+    /// Why the gateway is not `ready`: reasons of the store, and upstream servers whose names do not resolve; sentences for operators.
     reasons: Vec<String>,
     config: ConfigView,
 }
@@ -303,7 +303,7 @@ impl Admin {
         }
     }
 
-    /// What a path says to whoever may see what is behind it (`opened`).
+    /// The answer for a path; `opened` states whether the request may read the protected paths.
     fn said(&self, path: &str, opened: Result<(), Closed>) -> Said {
         match (path, opened) {
             ("/livez", _) => Said::json(StatusCode::OK, br#"{"status":"live"}"#),
@@ -398,7 +398,7 @@ impl Admin {
     }
 }
 
-/// Whoever asks has not shown the token.
+/// The request does not carry the token.
 #[derive(Debug, Clone, Copy)]
 struct Closed;
 
@@ -427,7 +427,7 @@ impl ServeHttp for Admin {
     }
 }
 
-/// Whether these are the credentials (RFC 6750 section 2.1). How long it takes does not tell how much of the token fits.
+/// Whether these are the credentials (RFC 6750 section 2.1). The duration does not reveal how much of the token matches.
 fn opens(authorization: Option<&HeaderValue>, token: &Secret) -> bool {
     let Some((scheme, presented)) =
         authorization.and_then(|value| value.as_bytes().split_at_checked(BEARER.len()))

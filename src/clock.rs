@@ -1,7 +1,7 @@
 //! The wall clock as a value, and the boot-time clock beside it.
 //!
-//! Everything that decides takes the time as an argument; what has to ask for it (stores, the request path, the
-//! command line) holds a [`Clock`]. Deadlines never use it: they run on tokio's monotonic clock. The boot-time clock
+//! Everything that decides takes the time as an argument; the parts that must read it (stores, the request path, the
+//! command line) hold a [`Clock`]. Deadlines never use it: they run on tokio's monotonic clock. The boot-time clock
 //! shows whether the wall clock was set ([`crate::policy::clock_trust`]).
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 #[derive(Clone)]
 pub struct Clock {
     wall: Arc<dyn Fn() -> Timestamp + Send + Sync>,
-    /// `None`: it goes with the wall clock, which never leaps then.
+    /// The boot-time clock, or `None` to follow the wall clock, which then never leaps.
     boot: Option<Arc<dyn Fn() -> Duration + Send + Sync>>,
 }
 
@@ -24,7 +24,7 @@ impl Clock {
         Clock::from_fn(Timestamp::now).beside(since_boot)
     }
 
-    /// A wall clock that answers whatever `read` answers, and a boot-time clock that goes with it.
+    /// A wall clock that returns the result of `read`, and a boot-time clock that follows it.
     pub fn from_fn(read: impl Fn() -> Timestamp + Send + Sync + 'static) -> Clock {
         Clock {
             wall: Arc::new(read),
@@ -56,7 +56,7 @@ impl Clock {
     }
 }
 
-/// `CLOCK_BOOTTIME`: cannot be set, and goes on while the machine sleeps. Asked of the kernel itself, past the C library.
+/// `CLOCK_BOOTTIME`: cannot be set, and continues while the machine sleeps. Read from the kernel directly, not through the C library.
 fn since_boot() -> Duration {
     Duration::try_from(clock_gettime(ClockId::Boottime)).unwrap_or_default()
 }

@@ -6,8 +6,8 @@ use std::process::ExitCode;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // The kernel's huge pages of 2 MiB, which the allocator asks for, hold memory that nobody uses: a quarter of a gateway's. They
-    // save no time here. A kernel that knows nothing of them has none.
+    // The allocator asks the kernel for huge pages of 2 MiB, which hold unused memory: a quarter of a gateway's. They save no time
+    // here. A kernel that does not support the call has no such pages.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
     touchline::cli::run()
 }

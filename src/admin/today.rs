@@ -1,9 +1,9 @@
 //! The quota day so far, of all gateways: units and refusals by tier, and the keys nearest their limits.
 //!
-//! Only the store knows both where several gateways charge, and after a restart. So it is asked, key by key as the ledger is, and
-//! only while somebody wants to know: [`DAY_OF_KEYS_MAX`] keys at once, after each such reading a pause of `PAUSE` times its length,
-//! and after the last a rest of `REST`. A survey so takes a tenth of the time of one connection at most, however many keys there
-//! are; what is told is as old as it says. Requests never wait for it. Memory: the ids of all keys while it goes on (12 bytes each).
+//! Only the store knows both if several gateways charge, and after a restart. So a survey reads it key by key, as the ledger is read,
+//! and only while the dashboard is viewed: [`DAY_OF_KEYS_MAX`] keys at once, after each such reading a pause of `PAUSE` times its
+//! length, and after the last a rest of `REST`. So a survey takes at most a tenth of the time of one connection, however many keys
+//! there are; its result carries its age. Requests never wait for it. Memory: the ids of all keys during a survey (12 bytes each).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,16 +20,16 @@ use crate::policy::key_record::{KeyState, TierName};
 use crate::policy::nearest::{Nearest, Nearness};
 use crate::store::{DAY_OF_KEYS_MAX, DayUsage, Store, StoreError, Totals};
 
-/// Keys that are told of by name.
+/// Keys that are listed by name.
 const NEAREST_MAX: usize = 20;
-/// The shares, in hundredths, for which is told how many keys have come to them.
+/// The shares of the limit, in hundredths, for which the keys that have reached them are counted.
 const SHARES: [u8; 3] = [80, 95, 100];
-/// After each reading, so many times as long as it took.
+/// The pause after each reading, as a multiple of its duration: a survey then takes a tenth of a connection's time.
 const PAUSE: u32 = 9;
-/// Between the end of a survey and the beginning of the next.
+/// The rest between the end of a survey and the beginning of the next.
 const REST: Duration = Duration::from_secs(5);
 
-/// What a survey needs to know of the running configuration.
+/// The part of the running configuration that a survey needs.
 #[derive(Debug, Clone)]
 pub struct Terms {
     /// The quota day.
@@ -43,23 +43,23 @@ pub struct Terms {
 /// The quota day so far.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Today {
-    /// Its date.
+    /// The date of the day.
     pub date: Date,
-    /// When it ends.
+    /// When the day ends.
     pub ends: Timestamp,
     /// The time zone whose calendar days are quota days.
     pub zone: String,
-    /// When the survey was done.
+    /// When the survey was finished.
     pub read: Timestamp,
-    /// How long it took.
+    /// How long the survey took.
     pub took_seconds: f64,
     /// Units used, as the quota counts them.
     pub used: u64,
-    /// Units of which no endpoint is known (yet): `unattributed` of the ledger.
+    /// Units whose endpoint is not known (yet): `unattributed` of the ledger.
     pub unattributed: i64,
-    /// What the ledger holds, by the tier that the keys had then.
+    /// The ledger's numbers, by the tier that the keys had at the time.
     pub tiers: Vec<TierToday>,
-    /// How many usable keys have come to a share of their limit.
+    /// How many usable keys have reached a share of their limit.
     pub reached: Vec<Reached>,
     /// The usable keys nearest their limits, the nearest first; none that used nothing.
     pub nearest: Vec<NearKey>,
@@ -68,7 +68,7 @@ pub struct Today {
 /// One tier's part of the day.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TierToday {
-    /// The tier, or `?`: charged by an older version, which did not write it down.
+    /// The tier, or `?`: charged by an older version, which did not record it.
     pub tier: String,
     /// Keys that called.
     pub keys: u64,
@@ -77,42 +77,42 @@ pub struct TierToday {
     pub totals: Totals,
 }
 
-/// How many keys have come to a share.
+/// How many keys have reached a share of their limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Reached {
     /// The share in hundredths.
     pub percent: u8,
-    /// The keys: those of higher shares included.
+    /// The keys, including those that have reached a higher share.
     pub keys: u64,
 }
 
 /// A key near its limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NearKey {
-    /// Its public id.
+    /// The key's public id.
     pub key_id: KeyId,
-    /// Who pays.
+    /// The customer who pays.
     pub customer: String,
-    /// What the customer calls it.
+    /// The customer's name for the key.
     pub label: Option<String>,
-    /// Its tier now.
+    /// The key's present tier.
     pub tier: TierName,
     /// Units used.
     pub used: u64,
-    /// Units allowed: by its tier now and its grants.
+    /// Units allowed by its present tier and its grants.
     pub limit: u64,
 }
 
-/// What is known of the day, and why not more.
+/// The last survey, and why the most recent one failed.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
     /// The last survey that was finished.
     pub today: Option<Today>,
-    /// Why the last one was not.
+    /// Why the most recent one failed, if it did.
     pub error: Option<String>,
 }
 
-/// Surveys the day where somebody asks for it.
+/// Surveys the day on request.
 pub struct Surveyor {
     store: Arc<dyn Store>,
     state: Mutex<State>,
@@ -121,13 +121,13 @@ pub struct Surveyor {
 #[derive(Default)]
 struct State {
     known: Known,
-    /// Whether a survey goes on.
+    /// Whether a survey is running.
     going_on: bool,
     ended: Option<Instant>,
 }
 
 impl Surveyor {
-    /// Nothing is known yet.
+    /// A surveyor without a survey.
     pub fn new(store: Arc<dyn Store>) -> Arc<Surveyor> {
         Arc::new(Surveyor {
             store,
@@ -135,8 +135,8 @@ impl Surveyor {
         })
     }
 
-    /// What is known. Begins a survey beside the caller where the last one is too old; never waits. Needs a tokio runtime. While the
-    /// key table is not loaded there is no survey, which would tell of a part of the keys as of all.
+    /// Returns the last survey, and starts another in the background if that is too old; never waits. Needs a tokio runtime. While
+    /// the key table is not loaded, no survey starts, because it would present a part of the keys as all of them.
     pub fn ask(self: &Arc<Self>, terms: Terms) -> Known {
         let today = terms.day.date;
         let mut state = self.state.lock();
@@ -153,7 +153,7 @@ impl Surveyor {
     }
 }
 
-/// A survey that goes on; however it ends, another may begin.
+/// A running survey; however it ends, another may begin.
 struct Going(Arc<Surveyor>);
 
 impl Going {
@@ -201,7 +201,7 @@ async fn survey(store: &dyn Store, terms: &Terms) -> Result<Today, StoreError> {
     Ok(sums.told(store, terms, began.elapsed()))
 }
 
-/// What is known of the keys that have been read.
+/// The sums over the keys that have been read.
 struct Sums {
     used: u64,
     unattributed: i64,
@@ -272,7 +272,7 @@ impl Sums {
     }
 }
 
-/// How near a key is to its limit; `None` where it used nothing, nobody may use it, or its tier is gone.
+/// How near a key is to its limit, or `None` if it is unused, not usable, or its tier no longer exists.
 fn nearness(store: &dyn Store, terms: &Terms, usage: &DayUsage) -> Option<Nearness> {
     let entry = store.keys().get(usage.key)?;
     let record = &entry.record;

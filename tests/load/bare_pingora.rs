@@ -1,10 +1,10 @@
-//! What a proxy on pingora costs that does nothing else: the floor under `make bench`.
+//! A bare proxy on pingora, which does nothing else: the lower bound in `make bench`.
 //!
 //! `bare_pingora LISTEN UPSTREAM`, one worker thread, mimalloc, header and body of an answer in one write.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a measurement fails by panicking and says where it listens"
+    reason = "a measurement fails by panicking and prints its address"
 )]
 
 use async_trait::async_trait;

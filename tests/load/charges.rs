@@ -1,9 +1,9 @@
-//! What a charge costs in the embedded store: `cargo bench --locked --bench charges`. Figures, not a verdict.
+//! The cost of a charge in the embedded store: `cargo bench --locked --bench charges`. Figures, not a verdict.
 //!
-//! A gateway's store on a file of its own, on a runtime of one worker thread, as the gateway has it. Each row: as many callers as are
-//! in flight at once, each of which charges a random key again as soon as it has its answer. CPU is user and system time of
+//! A gateway's store on a file of its own, on a runtime of one worker thread, as in the gateway. Each row: a number of callers in
+//! flight at once, each of which charges a random key again as soon as it has its answer. CPU is user and system time of
 //! the whole process; of it, the store's writer thread and its checkpointer. The last column is a reading of the whole day right
-//! afterwards. `CHARGES`, `KEYS` and `IN_FLIGHT` choose (lists separated by commas).
+//! afterwards. `CHARGES`, `KEYS` and `IN_FLIGHT` set the rows (lists separated by commas).
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -92,7 +92,7 @@ async fn measure(keys: usize, in_flight: usize, charges: usize) {
     let each = |nanos: u64| nanos as f64 / 1_000.0 / charges as f64;
     let of_thread = |name: &str| {
         let [after, before] = [&threads_after, &threads].map(|all| all.get(name).copied());
-        // A thread that had not run before has no time then.
+        // A thread that has not run yet has no earlier time.
         each(after.unwrap_or(0).saturating_sub(before.unwrap_or(0)))
     };
     took.sort_unstable();
@@ -130,7 +130,7 @@ async fn import(store: &Arc<EmbeddedStore>, keys: usize) -> Vec<Arc<KeyEntry>> {
     ids.map(|id| store.keys().get(id).unwrap()).collect()
 }
 
-/// Charges random keys; how long each charge took.
+/// Charges random keys; returns the duration of each charge.
 async fn run(
     store: &Arc<EmbeddedStore>,
     entries: &Arc<Vec<Arc<KeyEntry>>>,
@@ -189,13 +189,13 @@ fn cpu() -> Duration {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-/// The nanoseconds that threads of a name have run, by the scheduler.
+/// The scheduler's run time of all threads of a name, in nanoseconds.
 fn cpu_of_threads() -> BTreeMap<String, u64> {
     let mut threads = BTreeMap::new();
     for task in std::fs::read_dir("/proc/self/task").unwrap() {
         let path = task.unwrap().path();
         let read = |name: &str| std::fs::read_to_string(path.join(name));
-        // One that has just ended.
+        // The thread has just ended.
         let (Ok(name), Ok(ran)) = (read("comm"), read("schedstat")) else {
             continue;
         };

@@ -1,8 +1,8 @@
-//! What idle TLS connections cost the gateway in memory: `make memory`, or `CONNECTIONS=10000 cargo bench --bench connections`.
+//! The gateway's memory for idle TLS connections: `make memory`, or `CONNECTIONS=10000 cargo bench --bench connections`.
 //!
 //! Each has had one whole answer and waits for the next request, over HTTP/1.1 and over HTTP/2, after a request of everyday size and
-//! after one whose head is nearly as large as `limits` let it be. Prints figures; ends with 1 above a bound. Client and gateway each need a file for every connection (`ulimit -n`). `GATEWAY` names another binary to measure
-//! than the one that is built.
+//! after one whose head is nearly as large as `limits` allow. Prints figures; exits with 1 above a bound. Client and gateway each need a
+//! file for every connection (`ulimit -n`). `GATEWAY` names another binary to measure than the one that is built.
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::indexing_slicing)]
 
 // Frames by hand, as the tests of the edge write them.
@@ -22,16 +22,16 @@ use tokio_rustls::client::TlsStream;
 
 const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
-/// What an idle TLS connection may cost.
+/// The memory that an idle TLS connection may cost.
 const BOUND_KIB: f64 = 40.0;
 /// The same after the largest head: h2 keeps the buffer that it read the largest frame into.
 const BOUND_AFTER_LARGE_KIB: f64 = 72.0;
-/// Below `limits.header_bytes`, 16 KiB, with all that stands beside it.
+/// Below `limits.header_bytes`, 16 KiB, with the rest of the head.
 const LARGE_BYTES: usize = 15 * 1024;
-/// What the first connections make the process keep is not the others' cost.
+/// The first connections, whose one-time memory is not counted as a cost of the others.
 const WARMING: usize = 100;
 
-/// What the gateway has in memory, in KiB.
+/// The memory of the gateway, in KiB.
 fn resident(scene: &mut Scene) -> u64 {
     let id = scene.gateways[0].process().pid();
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
@@ -40,7 +40,7 @@ fn resident(scene: &mut Scene) -> u64 {
     number.parse().unwrap()
 }
 
-/// The same, once it does not change any more.
+/// The memory once it no longer changes.
 async fn settled(scene: &mut Scene) -> u64 {
     let mut before = resident(scene);
     for _ in 0..30 {
@@ -88,7 +88,7 @@ impl Visit {
         Visit { protocol, bytes }
     }
 
-    /// A connection with one answer behind it.
+    /// A connection that has had one answer.
     async fn pay(&self, scene: &Scene) -> TlsStream<TcpStream> {
         let mut stream = scene.client(self.protocol).tls_stream().await;
         stream.write_all(&self.bytes).await.unwrap();
@@ -101,7 +101,7 @@ impl Visit {
     }
 }
 
-/// Reads an HTTP/1.1 answer whose length stands in its header.
+/// Reads an HTTP/1.1 answer with a `Content-Length`.
 async fn read_answer(stream: &mut TlsStream<TcpStream>) {
     let mut read = Vec::new();
     loop {
@@ -140,7 +140,7 @@ async fn read_frames(stream: &mut TlsStream<TcpStream>) {
     }
 }
 
-/// KiB of each idle connection.
+/// The memory of each idle connection, in KiB.
 async fn idle(number: usize, protocol: Protocol, large: usize) -> f64 {
     let gateway = std::env::var("GATEWAY").unwrap_or_else(|_| TOUCHLINE.to_owned());
     let mut scene = Scene::builder(gateway)

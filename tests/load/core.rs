@@ -1,10 +1,10 @@
-//! What the pure core and the free checks cost, operation by operation: `cargo bench --bench core`. Figures, not a verdict.
+//! The cost of the pure core and the free checks, operation by operation: `cargo bench --bench core`. Figures, not a verdict.
 //!
 //! - `cargo bench --bench core` times every operation.
 //! - `cargo bench --bench core -- instructions` counts the instructions of each under callgrind (Debian: valgrind). They
-//!   repeat to the instruction where times do not, so a change's cost can be told from the table before and after it.
-//! - `cargo bench --bench core -- timing` asks whether refused credentials can be told apart by the time their refusal
-//!   takes: 200,000 samples of each in random order beside those of an unknown key, Welch's t. Below 4.5 nothing is shown
+//!   repeat to the instruction, unlike times, so the table before and after a change shows its cost.
+//! - `cargo bench --bench core -- timing` tests whether refused credentials can be distinguished by the time of their refusal:
+//!   200,000 samples of each in random order beside those of an unknown key, Welch's t. Below 4.5 nothing is shown
 //!   (the threshold of dudect).
 #![allow(
     clippy::unwrap_used,
@@ -40,7 +40,7 @@ use touchline::telemetry::traces::Tracer;
 
 const SHIPPED: &str = include_str!("../../gateway.yaml");
 const MARKETS: &str = "/api/v1/data/markets";
-/// Runs of an operation in one count, after as many that are not counted.
+/// Runs of an operation in one count, after the same number of uncounted runs.
 const COUNTED: u64 = 1_000;
 const SAMPLES: usize = 200_000;
 
@@ -58,7 +58,7 @@ const OPERATIONS: [&str; 11] = [
     "refuse a key that is expired",
     "refuse an endpoint of another tier",
 ];
-/// The refusals that nobody may tell apart; the others are held against the first.
+/// The refusals that no client may distinguish; the others are compared with the first.
 const ALIKE: std::ops::Range<usize> = 5..10;
 
 #[global_allocator]
@@ -227,7 +227,7 @@ impl Bench {
     }
 }
 
-/// What callgrind counts, by this name.
+/// The function that callgrind counts, by this name.
 #[inline(never)]
 fn counted_here(operation: &mut dyn FnMut()) {
     for _ in 0..COUNTED {
@@ -299,7 +299,7 @@ fn timing() {
         operations[kind]();
         samples[kind].push(began.elapsed().as_nanos() as f64);
     }
-    // What interrupted a sample says nothing of it: the slowest tenth of all is left out, of every kind alike.
+    // Interruptions are not part of a sample's cost: the slowest tenth of all is left out, of every kind alike.
     let mut all: Vec<f64> = samples.iter().flatten().copied().collect();
     all.sort_by(f64::total_cmp);
     let bound = all[all.len() * 9 / 10];

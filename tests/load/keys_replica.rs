@@ -1,8 +1,8 @@
-//! What 100,000 keys cost a gateway: `cargo bench --bench keys_replica`. Figures, not a verdict.
+//! The cost of 100,000 keys for a gateway: `cargo bench --bench keys_replica`. Figures, not a verdict.
 //!
 //! Starts a redis-server of its own, fills it, and measures: loading from Redis (first through every name, then through
-//! the index), loading from the saved replica without Redis, the memory that the table takes, how fast changes of the
-//! feed are applied, and how long a start takes after a gateway was killed, whose counts are read.
+//! the index), loading from the saved replica without Redis, the memory of the table, how fast changes of the
+//! feed are applied, and how long a start takes that reads the counts of a killed gateway.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -120,7 +120,7 @@ async fn measure() {
     drop(opened(&settings, "from the saved replica, without Redis").await);
 }
 
-/// Starts after a gateway was killed that had counted for every key, on a day of which three others had too.
+/// Starts after a gateway was killed that had counted for every key, on a day on which three others had too.
 async fn inherit(
     settings: &Settings,
     journal: &Path,

@@ -1,9 +1,9 @@
-//! What a decision costs while Redis is away, journal included: `cargo bench --bench outage_decisions`. Figures, not a
+//! The cost of a decision while Redis is away, journal included: `cargo bench --bench outage_decisions`. Figures, not a
 //! verdict.
 //!
 //! 64 clients at once, first at the store itself, then through a gateway with HTTP/1.1 keep-alive connections. Redis is
 //! killed first, so every charge is decided with the breaker open: counted, written to the journal, forced to disk, then
-//! served. The journal lies where the target directory does: run it on the disk that is meant.
+//! served. The journal is in the target directory: run it on the disk to be measured.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

@@ -1,5 +1,5 @@
-//! Millions of paths as attackers write them, judged by the gateway and by what upstreams of several kinds make of them:
-//! `make paths`, or `PATHS=10000000 SEED=1 cargo bench --bench paths`. Prints figures; ends with 1 at the first bypass.
+//! Millions of paths as attackers write them, judged by the gateway and by several kinds of upstreams:
+//! `make paths`, or `PATHS=10000000 SEED=1 cargo bench --bench paths`. Prints figures; exits with 1 at the first bypass.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 use std::process::ExitCode;

@@ -1,12 +1,12 @@
-//! What a charge costs Redis: `cargo bench --locked --bench redis_charges`. Figures, not a verdict.
+//! The cost of a charge for Redis: `cargo bench --locked --bench redis_charges`. Figures, not a verdict.
 //!
-//! A gateway's store with its journal on a `redis-server` of its own on loopback, on a runtime of one worker thread, as the gateway has
-//! it. Each row: as many callers as are in flight at once, each of which charges a random key again as soon as it has its
-//! answer. The gateway has two calls under way at most, and callers share keys, so that a call is for a quarter to a half as many accounts as
-//! there are callers: the default rows are calls for about 1, 4 and 14 accounts. The script's time is what Redis itself adds up for `EVALSHA` (`INFO
+//! A gateway's store with its journal on a `redis-server` of its own on loopback, on a runtime of one worker thread, as in the
+//! gateway. Each row: a number of callers in flight at once, each of which charges a random key again as soon as it has its
+//! answer. The gateway has two calls in flight at most, and callers share keys, so that a call is for a quarter to a half as many accounts as
+//! there are callers: the default rows are calls for about 1, 4 and 14 accounts. The script's time is Redis's own sum for `EVALSHA` (`INFO
 //! commandstats`); its CPU is all of the server's (`INFO cpu`): sockets, reading of requests, the ledger's totals and the upkeep
 //! of the journal too. Each figure is the median of the rounds, with the first and the third quartile of the script's.
-//! `CHARGES`, `KEYS`, `ROUNDS` and `IN_FLIGHT` choose (the last a list separated by commas).
+//! `CHARGES`, `KEYS`, `ROUNDS` and `IN_FLIGHT` set the rows (the last a list separated by commas).
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -40,7 +40,7 @@ const ENDPOINTS: [&str; 6] = [
     "/api/v1/data/rankings",
 ];
 
-/// What one round found, a charge.
+/// The result of one round, for a charge.
 #[derive(Clone, Copy)]
 struct Round {
     script: f64,
@@ -49,7 +49,7 @@ struct Round {
     accounts: f64,
 }
 
-/// What Redis and this process have used so far.
+/// The time that Redis and this process have used so far.
 struct Used {
     calls: u64,
     script_micros: u64,
@@ -98,7 +98,7 @@ async fn measure() {
     let entries = Arc::new(entries);
     let day = Calendar::of_zone("UTC").unwrap();
     let day = day.day_at(store.now()).unwrap();
-    // So that no first charge of a day is measured.
+    // The first charge of a day is not measured.
     for entry in entries.iter() {
         charged(&store, entry, day, ENDPOINTS[0]).await;
     }

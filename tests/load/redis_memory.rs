@@ -1,9 +1,9 @@
-//! What keys and their days take in Redis, and a journal on disk: `cargo bench --bench redis_memory`. Figures, not a
+//! The size of keys and their days in Redis, and of a journal on disk: `cargo bench --bench redis_memory`. Figures, not a
 //! verdict.
 //!
 //! Makes keys as `touchline keys issue` does and charges each on three endpoints, by one gateway and then by two more, and
-//! asks Redis for its memory after each step. Charges and ledger are the real ones; the days are what one key uses in a
-//! day, whatever the number of its calls.
+//! asks Redis for its memory after each step. Charges and ledger are the real ones; a day is one key's data of a
+//! day, which does not depend on the number of its calls.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -74,7 +74,7 @@ async fn measure() {
     }
 }
 
-/// What one gateway leaves of a day on which it saw every key.
+/// The data of one gateway for a day on which every key called it.
 async fn charge_all(settings: &Settings, directory: &Path, keys: &[Arc<KeyEntry>]) {
     let journal = directory.join("journal.db");
     let settings = Settings {

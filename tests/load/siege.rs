@@ -1,9 +1,9 @@
-//! Attacks beside honest clients, one after the other and then all together: `make siege`.
+//! Attacks while honest clients call, one after the other and then all together: `make siege`.
 //!
-//! `IDLE` (10000) TLS connections that say nothing, `SLOW` (2000) heads of a byte a second, `GUESSING` (32) clients that try
+//! `IDLE` (10000) TLS connections that send nothing, `SLOW` (2000) heads of a byte a second, `GUESSING` (32) clients that try
 //! out keys and `RESETTING` (8) that open and reset HTTP/2 streams, as fast as they can; from other addresses than the
-//! `CLIENTS` (200) honest ones, each of which calls `CALLS` (8) times in each part. `TOUCHLINE` is another binary. Exits with
-//! 1 where an honest client was not served, the ledgers do not agree or memory goes over its bound.
+//! `CLIENTS` (200) honest ones, each of which calls `CALLS` (8) times in each part. `TOUCHLINE` names another binary. Exits with
+//! 1 if an honest client was not served, the ledgers do not agree or memory exceeds its bound.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -19,13 +19,13 @@ use std::time::Duration;
 use harness::siege::{Forces, Siege, honest};
 use harness::{Allowances, Scene};
 
-/// The binary, unless said otherwise.
+/// The default binary.
 const BUILT: &str = env!("CARGO_BIN_EXE_touchline");
 const PAUSE: Duration = Duration::from_millis(500);
 const MIB: usize = 1024 * 1024;
-/// What a connection may cost that is no hostile one over HTTP/2, and what one may that is.
+/// The memory that an ordinary connection may cost, and a hostile one over HTTP/2.
 const CONNECTION_BYTES_MAX: usize = 64 * 1024;
-/// Beside connections: what grows with their number, such as the counts of addresses, and what the log has to write.
+/// The memory beside connections: data that grows with their number, such as the counts of addresses, and pending log lines.
 const OWN_BYTES_MAX: usize = 8 * MIB;
 const HOSTILE_BYTES_MAX: usize = 4 * MIB;
 
@@ -110,7 +110,7 @@ async fn run() -> bool {
         let blows = siege.blows.load(Ordering::Relaxed);
         siege.lift().await;
         let memory = peak.end().await;
-        // What was needed once is not given back at once.
+        // Memory that was needed once is not released at once.
         seen = seen.with(forces);
         let own = *own.get_or_insert(memory + OWN_BYTES_MAX);
         let plain = seen.idle + seen.slow + seen.guessing + clients;
@@ -138,7 +138,7 @@ async fn run() -> bool {
     held
 }
 
-/// The most memory that a process has while it is watched.
+/// The largest memory of a process while it is watched.
 struct Peak {
     most: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,

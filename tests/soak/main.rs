@@ -1,12 +1,12 @@
-//! The long runs of the fault suite: `make soak`. Figures, and a verdict: it ends otherwise than with 0 where a rule was broken, and
-//! prints the seed and the command that plays the same schedule again; what processes make of the same schedule in the same
-//! milliseconds is theirs. Midnights need none: what they do is always the same.
+//! The long runs of the fault suite: `make soak`. Figures, and a verdict: if a rule was broken, it exits with another status than 0 and
+//! prints the seed and the command that repeats the same schedule; the timing of the processes within a schedule may still differ.
+//! Midnights need no seed: they are always the same.
 //!
-//! | Variable | Default | What |
+//! | Variable | Default | Meaning |
 //! |---|---|---|
 //! | `SEED` | 1 | the first schedule's seed; the next one's is one more |
-//! | `MINUTES` | 60 | no round of schedules begins after so long; what was done until then is what is told |
-//! | `PARTS` | all | which of `model requests topologies kills midnights reloads upgrades`, with spaces between |
+//! | `MINUTES` | 60 | no round of schedules begins after this time; the report covers the rounds until then |
+//! | `PARTS` | all | a selection of `model requests topologies kills midnights reloads upgrades`, separated by spaces |
 //! | `DECISIONS` | 10,000,000 | decisions of the model |
 //! | `REQUESTS` | 1,000,000 | requests end to end on one Redis with mixed faults |
 //! | `ROUNDS` | 12 | schedules on Sentinel and Cluster |
@@ -14,7 +14,7 @@
 //! | `MIDNIGHTS` | 200 | midnights of two-second days, on Redis and on the embedded store at the same time |
 //! | `RELOADS` | 600 | changes of `gateway.yaml` under load, one each 50 to 150 ms |
 //! | `UPGRADES` | 100 | upgrades under load, each after ten reloads and with a renewed certificate |
-//! | `BINARY` | the one built with this | the gateway's program, a copy where the tree is worked on meanwhile |
+//! | `BINARY` | the one built with this | the gateway's program; use a copy if the tree is rebuilt meanwhile |
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -112,7 +112,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The store of a round that has no faults to choose it.
+/// The store of a round whose faults do not select one.
 fn store_of(seed: u64) -> Store {
     match seed % 2 {
         0 => Store::Redis,
@@ -150,7 +150,7 @@ fn print(rows: &[Row]) {
     }
 }
 
-/// One round on a stage of its own: what came of it, or what was broken and how to see it again.
+/// One round on a stage of its own: its result, or the broken rule and how to reproduce it.
 async fn round(
     topology: Topology,
     timeout: Duration,
@@ -175,7 +175,7 @@ async fn begin(topology: Topology, timeout: Duration, scarce: u64) -> Stage {
     .await
 }
 
-/// Adds a round's figures and tells them.
+/// Adds a round's figures and prints them.
 fn add(total: &mut Report, report: &Report, seed: u64, took: Instant) {
     total.figures.add(&report.figures);
     total.used_up += report.used_up;
@@ -276,7 +276,7 @@ async fn topologies(setting: &Setting) -> Result<(&'static str, String), String>
     Ok(("Sentinel and Cluster", told(rounds, &total)))
 }
 
-/// One random gateway is killed each half second, and restarted; the load pauses only where ledgers are compared.
+/// One random gateway is killed each half second, and restarted; the load pauses only while ledgers are compared.
 async fn kills(setting: &Setting) -> Result<(&'static str, String), String> {
     let wanted = number("KILLS", 1_000);
     let mut stage = begin(Topology::Durable, 5_000 * MS, 4_000).await;

@@ -4,7 +4,7 @@
 #[path = "../quota/short_days.rs"]
 mod short_days;
 
-/// So many midnights on each store; panics where a day was not exact.
+/// Runs this number of midnights on each store; panics if a day was not exact.
 pub async fn run(midnights: u64) -> (&'static str, String) {
     let days = usize::try_from(midnights).unwrap_or(usize::MAX);
     let (on_redis, embedded) = tokio::join!(short_days::on_redis(days), short_days::embedded(days));

@@ -6,7 +6,7 @@ use touchline::policy::quota::{
     Account, Asked, Call, KeyDay, ModelCall, Reply, Share, StoredRecord, Terms, Verdict,
 };
 
-// The rooms as the library's own tests have them.
+// The modules of the library's own tests.
 #[allow(dead_code, reason = "what only the library's tests use")]
 #[path = "../../src/policy/quota/outage_simulation.rs"]
 mod outage_simulation;
@@ -14,10 +14,10 @@ mod outage_simulation;
 #[path = "../../src/policy/quota/simulation.rs"]
 mod simulation;
 
-/// Decisions between two looks at the time.
+/// Decisions between two readings of the time.
 const BATCH: u64 = 100_000;
 
-/// So many decisions; panics with the schedule where a rule was broken.
+/// Makes this number of decisions; panics with the schedule if a rule was broken.
 pub fn run(seed: u64, wanted: u64, end: Instant) -> (&'static str, String) {
     let (mut decided, mut outage_decided, mut schedules, mut batches) = (0, 0, 0, 0);
     while decided + outage_decided < wanted && Instant::now() < end {

@@ -9,7 +9,7 @@ mod reload_under_load;
 /// Changes of the file on one stage, before its ledgers are compared.
 const ROUND: u32 = 150;
 
-/// So many changes of the file, one each 50 to 150 ms; panics where a request failed or a count was lost.
+/// Makes this number of changes of the file, one each 50 to 150 ms; panics if a request failed or a count was lost.
 pub async fn run(binary: &str, changes: u32, first_seed: u64) -> (&'static str, String) {
     let (mut done, mut calls, mut applied) = (0, 0, 0);
     for seed in first_seed.. {

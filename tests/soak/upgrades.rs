@@ -9,7 +9,7 @@ mod changes_under_load;
 /// Upgrades on one stage, before its ledgers are compared.
 const ROUND: u32 = 10;
 
-/// So many upgrades, ten times as many reloads, a renewed certificate for each; panics where a request failed or a count was lost.
+/// Makes this number of upgrades, each with ten reloads and a renewed certificate; panics if a request failed or a count was lost.
 pub async fn run(binary: &str, upgrades: u32, first_seed: u64) -> (&'static str, String) {
     let (mut done, mut calls) = (0, 0);
     for seed in first_seed.. {

@@ -1,7 +1,7 @@
-//! Clients that remember what they saw: HTTP/1.1 clear and over TLS, HTTP/2 over TLS and with prior knowledge, and bytes
+//! Clients that record their calls: HTTP/1.1 clear and over TLS, HTTP/2 over TLS and with prior knowledge, and bytes
 //! written by hand.
 //!
-//! Every call carries an `X-Request-Id` of its own and leaves one [`Entry`] in the client ledger, whatever became of it.
+//! Every call carries an `X-Request-Id` of its own and leaves one [`Entry`] in the client ledger, whatever its outcome.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ const RAW_DEADLINE: Duration = Duration::from_secs(15);
 /// The name in `Host`, `:authority` and SNI.
 pub const HOST: &str = "localhost";
 
-/// How a client speaks.
+/// The protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// HTTP/1.1 without TLS.
@@ -47,12 +47,12 @@ impl Protocol {
     /// The three that every gateway offers.
     pub const ALL: [Protocol; 3] = [Protocol::Http1, Protocol::Http1Tls, Protocol::Http2Tls];
 
-    /// Whether it runs on the TLS listener.
+    /// Whether the protocol uses the TLS listener.
     pub fn is_tls(self) -> bool {
         matches!(self, Protocol::Http1Tls | Protocol::Http2Tls)
     }
 
-    /// Whether it is HTTP/2.
+    /// Whether the protocol is HTTP/2.
     pub fn is_http2(self) -> bool {
         matches!(self, Protocol::Http2Tls | Protocol::Http2Clear)
     }
@@ -65,7 +65,7 @@ pub enum Ending {
     Whole,
     /// A header, then visibly broken off.
     Cut,
-    /// The client went away first.
+    /// The client hung up first.
     HungUp,
     /// No answer: the connection failed.
     Failed,
@@ -74,17 +74,17 @@ pub enum Ending {
 /// One call in the client ledger.
 #[derive(Debug, Clone)]
 pub struct Entry {
-    /// The request id of the answer, else the one that was sent; empty where neither is known.
+    /// The request id of the answer, otherwise the one that was sent; empty if neither is known.
     pub id: String,
     /// The value of `X-API-Key`, if exactly one was sent.
     pub key: Option<String>,
-    /// The method; empty where a hand-written request has no plain one.
+    /// The method; empty if a hand-written request has no plain one.
     pub method: String,
-    /// The target as sent; empty where a hand-written request has no plain one.
+    /// The target as sent; empty if a hand-written request has no plain one.
     pub target: String,
     /// The status, if a header arrived.
     pub status: Option<u16>,
-    /// `code` of a problem body, else of none.
+    /// `code` of a problem body, if the answer has one.
     pub code: Option<String>,
     /// Whether the answer is a problem body, which an answer to HEAD shows by its type only.
     pub is_problem: bool,
@@ -94,13 +94,13 @@ pub struct Entry {
     pub remaining: Option<u64>,
     /// `X-RateLimit-Reset`.
     pub reset: Option<u64>,
-    /// How it ended.
+    /// How the call ended.
     pub ending: Ending,
     /// Header and body of the answer as searchable text.
     pub answer_text: String,
 }
 
-/// What all clients of a test saw.
+/// The calls of all clients of a test.
 #[derive(Debug, Default)]
 pub struct ClientLedger {
     entries: Mutex<Vec<Entry>>,
@@ -141,7 +141,7 @@ pub struct Call {
     pub method: Method,
     /// Path and query.
     pub target: String,
-    /// Headers beside `Host` and, unless one stands here, `X-Request-Id`.
+    /// Headers beside `Host` and, unless one is given here, `X-Request-Id`.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// The body.
     pub body: Bytes,
@@ -194,18 +194,18 @@ impl Call {
     }
 }
 
-/// What came back.
+/// The answer to a request.
 #[derive(Debug, Clone)]
 pub struct Answer {
     /// The status.
     pub status: u16,
     /// The headers.
     pub headers: HeaderMap,
-    /// The body, as far as it came.
+    /// The body, as far as it arrived.
     pub body: Bytes,
-    /// The fields behind it; of hand-written requests they are not read.
+    /// The trailer fields; not read for hand-written requests.
     pub trailers: HeaderMap,
-    /// Whether the answer came to its end; false if it was visibly broken off.
+    /// Whether the answer is complete; false if it was visibly broken off.
     pub complete: bool,
     /// The protocol of the answer.
     pub version: Version,
@@ -225,7 +225,7 @@ impl Answer {
         self.header(name)?.parse().ok()
     }
 
-    /// The body as JSON, null if it is none.
+    /// The body as JSON, or null if it is not JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
@@ -238,7 +238,7 @@ impl Answer {
         Some(self.json().get("code")?.as_str()?.to_owned())
     }
 
-    /// Whether it is an error body of the gateway.
+    /// Whether the body is an error body of the gateway.
     pub fn is_problem(&self) -> bool {
         self.headers
             .get("content-type")
@@ -284,7 +284,7 @@ impl Answer {
     }
 }
 
-/// What the ledger needs to know of a request.
+/// The parts of a request that the ledger records.
 struct Sent {
     id: String,
     key: Option<String>,
@@ -314,13 +314,13 @@ impl Sent {
 /// When to stop reading the answers to hand-written bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Until {
-    /// After so many final answers (or when the gateway closes, or after the deadline).
+    /// After this number of final answers (or when the gateway closes, or after the deadline).
     Answers(usize),
     /// When the gateway closes (or after the deadline).
     Closed,
 }
 
-/// What came back for hand-written bytes.
+/// The answers to hand-written bytes.
 #[derive(Debug)]
 pub struct RawExchange {
     /// Every byte received.
@@ -333,7 +333,7 @@ pub struct RawExchange {
 
 type Http1Sender = http1::SendRequest<Full<Bytes>>;
 
-/// One client with one kept-alive connection, made when first needed and again when it has ended.
+/// One client with one kept-alive connection, opened when first needed and again after it has ended.
 pub struct Client {
     protocol: Protocol,
     address: SocketAddr,
@@ -354,7 +354,7 @@ impl Client {
         }
     }
 
-    /// How it speaks.
+    /// The protocol of the client.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
@@ -387,9 +387,9 @@ impl Client {
         result
     }
 
-    /// Sends a request and goes away as soon as `when` is done, without waiting for the answer.
+    /// Sends a request and hangs up as soon as `when` is done, without waiting for the answer.
     ///
-    /// Over HTTP/1.1 the connection is closed, over HTTP/2 the stream is reset. Gives the request id.
+    /// Over HTTP/1.1 the connection is closed, over HTTP/2 the stream is reset. Returns the request id.
     pub async fn call_and_hang_up(&self, call: Call, when: impl Future<Output = ()>) -> String {
         let (sent, request) = self.request(call);
         let early = tokio::select! {
@@ -406,7 +406,7 @@ impl Client {
         sent.id
     }
 
-    /// Writes these bytes on a connection of their own and reads what comes back.
+    /// Writes these bytes on a connection of their own and reads the answers.
     ///
     /// # Panics
     /// If the client speaks HTTP/2.
@@ -455,7 +455,7 @@ impl Client {
         exchange
     }
 
-    /// A connection over TLS on which nothing has been said yet.
+    /// A connection over TLS on which nothing has been sent yet.
     ///
     /// # Panics
     /// If the client does not speak TLS.
@@ -515,8 +515,8 @@ impl Client {
         (sent, request)
     }
 
-    /// Sends a request, and again on another connection where one ended and the gateway had not taken it, as clients do; one
-    /// that it may have taken is never sent again.
+    /// Sends a request, and again on another connection if the first ended before the gateway took the request, as clients do; a
+    /// request that the gateway may have taken is never sent again.
     async fn exchange(&self, request: Request<Bytes>) -> Result<Answer, String> {
         if self.protocol.is_http2() {
             return self.exchange_http2(request).await;
@@ -629,7 +629,7 @@ impl Client {
     }
 }
 
-/// Anything bytes go through.
+/// Any stream of bytes.
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
@@ -638,7 +638,7 @@ async fn raw_exchange(mut socket: impl Socket, request: &[u8], until: Until) -> 
     let headless = read_sent(request).method == "HEAD";
     let mut bytes = Vec::new();
     let reading = async {
-        // A gateway may answer and close while we still write; what it said counts.
+        // A gateway may answer and close while the client still writes; its answer counts.
         let _ = socket.write_all(request).await;
         let _ = socket.flush().await;
         loop {
@@ -664,7 +664,7 @@ async fn raw_exchange(mut socket: impl Socket, request: &[u8], until: Until) -> 
     }
 }
 
-/// Method, target and key of a hand-written request, as far as they can be told.
+/// Method, target and key of a hand-written request, as far as they can be read.
 fn read_sent(request: &[u8]) -> Sent {
     let text = String::from_utf8_lossy(request);
     let head = text.split("\r\n\r\n").next().unwrap_or_default();
@@ -810,7 +810,7 @@ pub(crate) async fn tls(
     Ok(stream)
 }
 
-/// What accepts every certificate, for tests on loopback only; signatures are checked all the same.
+/// A verifier that accepts every certificate, for tests on loopback only; signatures are still checked.
 pub fn any_certificate() -> Arc<dyn rustls::client::danger::ServerCertVerifier> {
     let provider = rustls::crypto::ring::default_provider();
     Arc::new(AnyCertificate(Arc::new(provider)))

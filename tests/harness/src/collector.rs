@@ -16,17 +16,17 @@ use tokio::net::{TcpListener, TcpStream};
 pub struct ReceivedSpan {
     /// The trace, in hexadecimal digits.
     pub trace_id: String,
-    /// Its id.
+    /// The span's id.
     pub id: String,
-    /// Its parent's; empty without one.
+    /// The parent's id; empty without one.
     pub parent: String,
-    /// Its name.
+    /// The span's name.
     pub name: String,
-    /// What it is of.
+    /// The span's kind.
     pub kind: SpanKind,
-    /// From when to when, in nanoseconds since 1970.
+    /// The start, in nanoseconds since 1970.
     pub began: u64,
-    /// See above.
+    /// The end, in nanoseconds since 1970.
     pub ended: u64,
     /// Attributes, numbers as text.
     pub attributes: Vec<(String, String)>,
@@ -42,17 +42,17 @@ impl ReceivedSpan {
     }
 }
 
-/// How often a collector that hangs looks whether it still is to.
+/// The interval at which a hanging collector checks whether it must still hang.
 const HANG_LOOK: Duration = Duration::from_millis(10);
 
-/// What a collector does with an export.
+/// The reaction of a collector to an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Collecting {
-    /// Takes it.
+    /// Accepts it.
     Takes,
     /// Answers with this status.
     Refuses(u16),
-    /// Does not answer until it is to do something else.
+    /// Does not answer until another reaction is set.
     Hangs,
 }
 
@@ -72,7 +72,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Starts one that takes everything.
+    /// Starts a collector that accepts every export.
     ///
     /// # Panics
     /// If there is no free port.
@@ -101,12 +101,12 @@ impl Collector {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where spans are to be sent.
+    /// The URL for spans.
     pub fn url(&self) -> String {
         format!("http://{}/v1/traces", self.address)
     }
 
-    /// Does something else with exports from now on.
+    /// Reacts in this way to exports from now on.
     pub fn set(&self, collecting: Collecting) {
         self.locked().collecting = collecting;
     }

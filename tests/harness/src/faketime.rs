@@ -1,6 +1,6 @@
 //! A clock that tests can set, for the processes under test: libfaketime, preloaded.
 //!
-//! The fake time is the real one plus an offset that stands in a file and is read at each look at the clock, so all
+//! The fake time is the real one plus an offset in a file that is read with every reading of the clock, so all
 //! processes agree and jump together. Monotonic clocks, hence all deadlines, stay real.
 
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Faketime {
         clock
     }
 
-    /// Sets the clock `seconds` ahead of the real one (behind, where negative).
+    /// Sets the clock `seconds` ahead of the real one (behind, if negative).
     pub fn set_offset(&self, seconds: f64) {
         // Renamed into place, so that no process reads half a number.
         let next = self.file.with_extension("next");
@@ -49,7 +49,7 @@ impl Faketime {
         std::fs::rename(&next, &self.file).expect("the clock's file");
     }
 
-    /// Sets the clock to `before` ahead of the next midnight of UTC, and says when that is as Unix seconds.
+    /// Sets the clock to `before` ahead of the next midnight of UTC, and returns that midnight in Unix seconds.
     pub fn set_before_midnight(&self, before: Duration) -> u64 {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -62,7 +62,7 @@ impl Faketime {
 
     /// Puts `command` under this clock.
     pub fn wrap(&self, command: &mut Command) {
-        // Debian's redis-server brings jemalloc, which looks at the clock while it starts, and faketime allocates while it
+        // Debian's redis-server uses jemalloc, which reads the clock while it starts, and faketime allocates while it
         // starts: glibc's allocator put before jemalloc ends that circle.
         command
             .env("LD_PRELOAD", format!("{} libc.so.6", self.library))

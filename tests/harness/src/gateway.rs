@@ -29,7 +29,7 @@ pub enum StoreSpec {
     Sentinel {
         /// The sentinels.
         sentinels: Vec<String>,
-        /// What they call it.
+        /// The master's name.
         master: String,
     },
     /// A Redis cluster.
@@ -93,7 +93,7 @@ impl EndpointSpec {
         }
     }
 
-    /// Whether a path (without query) is this endpoint.
+    /// Whether a path (without query) matches this endpoint.
     pub fn matches(&self, path: &str) -> bool {
         if let Some((prefix, _)) = self.path.split_once("{rest...}") {
             return path
@@ -110,19 +110,19 @@ impl EndpointSpec {
     }
 }
 
-/// Where an access log goes.
+/// The destination of an access log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessLogSpec {
     /// A file of its own.
     File,
-    /// Standard output, behind the line that says where the gateway listens.
+    /// Standard output, after the line with the gateway's addresses.
     Stdout,
 }
 
-/// A `gateway.yaml` to be.
+/// A `gateway.yaml` to be written.
 #[derive(Debug, Clone)]
 pub struct GatewaySpec {
-    /// Where keys and counts live.
+    /// The store of keys and counts.
     pub store: StoreSpec,
     /// The tiers; the three of the contract unless changed.
     pub tiers: Vec<TierSpec>,
@@ -136,17 +136,17 @@ pub struct GatewaySpec {
     pub upstream: SocketAddr,
     /// More servers of the same service.
     pub more_servers: Vec<SocketAddr>,
-    /// What the first server is called where that is not its address, `host:port`.
+    /// The name of the first server, `host:port`, if it is not its address.
     pub upstream_name: Option<String>,
     /// The weights of all servers, the first one's first; 1 each unless given.
     pub weights: Vec<u32>,
     /// More entries of the upstream, such as `choice: by_key`.
     pub upstream_extra: String,
-    /// Certificate and private key of the TLS listener; self-signed unless said.
+    /// Certificate and private key of the TLS listener; self-signed unless given.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// A list of certificates and private keys in the place of that one, unless empty.
+    /// A list of certificates and private keys that replaces it, unless empty.
     pub certificates: Vec<(PathBuf, PathBuf)>,
-    /// Where the access log goes.
+    /// The destination of the access log.
     pub access_log: AccessLogSpec,
     /// More entries of `logging`, such as `access_log_sample: 10%`.
     pub logging_extra: String,
@@ -236,7 +236,7 @@ impl GatewaySpec {
         Some(tier.daily)
     }
 
-    /// The endpoint that a target is.
+    /// The endpoint that a target matches.
     pub fn endpoint(&self, target: &str) -> Option<&EndpointSpec> {
         let path = target.split('?').next().unwrap_or_default();
         self.endpoints.iter().find(|one| one.matches(path))
@@ -365,7 +365,7 @@ pub struct Gateway {
     pub http: SocketAddr,
     /// The TLS listener.
     pub https: SocketAddr,
-    /// The listener that leads to HTTPS, if there is one.
+    /// The listener that redirects to HTTPS, if there is one.
     pub redirect: Option<SocketAddr>,
     /// The admin listener.
     pub admin: SocketAddr,
@@ -375,7 +375,7 @@ impl Gateway {
     /// Writes `NAME.yaml` to `directory`, starts the binary on it and waits until it listens.
     ///
     /// # Panics
-    /// With all it has said, if it ends or does not listen in time.
+    /// With its output, if it ends or does not listen in time.
     pub async fn start(binary: &Path, directory: &Path, name: &str, spec: &GatewaySpec) -> Gateway {
         let config = directory.join(format!("{name}.yaml"));
         let log_file = directory.join(format!("{name}.access.log"));
@@ -405,12 +405,12 @@ impl Gateway {
         &mut self.process
     }
 
-    /// Puts another configuration into the place of its file, whole, as an editor does; the access log stays where it was.
+    /// Replaces its file by another configuration at once, as an editor does; the access log stays the same.
     pub fn configure(&self, spec: &GatewaySpec) {
         self.put_file(&spec.yaml(&self.access_log));
     }
 
-    /// Puts a text into the place of its file, whole.
+    /// Replaces its file by a text at once.
     pub fn put_file(&self, text: &str) {
         let next = self.config.with_extension("next");
         std::fs::write(&next, text).expect("gateway.yaml");
@@ -474,7 +474,7 @@ impl Gateway {
         self.admin = listening.admin;
     }
 
-    /// Starts another process that is to take its place (`serve --upgrade`) and does not wait for it; its output is in
+    /// Starts a successor (`serve --upgrade`) and does not wait for it; its output is in
     /// `NAME.stdout` and `NAME.stderr`.
     pub fn begin_upgrade(&self, name: &str) -> Process {
         launch(
@@ -512,7 +512,7 @@ impl Gateway {
         }
     }
 
-    /// Lets another process with this configuration try to take its place; what it said when it failed.
+    /// Lets a successor with this configuration try to take its place; returns the output of its failure.
     ///
     /// # Panics
     /// If it ends well.
@@ -551,7 +551,7 @@ impl Gateway {
             .collect()
     }
 
-    /// The access log once it has so many lines.
+    /// The access log once it has this number of lines.
     ///
     /// # Panics
     /// If it has fewer after [`PATIENCE`](crate::PATIENCE).
@@ -577,7 +577,7 @@ impl Gateway {
         .await
     }
 
-    /// All it has said on its standard output and error.
+    /// Its standard output and error so far.
     pub fn output(&self) -> String {
         self.process.output()
     }
@@ -643,7 +643,7 @@ async fn spawn(
     clock: Option<&Faketime>,
     more_arguments: &[&str],
 ) -> (Process, Listening) {
-    // Output is appended over restarts: only what this process says counts.
+    // Output is appended over restarts: only the output of this process counts.
     let stdout = stdout_file(directory, name);
     let before = std::fs::metadata(&stdout).map_or(0, |file| file.len());
     let mut process = launch(binary, directory, name, config, clock, more_arguments);
@@ -663,7 +663,7 @@ async fn spawn(
             .lines()
             .find_map(read_listening)
     });
-    // The deadline's own message would not tell what the process said.
+    // The deadline's own message would not contain the output of the process.
     let listening = listening.await;
     (process, listening)
 }

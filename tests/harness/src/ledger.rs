@@ -1,9 +1,9 @@
-//! The four ledgers and the one judgement over them.
+//! The four ledgers and their comparison.
 //!
-//! What the clients saw, what the gateway wrote to its access log, what the store counts and what the upstream received
+//! The calls of the clients, the gateway's access log, the counts of the store and the requests that the upstream received
 //! are four accounts of the same requests, kept by different parties. [`Ledgers::disagreements`] is a pure function over
-//! them: it knows the rules of the contract (what reaches the upstream, what is charged, what is refunded, what must
-//! never be written down) and nothing of processes, so that its own tests can show that it fails where it should.
+//! them: it knows the rules of the contract (which requests reach the upstream, which are charged or refunded, what must
+//! never be written) and nothing of processes, so that its own tests can show that it fails when it must.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,10 +17,10 @@ use crate::upstream::{Outcome, Recorded};
 const LEAK_CHARS: usize = 16;
 /// Seconds of half a day.
 const HALF_DAY_SECONDS: u64 = 43_200;
-/// How many differences are told; more only hide the first.
+/// The most differences that are reported; more only hide the first.
 const DIFFERENCES_MAX: usize = 25;
 
-/// An API key as `keys issue` gave it.
+/// An API key as `keys issue` printed it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuedKey {
     /// The public id.
@@ -48,7 +48,7 @@ pub struct AccessLine {
     pub method: String,
     /// `path`.
     pub path: String,
-    /// `status`; 0 where none was sent.
+    /// `status`; 0 if none was sent.
     pub status: u16,
     /// `outcome`.
     pub outcome: String,
@@ -59,7 +59,7 @@ pub struct AccessLine {
 }
 
 impl AccessLine {
-    /// A line from its JSON, or why it is none.
+    /// Reads a line from its JSON; errs with the reason if it is not a line.
     pub fn read(value: &Value) -> Result<AccessLine, String> {
         let text = |name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
         let line = AccessLine {
@@ -90,14 +90,14 @@ impl AccessLine {
     }
 }
 
-/// What the store holds for one endpoint of a [`UsageRow`].
+/// The store's numbers for one endpoint of a [`UsageRow`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointTotals {
     /// Requests charged.
     pub requests: u64,
     /// Units charged.
     pub charged: u64,
-    /// Units given back.
+    /// Units refunded.
     pub refunded: u64,
     /// Requests refused with 403.
     pub refused_tier: u64,
@@ -109,7 +109,7 @@ pub struct EndpointTotals {
     pub refused_concurrent: u64,
 }
 
-/// What the store holds for one key and day.
+/// The store's numbers for one key and day.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageRow {
     /// The quota day, `2026-11-21`.
@@ -122,10 +122,10 @@ pub struct UsageRow {
     pub endpoints: BTreeMap<String, EndpointTotals>,
 }
 
-/// Where keys read their own usage.
+/// The path at which a key reads its own usage.
 const OWN_USAGE: &str = "/api/v1/usage";
 
-/// Reads what `touchline usage --output json` prints: the only place that knows its form.
+/// Reads the output of `touchline usage --output json`: the only place that knows its format.
 pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
     let days = value.get("days").and_then(Value::as_array);
@@ -163,18 +163,18 @@ pub fn read_usage(text: &str) -> Result<Vec<UsageRow>, String> {
         .collect()
 }
 
-/// What a test knows to be different from the rules, and why. The default allows nothing.
+/// The expected exceptions of a test from the rules, and their reasons. The default allows none.
 #[derive(Debug, Clone, Default)]
 pub struct Allowances {
-    /// An idempotent request may have reached the upstream before, on a connection that died under it; any request, where the upstream
-    /// said that it has not looked at it.
+    /// An idempotent request may have reached the upstream before, on a connection that died under it; any request, if the upstream
+    /// reported that it has not processed it.
     pub retries: bool,
-    /// A request that nothing depends on but its answer may have reached other servers before, which broke it off or said that
-    /// they are away.
+    /// A request that nothing depends on but its answer may have reached other servers before, which broke it off or reported that
+    /// they are unavailable.
     pub other_servers: bool,
-    /// A gateway was killed: what it had in flight, and what it had not written yet, is unknown.
+    /// A gateway was killed: the results of its requests in flight, and of its pending writes, are unknown.
     pub gateway_killed: bool,
-    /// Calls that ended without an answer while nobody was killed.
+    /// Calls that ended without an answer although no gateway was killed.
     pub failed_calls: bool,
     /// Ids of hung-up calls that are refunded, since the upstream was slow.
     pub refunded_hang_ups: BTreeSet<String>,
@@ -182,22 +182,22 @@ pub struct Allowances {
     pub charged_cuts: BTreeSet<String>,
     /// Units a day of key ids with grants or a changed tier.
     pub limits: BTreeMap<String, u64>,
-    /// Others called too, with keys that were never issued, and kept no ledger: lines of what was refused and cost nothing.
+    /// Other clients called too, with keys that were never issued, and kept no ledger: lines of refused requests that cost nothing.
     pub strangers: bool,
     /// Tiers that are not enforced: their keys reach every endpoint.
     pub shadow_tiers: BTreeSet<String>,
 }
 
-/// The four accounts, and what is needed to judge them.
+/// The four accounts, and the facts that are needed to judge them.
 #[derive(Debug, Clone, Default)]
 pub struct Ledgers {
-    /// What the clients saw.
+    /// The calls of the clients.
     pub client: Vec<Entry>,
-    /// What the gateways wrote down.
+    /// The access logs of the gateways.
     pub access: Vec<AccessLine>,
-    /// What the store counts.
+    /// The counts of the store.
     pub usage: Vec<UsageRow>,
-    /// What the upstream received.
+    /// The requests that the upstream received.
     pub upstream: Vec<Recorded>,
     /// Everything else that was written anywhere: name and bytes.
     pub artefacts: Vec<(String, Vec<u8>)>,
@@ -209,7 +209,7 @@ pub struct Ledgers {
     pub endpoints: Vec<EndpointSpec>,
 }
 
-/// Units that an entry stands for: exact, or unknown within bounds.
+/// The units of an entry: exact, or unknown within bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Units {
     least: u64,
@@ -268,7 +268,7 @@ impl Ledgers {
         found
     }
 
-    /// Counts of what is held, for the head of a failing test's message.
+    /// The sizes of the accounts, for the head of a failing test's message.
     pub fn summary(&self) -> String {
         let mut statuses: BTreeMap<String, u64> = BTreeMap::new();
         for entry in &self.client {
@@ -461,7 +461,7 @@ impl Ledgers {
         if !entry.method.is_empty() && entry.method != line.method {
             found.push(format!("access log: {what} has method {}", line.method));
         }
-        // What was refused as malformed may be written down in another form.
+        // A request that was refused as malformed may be logged in another form.
         let malformed = matches!(status, Some(400 | 413 | 414 | 431)) && entry.is_problem;
         if !path.is_empty() && path != line.path && !malformed {
             found.push(format!("access log: {what} has path {}", line.path));
@@ -475,9 +475,9 @@ impl Ledgers {
         let owner = self.owner(entry).map(|key| key.id.as_str());
         let known = match status {
             _ if malformed => None,
-            // A caller of whom nothing could be known, not even whether the key is one.
+            // The gateway could know nothing of this caller, not even whether the key is one.
             500 if entry.limit.is_none() => None,
-            // The log may say whose revoked or expired key it was.
+            // The log may name the revoked or expired key.
             401 => line.key_id.as_deref().filter(|id| Some(*id) == owner),
             _ if path == "/openapi.json" => line.key_id.as_deref(),
             _ => owner,
@@ -559,7 +559,7 @@ impl Ledgers {
             let units = self.units(entry, allowed);
             total.add(units);
             match entry.reset {
-                // The day that an answer speaks of is the one that ends at its reset: in the zones from 12 hours before UTC
+                // The day of an answer is the one that ends at its reset: in the zones from 12 hours before UTC
                 // to 11 behind, half a day earlier has its date in UTC too.
                 Some(reset) => dated
                     .entry(date_of(reset.saturating_sub(HALF_DAY_SECONDS)))
@@ -624,7 +624,7 @@ impl Ledgers {
                 // The limit on reading usage is in no ledger.
                 .filter(|entry| !entry.target.starts_with(OWN_USAGE))
         };
-        // An answer to HEAD does not say which policy it is of.
+        // An answer to HEAD does not name its policy.
         let unsaid = refused(429)
             .filter(|entry| !entry.answer_text.contains("\"violated-policies\""))
             .count() as u64;
@@ -707,7 +707,7 @@ impl Ledgers {
         self.endpoint(entry).map(|endpoint| endpoint.cost)
     }
 
-    /// Units charged and not refunded, by what the client saw and the rules of the contract.
+    /// Units charged and not refunded, by the client's entry and the rules of the contract.
     fn units(&self, entry: &Entry, allowed: &Allowances) -> Units {
         let (Some(_), Some(cost)) = (self.owner(entry), self.cost(entry)) else {
             return Units::default();

@@ -1,8 +1,8 @@
-//! What integration tests stand on: the real binary, real sockets, a real `redis-server`, an upstream that records what
-//! it received and can misbehave, clients that remember what they saw, and one assertion over all four ledgers.
+//! The base of the integration tests: the real binary, real sockets, a real `redis-server`, an upstream that records what
+//! it received and can misbehave, clients that record their calls, and one assertion over all four ledgers.
 //!
 //! A test begins a [`Scene`], issues keys, calls, and ends with [`Scene::assert_ledgers_agree`]. Nothing here knows the
-//! crate under test: the path of its binary is an argument (`env!("CARGO_BIN_EXE_touchline")`). Everything lives in a
+//! crate under test: the path of its binary is an argument (`env!("CARGO_BIN_EXE_touchline")`). Everything is in a
 //! directory of its own and on ports that the operating system chose, so tests run in parallel. There are no sleeps
 //! that a test relies on: every wait polls with a deadline.
 
@@ -33,17 +33,17 @@ pub use scene::{IssuedKey, Scene, SceneBuilder, Store};
 pub use tcp_proxy::{TcpProxy, Wire};
 pub use upstream::{Behaviour, RecordingUpstream};
 
-/// Pause between two looks at something that is about to become true.
+/// The pause between two polls of a condition.
 const POLL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How long what comes about by itself may take: far more than it should, for machines that do much else. Only a failing
-/// test waits so long.
+/// How long a condition may take to become true: far more than it should, for busy machines. Only a failing
+/// test waits for this time.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a loaded machine is allowed beside a promised time.
+/// The time that a loaded machine may take beyond a promised time.
 pub const SLACK: Duration = Duration::from_secs(10);
 
-/// Polls `probe` until it gives a value.
+/// Polls `probe` until it returns a value.
 ///
 /// # Panics
 /// With `what` after [`PATIENCE`].

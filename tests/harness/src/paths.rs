@@ -1,10 +1,10 @@
-//! Paths as attackers write them, and what upstreams of several kinds make of a path.
+//! Paths as attackers write them, and the normalisation of a path by several kinds of upstreams.
 //!
 //! Each normaliser decodes once. One that decodes twice is a hole of its own, which no gateway can close for it.
 
 use std::sync::Arc;
 
-/// What paths are made of: what endpoints have, and what servers disagree about.
+/// The pieces of paths: those of endpoints, and those that servers read differently.
 const PIECES: [&str; 48] = [
     "api",
     "v1",
@@ -55,7 +55,7 @@ const PIECES: [&str; 48] = [
     "%ff",
     "\u{e9}",
 ];
-/// Paths that endpoints have, to be disturbed.
+/// Paths of endpoints, to be modified.
 const STEMS: [&str; 6] = [
     "/api/v1/data/markets",
     "/api/v1/data/predictions",
@@ -86,7 +86,7 @@ pub fn generated(random: &mut fastrand::Rng) -> String {
     path
 }
 
-/// A kind of upstream and what it makes of a path.
+/// A kind of upstream and its normalisation of a path.
 pub type Normaliser = (&'static str, fn(&str) -> String);
 
 /// Upstreams of several kinds.
@@ -197,22 +197,22 @@ fn without_dots(path: &str) -> String {
     format!("/{}", kept.join("/"))
 }
 
-/// What became of generated paths that no normaliser turned into another endpoint.
+/// The counts of generated paths that no normaliser turned into another endpoint.
 #[derive(Debug, Default)]
 pub struct Judged {
-    /// Not let in.
+    /// Refused.
     pub refused: u64,
-    /// Let in, but no endpoint.
+    /// Well-formed, but no endpoint.
     pub unknown: u64,
     /// Found, and read in the same way by every normaliser.
     pub found: u64,
 }
 
-/// Has so many generated paths read by a gateway and by every normaliser: `path` is the path of a target that is let in,
-/// `endpoint` the pattern of the endpoint that a path is.
+/// Has this number of generated paths read by a gateway and by every normaliser: `path` returns the path of a well-formed target,
+/// `endpoint` the pattern of the endpoint that a path matches.
 ///
 /// # Errors
-/// The first path that an upstream takes for another endpoint than the gateway did, or that does not begin with what was matched.
+/// The first path that an upstream takes for another endpoint than the gateway did, or that does not begin with the matched path.
 pub fn judge(
     random: &mut fastrand::Rng,
     paths: u64,
@@ -231,7 +231,7 @@ pub fn judge(
             continue;
         };
         judged.found += 1;
-        // What was matched is what goes on, byte for byte.
+        // The matched path is forwarded byte for byte.
         if !sent.starts_with(matched) {
             return Err(format!("{sent:?} was matched as {matched:?}"));
         }

@@ -1,4 +1,4 @@
-//! What every error answer of the contract has in common.
+//! The common properties of every error answer of the contract.
 
 use crate::client::Answer;
 
@@ -6,7 +6,7 @@ use crate::client::Answer;
 /// the inside.
 ///
 /// # Panics
-/// Where it is another.
+/// If the answer is another one.
 #[track_caller]
 pub fn assert_problem(answer: &Answer, status: u16, code: &str) {
     assert_eq!(answer.status, status, "{answer:?}");

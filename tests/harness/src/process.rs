@@ -12,9 +12,9 @@ use nix::unistd::Pid;
 #[derive(Debug)]
 pub struct Process {
     child: Child,
-    /// Where its standard output goes.
+    /// The file of its standard output.
     pub stdout: PathBuf,
-    /// Where its standard error goes.
+    /// The file of its standard error.
     pub stderr: PathBuf,
 }
 
@@ -41,7 +41,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Memory that only the process itself can give back; see [`anonymous_bytes`].
+    /// Memory that only the process itself can release; see [`anonymous_bytes`].
     pub fn anonymous_bytes(&self) -> usize {
         anonymous_bytes(self.pid())
     }
@@ -122,7 +122,7 @@ impl Process {
         }
     }
 
-    /// What it has written so far, for a failing test's message.
+    /// Its output so far, for a failing test's message.
     pub fn output(&self) -> String {
         let read =
             |path| String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned();
@@ -140,7 +140,7 @@ impl Drop for Process {
     }
 }
 
-/// Memory that only the process with this id can give back (resident, anonymous), in bytes; 0 once it has ended.
+/// Memory that only the process with this id can release (resident, anonymous), in bytes; 0 once it has ended.
 pub fn anonymous_bytes(pid: u32) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let mut lines = status.lines();

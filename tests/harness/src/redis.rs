@@ -11,7 +11,7 @@ use crate::{Faketime, eventually, process::Process};
 
 /// How long one command may take: a stopped server accepts and never answers.
 const COMMAND_DEADLINE: Duration = Duration::from_secs(2);
-/// Attempts to find a port that nobody took in between.
+/// Attempts to find a port that no other process took in between.
 const PORT_ATTEMPTS: usize = 5;
 
 /// A running server; dropping it kills it.
@@ -88,7 +88,7 @@ impl RedisServer {
         assert!(self.answers_or_ends().await, "{}", self.process.output());
     }
 
-    /// Sends one command and gives the raw reply.
+    /// Sends one command and returns the raw reply.
     pub async fn command(&self, words: &[&str]) -> std::io::Result<String> {
         let exchange = self.exchange(words);
         match tokio::time::timeout(COMMAND_DEADLINE, exchange).await {

@@ -1,5 +1,5 @@
 //! Redis processes of every kind: servers with TLS and ACL, sentinels, clusters. Each ends with its guard or with the test
-//! process, whatever ends that, so that tests may share some in a static.
+//! process, however that ends, so that tests may share some in a static.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader};
@@ -17,7 +17,7 @@ use crate::eventually;
 const START_PATIENCE: Duration = Duration::from_secs(30);
 const PORTS_TRIED_MAX: u32 = 50;
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// Prints the pid of what it starts, and kills that when its own standard input ends.
+/// Prints the pid of its child process, and kills that when its own standard input ends.
 const GUARD: &str = r#""$@" >/dev/null 2>&1 & echo $!; read -r _; kill -9 $!; wait"#;
 
 /// A process that ends with this value or with the test process.
@@ -69,7 +69,7 @@ impl Drop for Guarded {
 
 /// A redis-server without persistence.
 pub struct Node {
-    /// Where it listens on 127.0.0.1.
+    /// Its port on 127.0.0.1.
     pub port: u16,
     process: Option<Guarded>,
     directory: TempDir,
@@ -83,7 +83,7 @@ impl Node {
         Node::start_for("", arguments).await
     }
 
-    /// The same where tests must log in, with `user=…&pass=…`.
+    /// The same, if tests must log in, with `user=…&pass=…`.
     pub async fn start_for(login: &str, arguments: impl Fn(u16) -> Vec<String>) -> Node {
         assert_installed();
         for _ in 0..PORTS_TRIED_MAX {
@@ -142,12 +142,12 @@ impl Node {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The result of a command, over a connection that no topology has a part in.
+    /// The result of a command, over a connection that is independent of the topology.
     pub async fn ask<T: FromRedisValue>(&self, command: &str) -> T {
         self.try_ask(command).await.unwrap()
     }
 
-    /// The same, where it may fail.
+    /// The same, if it may fail.
     pub async fn try_ask<T: FromRedisValue>(&self, command: &str) -> redis::RedisResult<T> {
         let mut words = command.split(' ');
         let mut asked = redis::cmd(words.next().unwrap());
@@ -162,7 +162,7 @@ impl Node {
         self.process.as_ref().unwrap().signal("-STOP");
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn resume(&self) {
         self.process.as_ref().unwrap().signal("-CONT");
     }
@@ -182,13 +182,13 @@ impl Node {
     }
 }
 
-/// From now on a replica hears nothing of its master, what is on its way included: it hangs, and their connection is cut.
+/// From now on a replica receives nothing from its master, data in transit included: it hangs, and their connection is cut.
 pub async fn deafen(replica: &Node, master: &Node) {
     replica.hang();
     let _cut: u64 = master.ask("CLIENT KILL TYPE replica").await;
 }
 
-/// Waits until `ask` says yes.
+/// Waits until `ask` returns true.
 pub async fn settled(what: &str, ask: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + START_PATIENCE;
     while !ask().await {
@@ -200,7 +200,7 @@ pub async fn settled(what: &str, ask: impl AsyncFn() -> bool) {
     }
 }
 
-/// Arguments by their spaces.
+/// Arguments, split at spaces.
 pub fn words(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_owned).collect()
 }
@@ -319,7 +319,7 @@ impl SentinelSet {
         panic!("no free port for a sentinel after {PORTS_TRIED_MAX} attempts");
     }
 
-    /// The sentinels' addresses, behind one where nobody listens.
+    /// The sentinels' addresses, after one on which nothing listens.
     pub fn addresses(&self) -> Vec<String> {
         let ports = [1].into_iter().chain(
             self.sentinels
@@ -342,7 +342,7 @@ impl SentinelSet {
         (place, 1 - place)
     }
 
-    /// Has a sentinel start a failover although the master is well, as soon as it takes the replica for fit.
+    /// Has a sentinel start a failover although the master works, as soon as it considers the replica suitable.
     pub async fn fail_over(&self) {
         let mut connection = connect(self.sentinels[0].0).await.unwrap();
         eventually("a sentinel starts a failover", async || {
@@ -451,7 +451,7 @@ impl ClusterSet {
         }
     }
 
-    /// The addresses of all nodes but the first, behind one where nobody listens.
+    /// The addresses of all nodes but the first, after one on which nothing listens.
     pub fn addresses(&self) -> Vec<String> {
         let nodes = self.nodes.iter().skip(1).map(Node::address);
         ["127.0.0.1:1".to_owned()]
@@ -520,7 +520,7 @@ impl ClusterSet {
                 .ask(&format!("CLUSTER SETSLOT {slot} NODE {target_id}"))
                 .await;
         }
-        // The target took an epoch of its own for this. A node that has not heard of it would take the same for the next slot.
+        // The target took an epoch of its own for this. A node that does not know it would take the same for the next slot.
         settled("the masters agree on the epoch", async || {
             let mut epochs = HashSet::new();
             for node in &self.nodes[..MASTERS] {
@@ -549,7 +549,7 @@ impl Certificates {
             std::fs::write(directory.path().join(name), text).unwrap();
         };
         let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
-        // One name for all would make everybody's certificate look self-signed.
+        // One name for all would make every certificate look self-signed.
         let common_name = rcgen::DnType::CommonName;
         authority
             .distinguished_name

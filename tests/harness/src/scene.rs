@@ -1,4 +1,4 @@
-//! Everything a test needs, standing: a store, gateways, an upstream, clients and their ledger.
+//! A running environment for a test: a store, gateways, an upstream, clients and their ledger.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,10 +18,10 @@ pub use crate::ledger::IssuedKey;
 
 /// Pause between two gatherings of the ledgers, each of which runs a command.
 const GATHER_PAUSE: Duration = Duration::from_millis(100);
-/// Days around today that are asked of the store.
+/// Days around today that are read from the store.
 const USAGE_DAYS: u64 = 2;
 
-/// The store that a scene stands on.
+/// The store of a scene.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Store {
     /// SQLite, shared by all gateways of the scene.
@@ -32,7 +32,7 @@ pub enum Store {
 
 type Change = Box<dyn FnOnce(&mut GatewaySpec) + Send>;
 
-/// A [`Scene`] to be.
+/// A [`Scene`] to be started.
 pub struct SceneBuilder {
     binary: PathBuf,
     store: Store,
@@ -44,19 +44,19 @@ pub struct SceneBuilder {
 }
 
 impl SceneBuilder {
-    /// Stands on that store; embedded unless said.
+    /// Uses that store; embedded by default.
     pub fn store(mut self, store: Store) -> SceneBuilder {
         self.store = store;
         self
     }
 
-    /// So many gateway processes on one store; one unless said.
+    /// The count of gateway processes on one store; one by default.
     pub fn gateways(mut self, gateways: usize) -> SceneBuilder {
         self.gateways = gateways;
         self
     }
 
-    /// So many servers behind the gateways beside the first.
+    /// The count of servers behind the gateways, beside the first.
     pub fn more_servers(mut self, more_servers: usize) -> SceneBuilder {
         self.more_servers = more_servers;
         self
@@ -141,7 +141,7 @@ impl SceneBuilder {
         let mut gateways = Vec::new();
         for number in 0..self.gateways {
             let name = format!("gateway-{number}");
-            // A directory for each: what is private to a node (its journal) must not be shared by two.
+            // A directory for each: files that are private to a node (its journal) must not be shared by two.
             let own = directory.path().join(&name);
             std::fs::create_dir(&own).expect("the gateway's directory");
             gateways.push(Gateway::start(&self.binary, &own, &name, &spec).await);
@@ -170,7 +170,7 @@ pub struct Scene {
     pub more_upstreams: Vec<RecordingUpstream>,
     /// The gateways.
     pub gateways: Vec<Gateway>,
-    /// The Redis under them, where the store is one.
+    /// The Redis of the gateways, if the store is one.
     pub redis: Option<RedisServer>,
     ledger: Arc<ClientLedger>,
     keys: Mutex<Vec<IssuedKey>>,
@@ -209,7 +209,7 @@ impl Scene {
         Client::new(protocol, address, Arc::clone(&self.ledger))
     }
 
-    /// What the clients saw so far.
+    /// The calls of the clients so far.
     pub fn client_ledger(&self) -> &ClientLedger {
         &self.ledger
     }
@@ -222,7 +222,7 @@ impl Scene {
         self.spec.clock.as_ref().expect("a scene with faketime")
     }
 
-    /// Where everything of this scene lies.
+    /// The directory of this scene.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
@@ -270,7 +270,7 @@ impl Scene {
         self.keys().push(key.clone());
     }
 
-    /// A directory for what the gateways do not write and may hold secrets, such as a file of keys.
+    /// A directory for files that the gateways do not write and that may contain secrets, such as a file of keys.
     pub fn outside(&self) -> &Path {
         self.outside.path()
     }
@@ -283,7 +283,7 @@ impl Scene {
     /// Runs a command on the configuration of the first gateway; its standard output.
     ///
     /// # Panics
-    /// With all it said, if it fails.
+    /// With its output, if it fails.
     pub async fn cli(&self, arguments: &[&str]) -> String {
         let output = self.gateways[0].cli(arguments).await;
         assert!(
@@ -296,7 +296,7 @@ impl Scene {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// What the store counts.
+    /// The counts of the store.
     pub async fn usage(&self) -> Vec<UsageRow> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -317,7 +317,7 @@ impl Scene {
         own.map(|row| row.used).sum()
     }
 
-    /// Polls until the store counts so many units for a key; refunds are written behind the answer.
+    /// Polls until the store counts this number of units for a key; refunds are written after the answer.
     pub async fn expect_used(&self, key: &IssuedKey, units: u64) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -344,7 +344,7 @@ impl Scene {
         )
     }
 
-    /// The value of a series of the first gateway, such as `touchline_connections`; 0 where it has none.
+    /// The value of a series of the first gateway, such as `touchline_connections`; 0 if there is none.
     pub async fn metric(&self, series: &str) -> f64 {
         let (_, text) = self.admin(0, "/metrics").await;
         let value = |line: &str| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok();
@@ -354,12 +354,12 @@ impl Scene {
     /// The end of every integration test: all four ledgers agree, by the rules of the contract alone.
     ///
     /// # Panics
-    /// With the differences, if they do not within a few seconds.
+    /// With the differences, if they do not agree within a few seconds.
     pub async fn assert_ledgers_agree(&mut self) {
         self.assert_ledgers_agree_with(&Allowances::default()).await;
     }
 
-    /// The same with what this test knows to be different.
+    /// The same, with the expected exceptions of this test.
     pub async fn assert_ledgers_agree_with(&mut self, allowed: &Allowances) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -401,7 +401,7 @@ impl Scene {
                 ));
             }
         }
-        // Logs, outputs and the store's own files: whatever the processes wrote.
+        // Logs, outputs and the store's own files: everything that the processes wrote.
         read_files(self.directory.path(), &mut artefacts);
         let ledgers = Ledgers {
             client: self.ledger.entries(),

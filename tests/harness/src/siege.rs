@@ -1,8 +1,8 @@
-//! Attackers that go on until they are called off, each from other addresses of loopback than honest clients, and honest
-//! clients that count what they miss meanwhile.
+//! Attackers that continue until they are stopped, each from other addresses of loopback than honest clients, and honest
+//! clients that count their failures meanwhile.
 //!
-//! Attackers keep no ledger: they come with keys that were never issued, or with nothing whole, so whatever the gateway
-//! writes down of them is a refusal ([`Allowances::strangers`](crate::Allowances)).
+//! Attackers keep no ledger: they send keys that were never issued, or no whole request, so every line that the gateway
+//! logs for them is a refusal ([`Allowances::strangers`](crate::Allowances)).
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ const RESETS: u32 = 200;
 /// How many of each kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Forces {
-    /// TLS connections that say nothing but HTTP/2's preface.
+    /// TLS connections that send nothing but HTTP/2's preface.
     pub idle: usize,
     /// Connections that send a head byte by byte.
     pub slow: usize,
@@ -51,15 +51,15 @@ impl Forces {
     }
 }
 
-/// An attack under way; dropping it ends it.
+/// A running attack; dropping it ends it.
 pub struct Siege {
     attackers: JoinSet<()>,
     stop: Arc<AtomicBool>,
-    /// What attackers have done so far: connections held, heads begun, keys tried, streams reset.
+    /// The attackers' counts so far: connections held, heads begun, keys tried, streams reset.
     pub blows: Arc<AtomicU64>,
 }
 
-/// Where attackers find the gateway, and where they come from.
+/// The gateway's addresses, and those of the attackers.
 #[derive(Clone)]
 struct Field {
     http: SocketAddr,
@@ -69,7 +69,7 @@ struct Field {
 }
 
 impl Siege {
-    /// Lets these forces attack the scene's first gateway. Returns when the idle ones stand.
+    /// Lets these forces attack the scene's first gateway. Returns when the idle connections are open.
     pub async fn lay(scene: &Scene, forces: Forces) -> Siege {
         let field = Field {
             http: scene.gateways[0].http,
@@ -130,7 +130,7 @@ impl Siege {
         while arriving.join_next().await.is_some() {}
     }
 
-    /// Calls all of them off.
+    /// Stops all attackers.
     pub async fn lift(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         self.attackers.shutdown().await;
@@ -149,7 +149,7 @@ async fn connect(source: IpAddr, to: SocketAddr) -> std::io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-/// A head of which a byte comes now and then; when the gateway has had enough, another connection.
+/// A head that is sent byte by byte; when the gateway closes the connection, another one begins.
 async fn dribble(field: Field, source: IpAddr) {
     while !field.stop.load(Ordering::Relaxed) {
         let Ok(mut socket) = connect(source, field.http).await else {
@@ -176,7 +176,7 @@ async fn dribble(field: Field, source: IpAddr) {
     }
 }
 
-/// Keys in the right form that nobody has issued, one after the other.
+/// Keys in the right form that were never issued, one after the other.
 async fn guess(field: Field, source: IpAddr) {
     while !field.stop.load(Ordering::Relaxed) {
         let Ok(mut socket) = connect(source, field.http).await else {
@@ -227,17 +227,17 @@ async fn reset(field: Field, source: IpAddr) {
     }
 }
 
-/// What honest clients met.
+/// The results of honest clients.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// How long each answer took.
+    /// The duration of each answer.
     pub times: Vec<Duration>,
-    /// What they got instead of answers, each time.
+    /// The failure of each call without an expected answer.
     pub errors: Vec<String>,
 }
 
 impl Report {
-    /// The time that such a part of the answers took at most; zero without any.
+    /// The time within which this part of the answers arrived; zero without any.
     pub fn quantile(&mut self, part: f64) -> Duration {
         self.times.sort_unstable();
         let last = self.times.len().saturating_sub(1);
@@ -246,7 +246,7 @@ impl Report {
     }
 }
 
-/// So many honest clients, over all protocols in turn, each with a connection of its own, call so often each, with such a
+/// Lets honest clients call, over all protocols in turn, each with a connection of its own, a number of calls each and a
 /// pause after each call.
 pub async fn honest(
     scene: &Scene,

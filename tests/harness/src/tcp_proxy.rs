@@ -1,4 +1,4 @@
-//! A TCP proxy that does to a connection what networks do: delay it, hold it up, forget one side of it, cut it, or
+//! A TCP proxy with the faults of networks: delay a connection, hold it up, forget one side of it, cut it, or
 //! deliver a request and lose the reply.
 
 use std::time::Duration;
@@ -10,18 +10,18 @@ use tokio::sync::watch;
 
 const CHUNK_BYTES: usize = 16_384;
 
-/// What the proxy does to every connection, the open ones too.
+/// The effect of the proxy on every connection, the open ones too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     /// Everything is passed on.
     Passes,
-    /// Everything is passed on so much later, in both directions.
+    /// Everything is passed on with this delay, in both directions.
     Delays(Duration),
     /// Nothing is passed on, nothing is lost: it arrives when the wire passes again.
     BlackHole,
     /// The server's side is closed and the client's stays open, for ever, and silent.
     HalfOpen,
-    /// So many bytes of replies are passed on for each connection, then it is reset.
+    /// This number of bytes of replies is passed on for each connection, then it is reset.
     CutsAfter(usize),
     /// Requests are delivered and replies dropped. A connection that lost some never gets any again.
     DropsReplies,
@@ -40,7 +40,7 @@ impl TcpProxy {
     /// A proxy that passes everything on.
     ///
     /// # Panics
-    /// Where no port is to be had.
+    /// If no port is free.
     pub async fn before(port: u16) -> TcpProxy {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let own = listener.local_addr().expect("a bound port").port();
@@ -53,12 +53,12 @@ impl TcpProxy {
         TcpProxy { port: own, wire }
     }
 
-    /// Its address as settings want it.
+    /// Its address, as in settings.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}/0", self.port)
     }
 
-    /// From now on it does this.
+    /// From now on the wire behaves in this way.
     pub fn set(&self, wire: Wire) {
         self.wire.send_replace(wire);
     }
@@ -87,7 +87,7 @@ async fn relay(mut client: TcpStream, port: u16, mut wire: watch::Receiver<Wire>
     match seen {
         Wire::Refuses => return reset(&client),
         Wire::HalfOpen => return never_answer(&mut client).await,
-        // Whoever connects waits, as for a SYN that nobody answers.
+        // A connecting client waits, as for an unanswered SYN.
         Wire::BlackHole => {
             let _ = wire.wait_for(|wire| *wire != Wire::BlackHole).await;
         }
@@ -178,7 +178,7 @@ async fn pump(
     }
 }
 
-/// Waits while the wire is a black hole; how the connection ends, if it does.
+/// Waits while the wire is a black hole; returns how the connection ends, if it does.
 async fn held_up(wire: &mut watch::Receiver<Wire>) -> Option<End> {
     loop {
         let seen = *wire.borrow_and_update();
@@ -197,7 +197,7 @@ async fn held_up(wire: &mut watch::Receiver<Wire>) -> Option<End> {
     }
 }
 
-/// Takes what comes and says nothing, until the client has had enough.
+/// Reads everything and sends nothing, until the client closes the connection.
 async fn never_answer(client: &mut TcpStream) {
     let mut bytes = vec![0; CHUNK_BYTES];
     while let Ok(1..) = client.read(&mut bytes).await {}

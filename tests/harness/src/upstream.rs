@@ -1,7 +1,7 @@
-//! An upstream that records every byte it is asked and misbehaves on demand.
+//! An upstream that records every request byte for byte and misbehaves on demand.
 //!
-//! It speaks HTTP/1.1 by hand, so that it can break the protocol where a test needs that, and HTTP/2 by the `h2` crate with those who
-//! begin with its preface. What it records is the fourth ledger: which requests the gateway let through, with the very bytes of their
+//! HTTP/1.1 is written by hand, so that a test can break the protocol; HTTP/2, by the `h2` crate, is for connections that
+//! begin with its preface. Its record is the fourth ledger: the requests that the gateway forwarded, with the very bytes of their
 //! target.
 
 use std::collections::BTreeMap;
@@ -35,24 +35,24 @@ pub enum Outcome {
     Unanswered,
     /// Written to the last byte.
     Answered,
-    /// The same, and it said that this server is away: 502, 503 or 504.
+    /// The same, with a status that this server is unavailable: 502, 503 or 504.
     Away,
     /// A header and a part of the body, then broken off.
     Cut,
     /// Broken off before the header.
     Reset,
-    /// Said not to have been looked at, over HTTP/2.
+    /// Reported as not processed, over HTTP/2.
     Refused,
 }
 
-/// What the upstream takes.
+/// The protocols that the upstream accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaks {
-    /// HTTP/2 of those who begin with it, else HTTP/1.1.
+    /// HTTP/2 on connections that begin with it, otherwise HTTP/1.1.
     Both,
     /// HTTP/1.1 only: HTTP/2 is answered with a 400.
     Http1,
-    /// HTTP/2 only: whoever speaks another tongue is closed on.
+    /// HTTP/2 only: other connections are closed.
     Http2,
 }
 
@@ -73,7 +73,7 @@ pub struct Recorded {
     pub body: Vec<u8>,
     /// When its last byte was read.
     pub at: Instant,
-    /// Which connection it came on, counted from 1.
+    /// The number of its connection, counted from 1.
     pub connection: u64,
     /// Its place on that connection, counted from 1.
     pub place: u32,
@@ -178,7 +178,7 @@ impl Release {
     }
 }
 
-/// What to do with a request.
+/// The behaviour for a request.
 #[derive(Debug, Clone)]
 pub enum Behaviour {
     /// 200 with a JSON body that echoes the request id.
@@ -193,7 +193,7 @@ pub enum Behaviour {
     Until(Release, Box<Behaviour>),
     /// Reset the connection without a byte of answer.
     ResetBeforeHeader,
-    /// A header that promises a length, so many bytes of body, then a reset.
+    /// A header that promises a length, this number of bytes of body, then a reset.
     ResetMidBody {
         /// Bytes of body sent.
         after: usize,
@@ -203,7 +203,7 @@ pub enum Behaviour {
         /// Bytes of body sent.
         after: usize,
     },
-    /// A header and a body for ever, until the gateway takes no more of it for a while; then a reset.
+    /// A header and an endless body, until the gateway takes no more of it for a while; then a reset.
     ResetWhenStuck,
     /// A header and nothing more, until the gateway gives up.
     StallAfterHeader,
@@ -217,12 +217,12 @@ pub enum Behaviour {
     Parts {
         /// `Content-Type`.
         kind: &'static str,
-        /// What is written at a time.
+        /// One part.
         parts: Vec<&'static str>,
         /// Lets parts go.
         allowed: Arc<Semaphore>,
     },
-    /// Do the other, then close the connection without having said so.
+    /// Do the other, then close the connection without announcing it.
     ThenClose(Box<Behaviour>),
     /// Over HTTP/2: reset the stream with this code, before any header. 7 is REFUSED_STREAM. Over HTTP/1.1 the connection.
     ResetStream(u32),
@@ -244,14 +244,14 @@ struct Shared {
     by_id: Mutex<BTreeMap<String, Behaviour>>,
     decide: Mutex<Decide>,
     speaks: Mutex<Speaks>,
-    /// Tells HTTP/2 connections to end when their requests have.
+    /// Makes HTTP/2 connections end after their requests.
     farewells: broadcast::Sender<()>,
     connections: AtomicU64,
-    /// What the next request over HTTP/2 gets after so many bytes of its body.
+    /// The refusal of the next request over HTTP/2, after this number of bytes of its body.
     early: Mutex<Option<(usize, Behaviour)>>,
-    /// Requests over HTTP/2 whose head has come.
+    /// Requests over HTTP/2 whose head has arrived.
     heads: AtomicU64,
-    /// The ids of all requests whose head has come, whole or not.
+    /// The ids of all requests whose head has arrived, complete or not.
     begun: Mutex<Vec<String>>,
 }
 
@@ -266,7 +266,7 @@ impl Shared {
         (behaviour, recorded.len() - 1)
     }
 
-    /// Notes that the head of a request has come.
+    /// Records that the head of a request has arrived.
     fn begin(&self, id: &str) {
         lock(&self.begun).push(id.to_owned());
     }
@@ -300,7 +300,7 @@ impl RecordingUpstream {
     /// Listens there; port 0 is one that the operating system chooses.
     ///
     /// # Panics
-    /// If the place is taken.
+    /// If the address is in use.
     pub async fn start_at(address: SocketAddr) -> RecordingUpstream {
         let listener = TcpListener::bind(address).await.expect("a free port");
         let address = listener
@@ -330,14 +330,14 @@ impl RecordingUpstream {
         self.address
     }
 
-    /// Takes only this on new connections.
+    /// Accepts only these protocols on new connections.
     pub fn speak(&self, speaks: Speaks) {
         *lock(&self.shared.speaks) = speaks;
     }
 
-    /// Tells all HTTP/2 connections goodbye: requests under way are answered, further ones go elsewhere.
+    /// Sends a GOAWAY on all HTTP/2 connections: requests in flight are answered, further ones need other connections.
     pub fn go_away(&self) {
-        // Nobody may be connected.
+        // There may be no connection.
         let _ = self.shared.farewells.send(());
     }
 
@@ -356,23 +356,23 @@ impl RecordingUpstream {
         self.behave(move |_| behaviour.clone());
     }
 
-    /// Does this with the request of that id, whatever the others get.
+    /// Does this with the request of that id, independently of the others.
     pub fn behave_for(&self, id: &str, behaviour: Behaviour) {
         lock(&self.shared.by_id).insert(id.to_owned(), behaviour);
     }
 
-    /// Refuses the next request over HTTP/2, which is not recorded, when so many bytes of its body have come: by
+    /// Refuses the next request over HTTP/2, which is not recorded, when this number of bytes of its body has arrived: by
     /// [`Behaviour::ResetStream`] or [`Behaviour::GoAway`].
     pub fn refuse_early(&self, body_bytes: usize, refusal: Behaviour) {
         *lock(&self.shared.early) = Some((body_bytes, refusal));
     }
 
-    /// How many heads of requests have come over HTTP/2, those of health checks and of refused requests too.
+    /// How many heads of requests have arrived over HTTP/2, those of health checks and of refused requests too.
     pub fn http2_heads(&self) -> u64 {
         self.shared.heads.load(Ordering::Relaxed)
     }
 
-    /// The ids of all requests whose head has come, in the order of their arrival: also of those whose body never came whole, which
+    /// The ids of all requests whose head has arrived, in order: also of those whose body never arrived completely, which
     /// are not recorded. Health checks have an empty one.
     pub fn begun(&self) -> Vec<String> {
         lock(&self.shared.begun).clone()
@@ -484,7 +484,7 @@ fn is_check(request: &Recorded) -> bool {
     request.target == b"/healthz" && request.id.is_empty()
 }
 
-/// Carries out one behaviour; whether the connection goes on.
+/// Carries out one behaviour; returns whether the connection continues.
 async fn perform(
     socket: &mut TcpStream,
     request: &Recorded,
@@ -501,7 +501,7 @@ async fn perform(
                 Script::json(status, &format!("{{\"upstream_status\":{status}}}"))
             }
             Behaviour::Delay(time, next) => {
-                // A gateway that gives up closes the connection, and that is the end of it.
+                // A gateway that gives up closes the connection, which ends the exchange.
                 if tokio::time::timeout(time, closed(socket)).await.is_ok() {
                     return Ok(false);
                 }
@@ -595,7 +595,7 @@ async fn perform(
     }
 }
 
-/// What a written answer was.
+/// The outcome of a written answer.
 fn answered(script: &Script) -> Outcome {
     match script.status {
         502..=504 => Outcome::Away,
@@ -603,7 +603,7 @@ fn answered(script: &Script) -> Outcome {
     }
 }
 
-/// Waits for a permit, and takes it; false where the other side goes first.
+/// Waits for a permit, and takes it; false if the other side closes first.
 async fn is_allowed(allowed: &Semaphore, gone: impl Future<Output = ()>) -> bool {
     tokio::select! {
         permit = allowed.acquire() => {

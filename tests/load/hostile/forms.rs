@@ -12,16 +12,16 @@ const WINDOW_MAX: u32 = 0x7fff_ffff;
 const RESET_STREAMS: u32 = 1_020;
 /// Frames for streams that are closed, far more than any budget.
 const STRAY_FRAMES: u32 = 20_000;
-/// As many fields as a list of the gateway's bound for the library may have.
+/// The most fields of a header list within the bound that the gateway sets for the library.
 const FIELDS: usize = 850;
-/// Where HPACK's dynamic table begins, as an indexed field: 62 with the high bit.
+/// The first index of HPACK's dynamic table, as an indexed field: 62 with the high bit.
 const NEWEST: u8 = 0x80 | 62;
 
 /// One way to attack.
 pub struct Form {
     pub name: &'static str,
     pub settings: &'static [(u16, u32)],
-    /// Everything sent behind the settings, with a valid key.
+    /// All frames after the settings, with a valid key.
     pub attack: fn(&str) -> Vec<u8>,
     /// The upstream's answers.
     pub answer_bytes: usize,
@@ -86,7 +86,7 @@ pub fn all() -> Vec<Form> {
             closed,
             with_control_frames,
         ),
-        // The upstream answers none of these: what is held of streams that are dead shows.
+        // The upstream answers none of these, so the memory held for dead streams shows.
         form(
             "1,020 streams, each reset for a window's overflow",
             &[],
@@ -136,7 +136,7 @@ fn unread_answers(key: &str) -> Vec<u8> {
     bytes
 }
 
-/// A field that goes into the dynamic table.
+/// A field that is added to the dynamic table.
 fn remembered(name: &str, value: &str) -> Vec<u8> {
     let mut field = block(&[(name, value)]);
     field[0] = 0x40;
@@ -158,7 +158,7 @@ fn long_heads(key: &str) -> Vec<u8> {
     bytes
 }
 
-/// As many fields as a list may have, of one byte each on the wire.
+/// The most fields that a list may have, of one byte each on the wire.
 fn header_bomb(key: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (number, stream) in streams().enumerate() {

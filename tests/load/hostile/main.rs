@@ -1,9 +1,9 @@
-//! What one hostile HTTP/2 connection costs the gateway: `make hostile`. `FORM` takes the forms with this text in their
-//! names, `TOUCHLINE` another binary.
+//! The cost of one hostile HTTP/2 connection for the gateway: `make hostile`. `FORM` selects the forms with this text in their
+//! names, `TOUCHLINE` names another binary.
 //!
 //! Each form of attack is made by several connections at once against a gateway of its own that has served honest requests
-//! before. Told is how much the gateway's memory (anonymous, resident) grew at its most for each of them, and how many
-//! times what the attacker sent that is. Exits with 1 where a form breaks a bound.
+//! before. It reports the largest growth of the gateway's memory (anonymous, resident) for each of them, and its
+//! ratio to the bytes that the attacker sent. Exits with 1 if a form breaks a bound.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -26,12 +26,12 @@ mod forms;
 #[path = "../../edge/frames.rs"]
 mod frames;
 
-/// The binary, unless said otherwise.
+/// The default binary.
 const BUILT: &str = env!("CARGO_BIN_EXE_touchline");
 const MARKETS: &str = "/api/v1/data/markets";
 /// Connections that attack at the same time.
 const CONNECTIONS: usize = 8;
-/// For how long memory is looked at once everything is sent.
+/// How long memory is watched once everything is sent.
 const LOOKED_AT: Duration = Duration::from_secs(3);
 const COST_BYTES_MAX: f64 = 4.0 * 1024.0 * 1024.0;
 const AMPLIFICATION_MAX: f64 = 100.0;
@@ -122,7 +122,7 @@ async fn measure(form: &Form) -> Cost {
     }
 }
 
-/// Sends so much of the body of every stream, as the gateway's windows allow; how much went out.
+/// Sends this part of the body of every stream, as the gateway's windows allow; returns the bytes sent.
 async fn upload(wire: &mut Wire, bytes: usize) -> usize {
     let part = 10 * 1024;
     let (mut window, mut sent) = (65_535, 0);

@@ -1,4 +1,4 @@
-//! What was aimed at, beside what came of it.
+//! The aims, beside the measured results.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::memory::{BUSY, Memory};
 use super::report::Report;
 use super::start;
 
-/// What is compared: the one at most so many times the other in CPU a request.
+/// Compared contenders, and the most that the first may take of the other's CPU a request, as a multiple.
 const RATIOS: [(Kind, Kind, f64); 10] = [
     (Kind::Redis, Kind::NginxLua, 0.65),
     (Kind::Embedded, Kind::Pingora, 1.0),
@@ -21,17 +21,17 @@ const RATIOS: [(Kind, Kind, f64); 10] = [
     (Kind::Exhausted, Kind::Pingora, 0.5),
     (Kind::RedisTls2, Kind::NginxTls2, 1.0),
 ];
-/// Refusals that Redis hears nothing of: what it does for all the other gateways meanwhile stays below this, in µs a request; the
+/// Refusals that do not reach Redis: its work for all the other gateways meanwhile stays below this, in µs a request; the
 /// cheapest charge, of a key called so often that many share one call, takes 4.
 const WITHOUT_REDIS: [Kind; 2] = [Kind::Unknown, Kind::Exhausted];
 const NO_CALL_US: f64 = 1.0;
 const ADDED_P99_MS: f64 = 0.5;
 const BUSY_MIB: f64 = 48.0;
-/// In clear; `make memory` measures those over TLS.
+/// Idle connections in clear; `make memory` measures those over TLS.
 const IDLE_KIB: f64 = 10.0;
 const START_MS: f64 = 200.0;
 
-/// One line each, met or missed by the median.
+/// One line for each aim, met or missed by the median.
 pub fn table(report: &Report) -> String {
     let mut table = Table("| Aim | Median (quartiles) | |\n|---|---|---|\n".to_owned());
     for (one, other, most) in RATIOS {

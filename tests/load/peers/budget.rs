@@ -1,15 +1,16 @@
-//! The instruction budget: `make instructions`. Counts what five requests take and compares it with `tests/load/instructions.txt`: more
-//! than [`TOLERANCE`] beyond the budget fails, as much below it is reported. `KEEP=yes` writes the counts into that file.
+//! The instruction budget: `make instructions`. Counts the instructions of five requests and compares them with
+//! `tests/load/instructions.txt`: a count more than [`TOLERANCE`] above the budget fails, one as far below is reported. `KEEP=yes`
+//! writes the counts into that file.
 //!
-//! A count has to repeat on a machine that is busy with other things, so everything that depends on time is kept out of it:
+//! A count must repeat on a busy machine, so everything that depends on time is excluded:
 //!
-//! - One connection sends one request after the other, with one key: no request meets another, so that each charge is a group of its own,
-//!   and what the background writes is one key's.
-//! - What the process takes while it waits is counted first. It is subtracted, for as long as the requests took.
-//! - The least of [`WINDOWS`] windows counts. What the background does beyond that, and what the embedded store's log costs as it grows,
+//! - One connection sends one request after the other, with one key: requests never overlap, so that each charge is a group of its own,
+//!   and the background writes the data of one key.
+//! - The instructions of the waiting process are counted first, and subtracted in proportion to the time of the requests.
+//! - The least of [`WINDOWS`] windows counts. Further background work, and the cost of the embedded store's growing log,
 //!   can only add to it.
 //!
-//! What only many requests at a time bring, or the background alone, does not show here: `make profile` and `make bench` do that.
+//! The cost of concurrent requests, or of the background alone, does not show here: `make profile` and `make bench` measure it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -28,7 +29,7 @@ use super::machine::{FIRST_CORE, SECOND_CORE, TOUCHLINE, loopback};
 use super::stage::Stage;
 use super::start::{Settled, answers};
 
-/// Of the budget, on either side.
+/// The part of the budget by which a count may differ, on either side.
 const TOLERANCE: f64 = 0.05;
 const KINDS: [Kind; 5] = [
     Kind::Embedded,
@@ -37,7 +38,7 @@ const KINDS: [Kind; 5] = [
     Kind::Forbidden,
     Kind::Exhausted,
 ];
-/// Requests before anything is counted, and again when counting has begun: callgrind translates the code anew then.
+/// Requests before anything is counted, and again when counting has begun: callgrind then translates the code again.
 const WARMING: usize = 100;
 /// For how long a waiting process is counted.
 const WAITING: Duration = Duration::from_secs(2);
@@ -50,7 +51,7 @@ const HEADING: &str = "\
 # above its line fails. `KEEP=yes make instructions` writes this file; commit it with the change that brings the new counts.
 ";
 
-/// Counts all, and ends the process with 1 where one is beyond its budget.
+/// Counts all requests, and ends the process with 1 if one is beyond its budget.
 pub async fn hold() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(FILE);
     let keep = std::env::var("KEEP").is_ok_and(|keep| keep == "yes");
@@ -145,7 +146,7 @@ impl Verdict {
     }
 }
 
-/// What a request of this kind takes.
+/// The instructions of a request of this kind.
 async fn count(stage: &Stage, kind: Kind) -> f64 {
     eprintln!("counting: {}", name(kind));
     let directory = stage.directory(&format!("budget-{kind:?}"));
@@ -184,7 +185,7 @@ async fn count(stage: &Stage, kind: Kind) -> f64 {
     least
 }
 
-/// A gateway with one key that is answered as this kind is.
+/// A gateway with one key that gets the answer of this kind.
 async fn settle(stage: &Stage, kind: Kind, directory: &Path) -> (Settled, Arc<Calls>) {
     let store_name = format!("budget-{kind:?}");
     let store = match kind {

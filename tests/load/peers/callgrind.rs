@@ -1,4 +1,4 @@
-//! A process whose instructions are counted: valgrind's callgrind, switched on, asked for what it has counted, and set to zero from
+//! A process whose instructions are counted: valgrind's callgrind, switched on, read and set to zero from
 //! outside, by `callgrind_control`.
 
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ impl Counted {
         self.control(&["-z"]);
     }
 
-    /// What was counted since the start, the last zero or the last dump.
+    /// The counts since the start, the last zero or the last dump.
     pub async fn dump(&mut self) -> Counts {
         self.control(&["-d"]);
         self.dumps += 1;
@@ -85,13 +85,13 @@ impl Counted {
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        // It takes seconds to end by itself, and nobody waits for its last dump.
+        // Its ordinary end takes seconds, and its last dump is not needed.
         self.process.kill9();
     }
 }
 
 impl Counts {
-    /// Of a dump with its lines `events: Ir Dr …` and `totals: 1 2 …`; none where it is not whole.
+    /// Reads the counts of a dump from its lines `events: Ir Dr …` and `totals: 1 2 …`; `None` if it is incomplete.
     fn of(dump: &str) -> Option<Counts> {
         let line = |name| dump.lines().find_map(|line| line.strip_prefix(name));
         let totals = line("totals: ")?.split_whitespace();

@@ -3,14 +3,14 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// As much as the answer of a contender takes, with room.
+/// The size of a buffer for a contender's answer, with a margin.
 pub const ANSWER_BYTES: usize = 16 * 1024;
 
-/// What one contender is asked, over all connections in turn, and what it has to answer.
+/// The requests to one contender, over all connections in turn, and the expected status.
 pub struct Calls {
-    /// Where.
+    /// The contender's address.
     pub address: SocketAddr,
-    /// Each answer's.
+    /// The status of each answer.
     pub status: u16,
     requests: Vec<Vec<u8>>,
     next: AtomicUsize,
@@ -42,7 +42,7 @@ impl Calls {
     /// Whether these bytes are a whole answer.
     ///
     /// # Panics
-    /// If it is another one than expected, or more than one.
+    /// If the answer is not the expected one, or there are more than one.
     pub fn answered(&self, bytes: &[u8]) -> bool {
         let Some(body) = memchr::memmem::find(bytes, b"\r\n\r\n").map(|end| end + 4) else {
             return false;

@@ -1,4 +1,4 @@
--- The admission of nginx_lua.conf. Keys in Redis (as they are: hashing them would cost more), one script call a request over pooled connections.
+-- The admission of nginx_lua.conf. Keys in Redis (unhashed: hashing them would cost more), one script call a request over pooled connections.
 local redis = require "nginx.redis"
 local M = {}
 local TIERS = { starter = 1000, pro = 3000, enterprise = 4000000000 }

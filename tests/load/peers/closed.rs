@@ -1,4 +1,4 @@
-//! As much as a contender takes: each connection sends its next request when it has the answer to the last one.
+//! Saturation of a contender: each connection sends its next request when it has the answer to the last one.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,12 +10,12 @@ use super::calls::{ANSWER_BYTES, Calls};
 use super::figures::percentile;
 use super::machine::Cpu;
 
-/// Before a slice, over its connections: what slept is awake, what others left in the caches is gone.
+/// Load before a slice, over its connections: threads are awake, and other contenders' data has left the caches.
 const WARMING: Duration = Duration::from_millis(100);
-/// What a contender does behind its answers is done then: charges, journal, log.
+/// The time after a slice in which a contender completes its background work: charges, journal, log.
 const SETTLING: Duration = Duration::from_millis(30);
 
-/// What a slice gave.
+/// The figures of a slice.
 #[derive(Debug, Clone, Copy)]
 pub struct Slice {
     /// User and system time of the measured processes for a request, in microseconds.
@@ -39,7 +39,7 @@ struct Connection {
 }
 
 impl Connections {
-    /// So many, spread over the contenders (several gateways, say), each with one answer behind it.
+    /// Opens this number of connections, spread over the contenders (several gateways, say); each has had one answer.
     pub async fn open(calls: &[Arc<Calls>], count: usize) -> Connections {
         let mut open = Vec::with_capacity(count);
         for number in 0..count {
@@ -54,7 +54,7 @@ impl Connections {
         Connections { open }
     }
 
-    /// Keeps all of them busy for so long; the latencies of all answers, and the time in which they came.
+    /// Keeps all connections busy for this duration; returns the latencies of all answers, and the time in which they arrived.
     pub async fn saturate(&mut self, time: Duration) -> (Vec<Duration>, Duration) {
         let start = Instant::now();
         let running: Vec<_> = self
@@ -83,7 +83,7 @@ impl Connections {
         (all, start.elapsed())
     }
 
-    /// Sends so many requests one after the other, each when the one before has its answer.
+    /// Sends this number of requests one after the other, each when the one before has its answer.
     pub async fn in_turn(&mut self, requests: usize) {
         for number in 0..requests {
             let turn = number % self.open.len();
@@ -92,7 +92,7 @@ impl Connections {
         }
     }
 
-    /// A slice: warm-up, then what `measured` and Redis use.
+    /// Runs a slice: warm-up, then measurement of the CPU time of `measured` and Redis.
     pub async fn measure(&mut self, measured: &[u32], redis: u32, time: Duration) -> Slice {
         let used = || measured.iter().map(|pid| Cpu::of(*pid)).collect::<Vec<_>>();
         self.saturate(WARMING).await;

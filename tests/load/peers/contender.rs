@@ -1,4 +1,4 @@
-//! All contenders, started once on the first core and left up: whoever is not asked sleeps.
+//! All contenders, started once on the first core and left running: a contender without requests sleeps.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,19 +15,19 @@ use super::stage::{BODY_BYTES, Stage, filled, issue, nginx, spawn};
 /// Keys in turn.
 const KEYS: usize = 100;
 
-/// Something that is measured.
+/// A program that is measured.
 pub struct Contender {
-    /// Which.
+    /// The kind of contender.
     pub kind: Kind,
-    /// What it is asked.
+    /// The requests to it.
     pub calls: Arc<Calls>,
-    /// One of the keys that it is asked with.
+    /// One of the keys in its requests.
     pub key: String,
     /// The process whose time and memory count.
     pub pid: u32,
 }
 
-/// All of them, up.
+/// All contenders, running.
 pub struct Cast {
     contenders: Vec<Contender>,
     running: Vec<Running>,
@@ -40,7 +40,7 @@ enum Running {
 }
 
 impl Cast {
-    /// Starts everyone and sees that each does its job: the right status for its keys, and 401 for none where it has keys.
+    /// Starts all contenders and checks each: the right status for its keys, and 401 without a key if it has keys.
     pub async fn start(stage: &Stage) -> Cast {
         let mut cast = Cast {
             contenders: Vec::new(),
@@ -97,7 +97,7 @@ impl Cast {
         kinds.iter().filter_map(of).collect()
     }
 
-    /// Asks the gateways to end, which write then what they have to.
+    /// Asks the gateways to end; they write their pending data first.
     pub fn end(self) {
         for running in self.running {
             if let Running::Gateway(mut gateway) = running {
@@ -197,7 +197,7 @@ impl Cast {
         }
     }
 
-    /// The second gateway on Redis: what is refused, and TLS.
+    /// The second gateway on Redis: refused requests, and TLS.
     async fn refusing(&mut self, stage: &Stage, binary: &Path, made_up: &[String]) {
         let mut spec = stage.spec(stage.redis_store("refusing"));
         let starter = spec.tiers.iter_mut().find(|tier| tier.name == "starter");
@@ -226,7 +226,7 @@ impl Cast {
         self.running.push(Running::Gateway(Box::new(gateway)));
     }
 
-    /// Keeps a peer once it listens.
+    /// Adds a peer once it listens.
     async fn peer(&mut self, mut process: Process, port: u16) -> u32 {
         eventually("the contender listens", async || {
             assert!(process.ended().is_none(), "{}", process.output());
@@ -265,7 +265,7 @@ async fn issued(gateway: &Gateway, tier: &str) -> Vec<String> {
     keys
 }
 
-/// Keys with a valid checksum that nobody issued.
+/// Keys with a valid checksum that were never issued.
 pub fn made_up_keys() -> Vec<String> {
     let prefix = KeyPrefix::default();
     let key = |_| {
@@ -275,7 +275,7 @@ pub fn made_up_keys() -> Vec<String> {
     (0..KEYS).map(key).collect()
 }
 
-/// What the templates have to be told. The longer word stands before the one that it ends with.
+/// The words to replace in the templates. A longer word precedes the word with which it ends.
 fn words(stage: &Stage, port: u16, tls_port: u16) -> [(&'static str, String); 4] {
     [
         ("UPSTREAM", stage.upstream_port.to_string()),

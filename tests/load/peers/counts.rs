@@ -1,6 +1,6 @@
 //! Instructions a request, counted by callgrind: `make profile`. User instructions of the whole process, background included, while a
-//! counted number of requests goes over 16 connections. And what misses the caches of a core as callgrind imagines it, since that
-//! is where builds of the same code differ.
+//! counted number of requests is sent over 16 connections. Also the cache misses of a core as callgrind simulates it, since builds
+//! of the same code differ in them.
 //!
 //! The gateway is slow under it: groups of charges are smaller than at full speed, and how large they are depends on the machine's other
 //! load. Counts on the embedded store differ by up to a fifth for that; [`super::budget`] counts what repeats.
@@ -22,7 +22,7 @@ const CONNECTIONS: usize = 16;
 const WARMING: Duration = Duration::from_secs(3);
 const COUNTED: Duration = Duration::from_secs(10);
 
-/// Of a core: 32 KiB for code, 48 KiB for data, and 1 MiB behind them, which callgrind calls the last.
+/// The caches of a core: 32 KiB for code, 48 KiB for data, and 1 MiB behind them, which callgrind calls the last.
 const CACHES: [&str; 4] = [
     "--cache-sim=yes",
     "--I1=32768,8,64",

@@ -1,21 +1,21 @@
-//! Numbers of many slices, told by their median and quartiles.
+//! Numbers of many slices, summarised by their median and quartiles.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Half of the slices lie between the quartiles.
+/// The quartiles of the slices' values.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spread {
-    /// A quarter lies below.
+    /// The first quartile.
     pub low: f64,
-    /// Half lie below.
+    /// The median.
     pub median: f64,
-    /// A quarter lies above.
+    /// The third quartile.
     pub high: f64,
 }
 
 impl Spread {
-    /// Of some values.
+    /// The quartiles of some values.
     ///
     /// # Panics
     /// If there are none.
@@ -30,7 +30,7 @@ impl Spread {
     }
 }
 
-/// Between the two values that are nearest to this share.
+/// The value at this share, interpolated between the two nearest values.
 fn at(sorted: &[f64], share: f64) -> f64 {
     let place = (sorted.len() - 1) as f64 * share;
     let (below, above) = (

@@ -18,12 +18,12 @@ use super::plot::{Bar, Plot, Whose};
 use super::stage::{Stage, foreign_keys, with_endpoints};
 use super::{CONNECTIONS, LATENCY_SLICE, Plan, SELDOM, machine, report, there_and_back};
 
-/// Endpoints that calls spread over, at most: their place among the others is what is measured.
+/// The most endpoints that calls spread over: the effect of their place among the others is measured.
 const CALLED_ENDPOINTS: usize = 100;
-/// Those of the shipped file.
+/// The endpoints of the shipped file.
 const FEW_ENDPOINTS: usize = 6;
 
-/// What is measured.
+/// The cases.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
@@ -58,10 +58,10 @@ const CASES: [Case; 10] = [
     case("3 gateways", 1_000, FEW_ENDPOINTS, 3),
     case("4 gateways", 1_000, FEW_ENDPOINTS, 4),
 ];
-/// What the others are compared with.
+/// The case with which the others are compared.
 const BASE: usize = 1;
 
-/// A case with its gateways up and its keys known to them.
+/// A case with its gateways running and its keys loaded.
 struct Standing {
     gateways: Vec<Gateway>,
     pids: Vec<u32>,
@@ -75,7 +75,7 @@ struct Found {
     resident_mib: f64,
 }
 
-/// All cases, slice by slice; the report goes to standard output and is kept as that of the peers is.
+/// All cases, slice by slice; the report is printed and stored as that of the peers is.
 pub async fn measure(plan: Plan) {
     let stage = Stage::set().await;
     let mut standing = Vec::new();
@@ -123,7 +123,7 @@ async fn stand(case: &Case, stage: &Stage) -> Standing {
     let (keys, file) = foreign_keys(case.keys, &stage.directory(&name));
     let arguments = ["keys", "import", file.to_str().unwrap()];
     let imported = gateways[0].cli(&arguments).await;
-    // That gateways take longer to follow than the command waits is seen below.
+    // The gateways may take longer to load the keys than the command waits, so the wait is below.
     let said = String::from_utf8_lossy(&imported.stdout);
     assert!(said.contains("keys imported"), "{imported:?}");
     for gateway in &gateways {
@@ -167,7 +167,7 @@ impl Found {
         Spread::of(self.latencies.iter().map(|(_, found)| value(found)))
     }
 
-    /// CPU a request in that of another case, within each round.
+    /// CPU a request as a multiple of another case's, within each round.
     fn ratio(&self, other: &Found) -> Spread {
         let pairs = self.slices.iter().zip(&other.slices);
         Spread::of(pairs.map(|((_, one), (_, other))| one.cpu_us / other.cpu_us))

@@ -1,10 +1,10 @@
-//! The contenders: what each is called, what it is asked and has to answer.
+//! The contenders: the name, the requests and the expected answers of each.
 
 use harness::Protocol;
 
-/// What clients ask for.
+/// The path that clients request.
 pub const PATH: &str = "/api/v1/data/markets";
-/// What a tier below enterprise may not ask for.
+/// A path that tiers below enterprise do not include.
 const CLOSED_PATH: &str = "/api/v1/data/rankings";
 
 /// A contender, in the order of the table.
@@ -45,7 +45,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Over clear connections, as a round takes them, there and back: what is compared stands side by side.
+    /// The contenders over clear connections, in the order of a round: compared contenders are neighbours.
     pub const CLEAR: [Kind; 12] = [
         Kind::Direct,
         Kind::Haproxy,
@@ -60,14 +60,14 @@ impl Kind {
         Kind::Forbidden,
         Kind::Exhausted,
     ];
-    /// Over TLS.
+    /// The contenders over TLS.
     pub const TLS: [Kind; 4] = [
         Kind::NginxTls,
         Kind::RedisTls,
         Kind::NginxTls2,
         Kind::RedisTls2,
     ];
-    /// Whose latency is told beside the upstream's own.
+    /// The contenders whose latency is reported beside the upstream's own.
     pub const TIMED: [Kind; 8] = [
         Kind::Haproxy,
         Kind::Nginx,
@@ -78,7 +78,7 @@ impl Kind {
         Kind::RedisPgo,
         Kind::Unknown,
     ];
-    /// Whose memory is told. nginx + Lua answers some of 1,000 busy connections with 500.
+    /// The contenders whose memory is reported. nginx + Lua answers some of 1,000 busy connections with 500.
     pub const WEIGHED: [Kind; 6] = [
         Kind::Nginx,
         Kind::Pingora,
@@ -88,7 +88,7 @@ impl Kind {
         Kind::RedisPgo,
     ];
 
-    /// As the table calls it.
+    /// The name in the table.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Direct => "upstream, direct",
@@ -110,7 +110,7 @@ impl Kind {
         }
     }
 
-    /// What its clients speak.
+    /// The protocol of its clients.
     pub fn protocol(self) -> Protocol {
         match self {
             Kind::NginxTls | Kind::RedisTls => Protocol::Http1Tls,
@@ -130,7 +130,7 @@ impl Kind {
         }
     }
 
-    /// What every answer to it is.
+    /// The status of each of its answers.
     pub fn status(self) -> u16 {
         match self {
             Kind::Unknown => 401,
@@ -152,7 +152,7 @@ impl Kind {
         }
     }
 
-    /// What it is asked for.
+    /// The path that its clients request.
     pub fn path(self) -> &'static str {
         if self == Kind::Forbidden {
             CLOSED_PATH

@@ -1,4 +1,4 @@
-//! The machine under the measurement: which core does what, what a process has used, and how the machine is called.
+//! The machine under the measurement: the roles of the cores, the resources that a process has used, and a description of the machine.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,17 +9,17 @@ use std::time::Duration;
 
 /// The contenders' core.
 pub const FIRST_CORE: &str = "0";
-/// That of everything else: upstream, Redis, load.
+/// The core of everything else: upstream, Redis, load.
 pub const SECOND_CORE: &str = "1";
-/// Of the kernel's process times: USER_HZ, 100 on every Linux.
+/// The ticks a second of the kernel's process times: USER_HZ, 100 on every Linux.
 const TICK: Duration = Duration::from_millis(10);
 const PAGE_BYTES: u64 = 4_096;
 
-/// What the threads of a process have used so far, user and system time, each in nanoseconds of the scheduler.
+/// The CPU time of a process's threads so far, user and system, each in nanoseconds of the scheduler.
 pub struct Cpu(BTreeMap<u32, u64>);
 
 impl Cpu {
-    /// Of a process, now. In ticks of 10 ms where the kernel keeps no `schedstat`.
+    /// Reads the times of a process. In ticks of 10 ms if the kernel has no `schedstat`.
     pub fn of(pid: u32) -> Cpu {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
         let used = threads.filter_map(|thread| {
@@ -35,7 +35,7 @@ impl Cpu {
         Cpu(used)
     }
 
-    /// What has been used since `before`, but by threads that have ended in between.
+    /// The time used since `before`, except by threads that have ended in between.
     pub fn since(&self, before: &Cpu) -> Duration {
         let used = self.0.iter().map(|(thread, now)| {
             let before = before.0.get(thread).copied().unwrap_or_default();
@@ -49,7 +49,7 @@ fn in_ticks(pid: u32) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let after_name = text.rsplit(')').next().unwrap();
     let fields: Vec<&str> = after_name.split_whitespace().collect();
-    // Fields 14 and 15 of proc(5), of which two stand before the name's end.
+    // Fields 14 and 15 of proc(5), of which two precede the name's end.
     let ticks = fields[11..13].iter().map(|text| text.parse::<u64>());
     let ticks: u64 = ticks.map(Result::unwrap).sum();
     ticks * u64::try_from(TICK.as_nanos()).unwrap()
@@ -62,7 +62,7 @@ pub fn resident_mib(pid: u32) -> f64 {
     (pages * PAGE_BYTES) as f64 / f64::from(1 << 20)
 }
 
-/// How many files this process may have open; those that it starts may raise theirs.
+/// The limit of open files of this process; child processes may raise theirs.
 pub fn open_files() -> usize {
     let text = std::fs::read_to_string("/proc/self/limits").unwrap();
     let line = text
@@ -97,7 +97,7 @@ pub fn sleep_precisely() {
     std::fs::write(slack, "1").unwrap();
 }
 
-/// What a reader of the figures wants to know of where they come from: the machine, the day, what else is measured.
+/// The origin of the figures, for their readers: the machine, the day, the versions of the other programs.
 pub fn described(tools: &[(&str, &str)]) -> String {
     let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap();
     let models = processors
@@ -122,7 +122,7 @@ pub fn described(tools: &[(&str, &str)]) -> String {
     format!("{text}; {}.", said("date", "+%-d %B %Y"))
 }
 
-/// The first line of what a command says.
+/// The first line of a command's output.
 fn said(command: &str, argument: &str) -> String {
     let output = Command::new(command).arg(argument).output();
     let output = output.unwrap_or_else(|error| panic!("{command}: {error}"));
@@ -145,14 +145,14 @@ pub fn example(name: &str) -> PathBuf {
 /// The gateway.
 pub const TOUCHLINE: &str = env!("CARGO_BIN_EXE_touchline");
 
-/// The gateway that `make pgo` built, where it did; not one that is older than the plain build.
+/// The gateway that `make pgo` built, if there is one; refused if it is older than the plain build.
 pub fn optimised() -> Option<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/pgo/touchline");
     let built = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
     let (by_profile, plain) = (built(&path)?, built(Path::new(TOUCHLINE)));
     if plain.is_some_and(|plain| plain > by_profile) {
         eprintln!(
-            "{} is older than the plain build: make pgo makes it anew",
+            "{} is older than the plain build: make pgo rebuilds it",
             path.display()
         );
         return None;
@@ -166,7 +166,7 @@ pub fn free_port() -> u16 {
     probe.local_addr().unwrap().port()
 }
 
-/// A port here.
+/// An address on this machine.
 pub fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }

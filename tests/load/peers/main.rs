@@ -1,27 +1,27 @@
 //! Touchline beside its peers, in one run on one machine: `make bench`. Figures, not a verdict.
 //!
-//! All contenders are up at once, on the first core, with one worker each; the upstream, Redis and the load on the second. A machine
-//! whose speed changes from one second to the next would tell lies about whoever is measured in a bad one: so slices are short
-//! and take turns, there and back, over many rounds; what is compared is compared within a round, and the median and the
-//! quartiles of these ratios are told.
+//! All contenders are up at once, on the first core, with one worker each; the upstream, Redis and the load on the second. The speed
+//! of a machine changes from one second to the next, which would distort the figures of a contender measured in a slow one: so slices
+//! are short and take turns, forwards and backwards, over many rounds; contenders are compared within a round, and the median and
+//! the quartiles of these ratios are reported.
 //!
 //! - **CPU a request**: user and system time of the contender's threads, in nanoseconds of the scheduler, over a slice in which
-//!   each of 64 connections sends its next request when it has its answer, 100 keys in turn; what the contender does behind
-//!   its answers counts. That of Redis is told apart. Over TLS h2load makes 10,000 requests with one key, handshakes
+//!   each of 64 connections sends its next request when it has its answer, 100 keys in turn; work that the contender does after
+//!   its answers counts. The CPU time of Redis is reported separately. Over TLS h2load makes 10,000 requests with one key, handshakes
 //!   included.
 //! - **Latency** at 2,000 requests a second: arrivals are drawn beforehand (Poisson) and a latency counts from when its request was
-//!   due, not from when a busy generator came to send it. Each slice has one of the upstream itself beside it, with the same
-//!   arrivals; what a contender adds is the difference of the two. The time in which the generator and the upstream
+//!   due, not from when a busy generator sent it. Each slice is paired with one of the upstream itself, with the same
+//!   arrivals; the latency that a contender adds is the difference of the two. The time in which the generator and the upstream
 //!   wake up is in both.
-//! - **Memory** of the process after all this: with 1,000 connections that each have a request under way again and again, and with
+//! - **Memory** of the process after all this: with 1,000 connections that each have a request in flight again and again, and with
 //!   10,000 (or as many as open files allow) that wait for their next request.
-//! - **Start** to the first answer with 10,000 keys, on both cores, and what bare pingora takes beside it.
+//! - **Start** to the first answer with 10,000 keys, on both cores, compared with bare pingora.
 //!
-//! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment say how long. The report goes to standard output and with CSV files and
-//! plots to `target/bench`; `KEEP=yes` writes tables and plots into docs/benchmarks.md and `tests/load/plots` too. With the
-//! argument `growth` it is told instead how Touchline's cost grows (`make growth`), with `counts` how many instructions a
-//! request takes (`make profile`), with `budget` whether that is within its budget (`make instructions`); with `training` it measures nothing and keeps the gateway `BINARY` busy (`make pgo`), whose build
-//! is measured beside the plain one from then on.
+//! `SLICE` (milliseconds, 500) and `ROUNDS` (22) in the environment set the duration. The report is written to standard output and, with CSV files and
+//! plots, to `target/bench`; `KEEP=yes` writes tables and plots into docs/benchmarks.md and `tests/load/plots` too. With the
+//! argument `growth` it reports instead how Touchline's cost grows (`make growth`), with `counts` the instructions of a
+//! request (`make profile`), with `budget` whether these are within their budget (`make instructions`); with `training` it measures
+//! nothing and keeps the gateway `BINARY` busy (`make pgo`), whose build is measured beside the plain one from then on.
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
@@ -65,13 +65,13 @@ use stage::Stage;
 const CONNECTIONS: usize = 64;
 /// A slice of latency: 2,000 requests, of which 20 are slower than its p99.
 const LATENCY_SLICE: Duration = Duration::from_secs(1);
-/// Over TLS and of latency a slice is longer: they come every third round.
+/// Slices over TLS and of latency are longer: they are run in every third round.
 const SELDOM: u64 = 3;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long it all takes.
+/// The durations of the measurement.
 #[derive(Debug, Clone, Copy)]
 struct Plan {
     slice: Duration,
@@ -92,7 +92,7 @@ fn main() {
         slice: Duration::from_millis(number("SLICE", 500)),
         rounds: number("ROUNDS", 22).max(1),
     };
-    // Load is made in this process: it and all that it starts without saying where leave the first core alone.
+    // This process makes the load: it, and every process that it starts without naming cores, stay off the first core.
     machine::pin(std::process::id(), machine::SECOND_CORE);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -143,7 +143,7 @@ async fn compare(plan: Plan) -> Report {
     report
 }
 
-/// Every other round takes them backwards, so that nobody stands always behind the same one.
+/// Every other round takes the contenders backwards, so that none always follows the same one.
 fn there_and_back<T: Clone>(all: &[T], round: u64) -> Vec<T> {
     let mut all = all.to_vec();
     if round.is_multiple_of(2) {

@@ -1,4 +1,4 @@
-//! What connections take: 1,000 that are busy, and as many idle ones as open files allow.
+//! The memory of connections: 1,000 that are busy, and as many idle ones as open files allow.
 
 use std::time::{Duration, Instant};
 
@@ -7,38 +7,38 @@ use super::contender::{Cast, Contender};
 use super::kind::Kind;
 use super::machine::{open_files, resident_mib};
 
-/// Each has a request under way again and again.
+/// Connections that each have a request in flight again and again.
 pub const BUSY: usize = 1_000;
 const BUSY_FOR: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Each has had one answer and waits for the next request.
+/// Connections that have had one answer each and wait for the next request.
 const IDLE: usize = 10_000;
-/// Files of this process that are no idle connection.
+/// Files of this process that are not idle connections.
 const OTHER_FILES: usize = 1_500;
-/// Until what an idle connection gives back has been given back.
+/// The time in which an idle connection releases memory.
 const SETTLING: Duration = Duration::from_secs(2);
 
 /// The memory of one contender, in MiB.
 pub struct Memory {
-    /// Whose.
+    /// The contender.
     pub kind: Kind,
     /// With few connections, after the rounds.
     pub few: f64,
     /// The most with [`BUSY`] busy connections.
     pub busy: f64,
-    /// With idle connections, and how many; not told of nginx, which is configured for fewer.
+    /// With idle connections, and their count; not reported for nginx, which is configured for fewer.
     pub idle: Option<(usize, f64)>,
 }
 
 impl Memory {
-    /// What an idle connection takes beyond what the process had before, in KiB.
+    /// The memory that an idle connection adds to the process, in KiB.
     pub fn idle_kib(&self) -> Option<f64> {
         let (count, resident) = self.idle?;
         Some((resident - self.few) * 1024.0 / count as f64)
     }
 }
 
-/// One after the other.
+/// Measures the contenders one after the other.
 pub async fn measure(cast: &Cast) -> Vec<Memory> {
     let mut all = Vec::new();
     for one in cast.those(&Kind::WEIGHED) {
@@ -69,7 +69,7 @@ async fn weigh(contender: &Contender) -> Memory {
     }
 }
 
-/// The most that a process has while its connections are busy.
+/// The largest memory of a process while its connections are busy.
 async fn most_resident(pid: u32) -> f64 {
     let start = Instant::now();
     let mut most = 0.0_f64;

@@ -1,6 +1,6 @@
-//! Latency at a fixed rate: an open loop. Arrivals are drawn beforehand, as if many clients knew nothing of each other (Poisson),
-//! and each goes out over a connection that is free; its latency counts from when it was due, so that a contender that stalls
-//! pays for all that had to wait meanwhile. One thread for each connection, which sleeps until its arrival is due.
+//! Latency at a fixed rate: an open loop. Arrivals are drawn beforehand, as for many independent clients (Poisson),
+//! and each request is sent over a free connection; its latency counts from when it was due, so that a contender that stalls
+//! is charged for all requests that had to wait meanwhile. One thread for each connection, which sleeps until its arrival is due.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,26 +14,26 @@ use super::machine::sleep_precisely;
 
 /// Requests a second, over all connections.
 pub const RATE: u32 = 2_000;
-/// More than are ever busy at once unless a contender stalls for 30 ms.
+/// More connections than are ever busy at once unless a contender stalls for 30 ms.
 const CONNECTIONS: usize = 64;
-/// Before the first arrival: threads started, connections open and used once.
+/// The time before the first arrival: threads started, connections open and used once.
 const LEAD: Duration = Duration::from_millis(20);
 
 /// Latencies of a slice, in milliseconds.
 #[derive(Debug, Clone, Copy)]
 pub struct Latency {
-    /// Half are faster.
+    /// The median.
     pub p50_ms: f64,
-    /// 99 % are faster.
+    /// The 99th percentile.
     pub p99_ms: f64,
-    /// 99.9 % are faster.
+    /// The 99.9th percentile.
     pub p999_ms: f64,
 }
 
-/// A slice of so long, spread over the contenders (several gateways, say); the same seed gives the same arrivals.
+/// A slice of this duration, spread over the contenders (several gateways, say); the same seed gives the same arrivals.
 ///
 /// # Panics
-/// If an answer is not what this contender gives.
+/// If an answer is not the expected one of this contender.
 pub fn hold(calls: &[Arc<Calls>], time: Duration, seed: u64) -> Latency {
     let arrivals = arrivals(time, seed);
     let next = AtomicUsize::new(0);
@@ -79,7 +79,7 @@ fn connect(calls: &Arc<Calls>) -> Connection {
     (stream, Arc::clone(calls))
 }
 
-/// Takes one arrival after the other until none is left.
+/// Sends one request after the other as they are due, until none is left.
 fn serve(
     (mut stream, calls): Connection,
     start: Instant,

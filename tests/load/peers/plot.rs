@@ -15,38 +15,38 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2328}.head{font
     @media(prefers-color-scheme:dark){text{fill:#e6edf3}.card{fill:#161b22}.grid{stroke:#30363d}.whisker{stroke:#e6edf3}\
     .ours{fill:#2ea97b}.peers{fill:#7d8590}.second{fill:#d29922}}";
 
-/// Whose bar.
+/// The owner of a bar.
 #[derive(Debug, Clone, Copy)]
 pub enum Whose {
-    /// Touchline's.
+    /// A bar of Touchline.
     Ours,
-    /// A peer's.
+    /// A bar of a peer.
     Peers,
 }
 
 /// One row.
 pub struct Bar {
-    /// What stands before it.
+    /// The label before the bar.
     pub name: String,
-    /// Its colour.
+    /// The owner, which selects the colour.
     pub whose: Whose,
-    /// Its first part; the second one goes on to the median of `whole`.
+    /// The bar's first part; the second extends to the median of `whole`.
     pub first: f64,
-    /// Its end, with quartiles.
+    /// The bar's end, with quartiles.
     pub whole: Spread,
 }
 
-/// What is plotted.
+/// A plot.
 pub struct Plot<'a> {
-    /// Above everything.
+    /// The title above the plot.
     pub title: &'a str,
-    /// Under the axis, with the unit.
+    /// The label under the axis, with the unit.
     pub axis: &'a str,
-    /// What the first part of a bar is, and the second.
+    /// The meanings of a bar's first and second part.
     pub parts: [&'a str; 2],
-    /// Of the figures at the bars.
+    /// The decimals of the figures at the bars.
     pub decimals: usize,
-    /// From top to bottom.
+    /// The rows, from top to bottom.
     pub bars: Vec<Bar>,
 }
 
@@ -143,7 +143,7 @@ impl Plot<'_> {
     }
 }
 
-/// 1, 2 or 5 of a power of ten, so that there are up to ten ticks.
+/// The distance of ticks: 1, 2 or 5 times a power of ten, so that there are up to ten ticks.
 fn step(most: f64) -> f64 {
     let magnitude = 10_f64.powf(most.log10().floor() - 1.0);
     let steps = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude);

@@ -1,4 +1,4 @@
-//! What the rounds found, as Markdown, CSV and plots; and where these are kept.
+//! The results of the rounds, as Markdown, CSV and plots; and where these are stored.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,7 +24,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Nothing yet.
+    /// A report without results.
     pub fn new(plan: Plan) -> Report {
         Report {
             plan,
@@ -46,7 +46,7 @@ impl Report {
         all.push((round, direct, one));
     }
 
-    /// Whether it took part.
+    /// Whether the contender took part.
     pub fn has(&self, kind: Kind) -> bool {
         self.slices.contains_key(&kind)
     }
@@ -56,7 +56,7 @@ impl Report {
         Spread::of(self.slices[&kind].values().map(value))
     }
 
-    /// The CPU of one contender in that of another, within each round.
+    /// The CPU of one contender as a multiple of another's, within each round.
     pub fn ratio(&self, one: Kind, other: Kind) -> Spread {
         let others = &self.slices[&other];
         let pairs = self.slices[&one].iter().filter_map(|(round, slice)| {
@@ -66,7 +66,7 @@ impl Report {
         Spread::of(pairs)
     }
 
-    /// What a contender adds to the upstream's own latency, slice by slice.
+    /// The latency that a contender adds to the upstream's own, slice by slice.
     pub fn added(&self, kind: Kind, value: fn(&Latency) -> f64) -> Spread {
         let pairs = self.timed[&kind].iter();
         Spread::of(pairs.map(|(_, direct, one)| value(one) - value(direct)))
@@ -82,7 +82,7 @@ impl Report {
         }
     }
 
-    /// Prints everything and keeps it.
+    /// Prints the report and stores it.
     pub fn tell(&self) {
         let markdown = self.markdown();
         println!("{markdown}");

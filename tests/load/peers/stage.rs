@@ -1,4 +1,4 @@
-//! What all contenders stand on, on the second core: the upstream and Redis, each started once, and a directory for everyone's files.
+//! The base of all contenders, on the second core: the upstream and Redis, each started once, and a directory for all files.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,11 +18,11 @@ const BOUNDLESS: u64 = 4_000_000_000;
 pub struct Stage {
     directory: TempDir,
     upstream: Process,
-    /// Where the upstream listens.
+    /// The upstream's port.
     pub upstream_port: u16,
-    /// The only one; contenders keep apart by the prefixes of their names.
+    /// The only Redis; contenders are separated by the prefixes of their names.
     pub redis: RedisServer,
-    /// Its process.
+    /// The process id of Redis.
     pub redis_pid: u32,
 }
 
@@ -77,7 +77,7 @@ impl Stage {
         StoreSpec::Embedded(self.directory(name).join("touchline.db"))
     }
 
-    /// The shipped configuration with days that nobody uses up, one worker, and places for all connections of the measurement.
+    /// The shipped configuration with quotas that are never used up, one worker, and room for all connections of the measurement.
     pub fn spec(&self, store: StoreSpec) -> GatewaySpec {
         let mut spec = GatewaySpec::new(store, loopback(self.upstream_port));
         for tier in &mut spec.tiers {
@@ -102,7 +102,7 @@ impl Stage {
     }
 }
 
-/// More endpoints, up to so many.
+/// More endpoints, up to this count.
 pub fn with_endpoints(spec: &mut GatewaySpec, count: usize) {
     while spec.endpoints.len() < count {
         let path = format!("/api/v1/data/more/{}/items", spec.endpoints.len());
@@ -122,7 +122,7 @@ pub async fn issue(gateway: &Gateway, tier: &str) -> String {
     issued["key"].as_str().unwrap().to_owned()
 }
 
-/// Keys made elsewhere, as a company that moves here brings them, and the file to import.
+/// Keys made elsewhere, as a company imports them when it adopts Touchline, and the file to import.
 pub fn foreign_keys(count: usize, directory: &Path) -> (Vec<String>, PathBuf) {
     let keys: Vec<String> = (0..count)
         .map(|number| format!("bench/{number:08}+{:032x}", fastrand::u128(..)))

@@ -1,4 +1,4 @@
-//! From the start of a process to its first answer, with both cores to itself: a gateway with 10,000 keys in its store, and bare pingora.
+//! From the start of a process to its first answer, with both cores: a gateway with 10,000 keys in its store, and bare pingora.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,15 +15,15 @@ use super::kind::{Kind, PATH};
 use super::machine::{FIRST_CORE, SECOND_CORE, TOUCHLINE, example, free_port, loopback, on_cores};
 use super::stage::{Stage, foreign_keys};
 
-/// In the store.
+/// Keys in the store.
 pub const KEYS: usize = 10_000;
 const STARTS: usize = 9;
-/// Between two attempts to call, in the calling.
+/// The pause between two attempts to call.
 const PAUSE: Duration = Duration::from_micros(500);
 const PATIENCE: Duration = Duration::from_secs(60);
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
-/// What is started: the command, and what it has to answer.
+/// A program to start: the command, and the expected answer.
 struct Candidate {
     kind: Kind,
     command: Command,
@@ -80,20 +80,20 @@ async fn gateway(kind: Kind, stage: &Stage, store: StoreSpec) -> Candidate {
 
 /// A gateway that is not started yet, whose port and keys are known.
 pub struct Settled {
-    /// Its configuration.
+    /// The path of its configuration.
     pub config: PathBuf,
-    /// Its clear listener's.
+    /// The port of its clear listener.
     pub port: u16,
-    /// In its store.
+    /// The keys in its store.
     pub keys: Vec<String>,
 }
 
 impl Settled {
-    /// Writes the configuration and imports so many keys.
+    /// Writes the configuration and imports this number of keys.
     pub async fn new(spec: &GatewaySpec, directory: &Path, name: &str, count: usize) -> Settled {
         let (config, port) = (directory.join(format!("{name}.yaml")), free_port());
         let log = directory.join(format!("{name}.log"));
-        // The clear listener stands first.
+        // The clear listener is the first in the file.
         let yaml = spec.yaml(&log);
         let yaml = yaml.replacen("127.0.0.1:0", &format!("127.0.0.1:{port}"), 1);
         std::fs::write(&config, yaml).unwrap();
@@ -129,7 +129,7 @@ fn start(candidate: &mut Candidate, directory: &Path) -> Duration {
     took
 }
 
-/// Whether it answers by now; who accepts has to answer rightly.
+/// Whether the program answers yet; once it accepts, a wrong answer is an error.
 pub fn answers(calls: &Calls) -> bool {
     let Ok(mut stream) = TcpStream::connect(calls.address) else {
         return false;

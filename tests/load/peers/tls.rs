@@ -11,13 +11,13 @@ use super::closed::Slice;
 use super::figures::percentile;
 use super::machine::{Cpu, SECOND_CORE, on_cores};
 
-/// Requests of a slice: so many that handshakes are a small part.
+/// Requests of a slice: enough that handshakes are a small part.
 const REQUESTS: u32 = 10_000;
 
 /// One slice over TLS.
 ///
 /// # Panics
-/// If an answer is not what was expected, or h2load cannot run.
+/// If an answer is not the expected one, or h2load cannot run.
 pub fn measure(
     protocol: Protocol,
     calls: &Calls,

@@ -1,5 +1,5 @@
-//! What a build by profile is trained with (`make pgo`): the roles of the comparison, one after the other, on the gateway `BINARY`.
-//! Nothing is measured; the gateways are asked to end, and write their profiles then.
+//! The training of a build by profile (`make pgo`): the roles of the comparison, one after the other, on the gateway `BINARY`.
+//! Nothing is measured; the gateways are asked to end, and write their profiles.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use super::kind::Kind;
 use super::stage::Stage;
 use super::{over_tls, saturate};
 
-/// Admitted requests are what a gateway is for; refused ones take less.
+/// The training time of admitted requests, the purpose of a gateway; refused ones need less.
 const ADMITTED: Duration = Duration::from_secs(8);
 const REFUSED: Duration = Duration::from_secs(1);
 
 /// Keeps the gateway busy.
 ///
 /// # Panics
-/// If `BINARY` names none, or an answer is not what was expected.
+/// If `BINARY` does not name a gateway, or an answer is not the expected one.
 pub async fn train() {
     let binary = PathBuf::from(std::env::var("BINARY").unwrap_or_default());
     assert!(binary.exists(), "BINARY={}: no such file", binary.display());

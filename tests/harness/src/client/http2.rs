@@ -1,5 +1,5 @@
-//! A client's HTTP/2 connection, on h2 itself: what that says of a request that came to nothing tells whether the gateway may
-//! have taken it. (hyper's own answer is the same for one that was sent and one that was not, where a GOAWAY comes meanwhile.)
+//! A client's HTTP/2 connection, on h2 itself: its error for a failed request shows whether the gateway may have taken the
+//! request. (hyper returns the same error for a sent and an unsent request if a GOAWAY arrives meanwhile.)
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -11,7 +11,7 @@ use http::header::{CONNECTION, CONTENT_LENGTH, TE, TRANSFER_ENCODING, UPGRADE};
 use http::{HeaderMap, HeaderName, Method, Request, Response};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// What a client may receive before it has read it, on a stream and in all; headers of an answer (bytes).
+/// The bytes that a client may receive before it reads them, on a stream and in all; headers of an answer (bytes).
 const STREAM_WINDOW: u32 = 2 << 20;
 const CONNECTION_WINDOW: u32 = 5 << 20;
 const HEADERS_MAX: u32 = 16 << 10;
@@ -20,11 +20,11 @@ const HEADERS_MAX: u32 = 16 << 10;
 #[derive(Clone)]
 pub struct Sender(SendRequest<Bytes>);
 
-/// What came of a request.
+/// The outcome of a request.
 pub enum Sent {
-    /// The head of its answer, and where its body comes from.
+    /// The head of the answer, and the stream of its body.
     Answered(Box<Response<RecvStream>>),
-    /// The connection had ended, or says that it has not taken this request (RFC 9113 section 6.8).
+    /// The connection had ended, or reported that this request was not processed (RFC 9113 section 6.8).
     NotTaken,
 }
 
@@ -47,12 +47,12 @@ impl Sender {
         Ok(Sender(sender))
     }
 
-    /// Whether another request may be sent, once it is known; false where the connection has ended or is ending.
+    /// Whether another request may be sent, once it is known; false if the connection has ended or is ending.
     pub async fn is_open(&mut self) -> bool {
         poll_fn(|context| self.0.poll_ready(context)).await.is_ok()
     }
 
-    /// Sends a request and waits for the head of its answer; resets its stream where it is dropped before that.
+    /// Sends a request and waits for the head of its answer; resets its stream if it is dropped before that.
     pub async fn send(&mut self, request: Request<Bytes>) -> Result<Sent, String> {
         let (mut head, body) = request.into_parts();
         drop_what_http2_has_not(&mut head.headers);
@@ -67,19 +67,19 @@ impl Sender {
             Err(error) => return Err(chain(&error)),
         };
         if !body.is_empty() {
-            // What does not fit the window yet is kept by h2. Where the stream has ended already, its answer says why.
+            // h2 keeps the part that does not fit the window yet. If the stream has already ended, its answer has the reason.
             let _ = stream.send_data(body, true);
         }
         match answer.await {
             Ok(answer) => Ok(Sent::Answered(Box::new(answer))),
-            // h2 says so of streams above the last one that the gateway has taken, and of no other.
+            // h2 reports this for streams above the last one that the gateway has taken, and for no other.
             Err(error) if ended_in_order(&error) => Ok(Sent::NotTaken),
             Err(error) => Err(chain(&error)),
         }
     }
 }
 
-/// The whole body and the fields behind it; none where it did not end as it should.
+/// The whole body and the trailer fields, or `None` if the body did not end properly.
 pub async fn read(mut body: RecvStream) -> (Vec<u8>, Option<HeaderMap>) {
     let mut received = Vec::new();
     while let Some(part) = body.data().await {

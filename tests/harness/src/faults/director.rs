@@ -14,11 +14,11 @@ use crate::tcp_proxy::Wire;
 
 mod failover;
 
-/// What the gateways are configured to.
+/// The settings of the gateways.
 const COLD_PERCENT: u64 = 2;
-/// What a gateway may wait for its journal.
+/// How long a gateway may wait for its journal.
 const JOURNAL_WAIT: Duration = Duration::from_millis(250);
-/// How long the store may take until it counts what was served: calls that were lost may run five seconds later.
+/// How long the store may take until it counts all served units: calls that were lost may run five seconds later.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(40);
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// The longest that a swarm calls until the scarce keys are used up.
@@ -35,10 +35,10 @@ pub struct Load {
     pub calls: u64,
 }
 
-/// What came of a schedule.
+/// The result of a schedule.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// What came of it.
+    /// The figures of the oracle.
     pub figures: Figures,
     /// Keys that were used up.
     pub used_up: usize,
@@ -46,7 +46,7 @@ pub struct Report {
     pub longest_recovery: Duration,
 }
 
-/// Plays it; every rule that was broken, in words, if any was.
+/// Plays the schedule; returns every broken rule in words, if there is any.
 pub async fn play(stage: &mut Stage, schedule: &Schedule, load: Load) -> Result<Report, String> {
     let mut keys = Vec::new();
     for tier in ["starter", "starter", "pro", "enterprise", "enterprise"] {
@@ -288,8 +288,8 @@ impl Director<'_> {
         self.facts.effects.push(Effect { keys: None, cost });
     }
 
-    /// What was counted from then on may be gone. Not what gateways that were killed before had counted: their successors
-    /// have read it.
+    /// Counts from then on may be lost, but not those of gateways that were killed before: their successors
+    /// have read them.
     fn lost(&mut self, from: Option<Instant>) {
         let until = Instant::now();
         self.effect(Cost::Lost { from, until });
@@ -316,7 +316,7 @@ impl Director<'_> {
         self.longest_recovery = self.longest_recovery.max(self.stage.whole().await);
     }
 
-    /// Waits until the store counts what was served, then judges everything.
+    /// Waits until the store counts all served units, then judges everything.
     async fn judge(mut self, seen: Vec<Seen>) -> Result<Report, String> {
         self.facts.seen = seen;
         for request in self.stage.upstream.take() {
@@ -361,7 +361,7 @@ impl Director<'_> {
         let mut logged = self.stage.read_logs();
         let end = Instant::now() + Duration::from_secs(5);
         while logged.len() < self.facts.seen.len() && Instant::now() < end {
-            // Where a gateway was killed, some lines never come.
+            // If a gateway was killed, some lines are never written.
             if !self.facts.kills.is_empty() || !self.facts.unlogged.is_empty() {
                 sleep(Duration::from_secs(1)).await;
                 logged.extend(self.stage.read_logs());

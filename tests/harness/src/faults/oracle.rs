@@ -1,13 +1,13 @@
-//! Whether a schedule of faults cost more than it may: a pure function over what clients, upstream, access logs and store
-//! say.
+//! Whether a schedule of faults cost more than it may: a pure function over the records of clients, upstream, access logs
+//! and store.
 //!
 //! The truth is what the upstream served: units forwarded and not refunded. The rules:
-//! - a key's served units never pass its limit by more than the bound of the schedule's [`Effect`]s, which is 0 where
+//! - a key's served units never pass its limit by more than the bound of the schedule's [`Effect`]s, which is 0 if
 //!   the store lost nothing and nothing was served without it;
-//! - after settlement the store counts exactly those units. A gateway that was killed may leave it higher, by what the
-//!   gateway had in flight or had not yet given back, and never lower; lower only where the store lost what the gateway
-//!   had not yet journaled, before it had told it again or its successor had read it;
-//! - nobody is refused with a 401, and with a 429 only where as many calls as the limit had been made before;
+//! - after settlement the store counts exactly those units. A gateway that was killed may leave it higher, by the units that
+//!   the gateway had in flight or had not yet refunded, and never lower; lower only if the store lost counts that the gateway
+//!   had not yet journaled, before it had reported them again or its successor had read them;
+//! - no call is refused with a 401, and with a 429 only if as many calls as the limit had been made before;
 //! - nothing waited for the store longer than its timeout and a quantum for a busy machine.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -19,15 +19,15 @@ mod facts;
 
 pub use facts::{Cost, Effect, Facts, Figures, KeyFacts, Kill, Logged, Seen, Told};
 
-/// How many differences are told; more only hide the first.
+/// The most differences that are reported; more only hide the first.
 const VIOLATIONS_MAX: usize = 25;
 /// Refunds reach the store within a second; the rest is for a busy machine.
 const REFUNDS_LAST: Duration = Duration::from_secs(3);
-/// What was counted reaches the journal within a second; the rest is for a busy machine.
+/// Counts reach the journal within a second; the rest is for a busy machine.
 const JOURNALED_WITHIN: Duration = Duration::from_secs(3);
-/// What the store lost it is told again within a second; the rest is for a busy machine.
+/// Counts that the store lost are reported to it again within a second; the rest is for a busy machine.
 const TOLD_AGAIN_WITHIN: Duration = Duration::from_secs(3);
-/// Beside timeout and journal: what a busy machine may add to a wait.
+/// The time that a busy machine may add to a wait, beside timeout and journal.
 const QUANTUM: Duration = Duration::from_secs(3);
 /// Answers of one gateway and key that may have overtaken each other.
 const OVERTAKING: usize = 24;
@@ -38,18 +38,18 @@ const HALF_DAY_SECONDS: u64 = 43_200;
 pub struct Verdict {
     /// Every rule that was broken, in words.
     pub violations: Vec<String>,
-    /// What came of it.
+    /// The figures.
     pub figures: Figures,
 }
 
-/// Units that a call stands for: exact, or unknown within bounds.
+/// The units of a call: exact, or unknown within bounds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Units {
     least: u64,
     most: u64,
 }
 
-/// What the calls of one key and day come to.
+/// The sums over the calls of one key and day.
 #[derive(Debug, Clone, Copy, Default)]
 struct Account {
     units: Units,
@@ -86,7 +86,7 @@ impl Facts {
         verdict
     }
 
-    /// Whether the store counts what was served, so that nothing is left to be told. Logs are not asked.
+    /// Whether the store counts all served units, so that nothing is left to be reported. Logs are not considered.
     pub fn is_settled(&self) -> bool {
         let mut verdict = Verdict::default();
         self.judge_counts(&mut verdict);
@@ -94,7 +94,7 @@ impl Facts {
     }
 
     /// Keys, by day, of which the store counts as many units as their limits. A killed gateway may have taken some of them
-    /// with it, so this is not told by what was served.
+    /// with it, so the served units do not show it.
     pub fn used_up(&self) -> usize {
         let limit = |place: usize| self.keys.get(place).map_or(u64::MAX, |key| key.limit);
         let up = self
@@ -104,7 +104,7 @@ impl Facts {
         up.count()
     }
 
-    /// What it may have cost that a store without a fault did not answer in time.
+    /// The possible cost of timeouts of a store without a fault.
     fn stalls(&self) -> Vec<Effect> {
         let late = self
             .logged
@@ -178,7 +178,7 @@ impl Facts {
         }
     }
 
-    /// A 429 is right only where enough calls that may have been charged were made before it.
+    /// A 429 is right only if enough calls that may have been charged were made before it.
     fn judge_refusals(&self, found: &mut Vec<String>) {
         let mut begun: BTreeMap<(usize, Option<String>), Vec<Instant>> = BTreeMap::new();
         for seen in &self.seen {
@@ -242,7 +242,7 @@ impl Facts {
         }
     }
 
-    /// The accounts of each key, by day, and what is of an unknown day.
+    /// The accounts of each key, by day, and the account of unknown days.
     fn accounts(&self) -> Vec<(BTreeMap<String, Account>, Account)> {
         let mut accounts = vec![<(BTreeMap<String, Account>, Account)>::default(); self.keys.len()];
         for seen in &self.seen {
@@ -265,7 +265,7 @@ impl Facts {
         accounts
     }
 
-    /// Whether the store counts what was served.
+    /// Whether the store counts the served units.
     fn judge_counts(&self, verdict: &mut Verdict) {
         for (place, (key, (days, none))) in self.keys.iter().zip(self.accounts()).enumerate() {
             let counted = self.counts.iter().filter(|((of, _), _)| *of == place);
@@ -292,7 +292,7 @@ impl Facts {
     /// Whether no key was served more than its limit and the bound.
     fn judge_limits(&self, verdict: &mut Verdict) {
         for (place, (days, none)) in self.accounts().into_iter().enumerate() {
-            // What is of an unknown day counts where there is only one.
+            // Units of an unknown day count if there is only one day.
             let undated = if days.len() == 1 { none.units.least } else { 0 };
             for (date, account) in &days {
                 self.judge_limit(verdict, place, date, account.units.least + undated);
@@ -335,7 +335,7 @@ impl Facts {
             .map(|effect| match &effect.cost {
                 Cost::Away { gateways, from, .. } => {
                     let share = |gateway: &usize| match self.left(*gateway, place, date, *from) {
-                        // One that was killed may have forgotten the count.
+                        // A killed gateway may have lost the count.
                         Some(left) if self.was_killed(*gateway) => {
                             (left / self.gateways.max(1)).max(cold)
                         }
@@ -362,7 +362,7 @@ impl Facts {
         parts.sum()
     }
 
-    /// Whether a gateway told of its share then, and not of what was left.
+    /// Whether a gateway then reported its share, and not the units left.
     fn without_store(&self, gateway: usize, then: Instant) -> bool {
         self.effects.iter().any(|effect| match &effect.cost {
             Cost::Away {
@@ -379,7 +379,7 @@ impl Facts {
         })
     }
 
-    /// The most that a gateway may have believed to be left of a key's day at that time, by what it had last told.
+    /// The most units that a gateway may have considered left of a key's day at that time, by its last answers.
     fn left(&self, gateway: usize, place: usize, date: &str, at: Instant) -> Option<u64> {
         let told = |seen: &&Seen| seen.gateway == gateway && seen.key == place && seen.ended <= at;
         let mut answers: Vec<(Instant, u64)> = self
@@ -427,7 +427,7 @@ impl Facts {
         })
     }
 
-    /// Whether the store lost a call's count while its gateway, which was killed then, had it not yet told again.
+    /// Whether the store lost a call's count before its gateway, which was killed then, had reported it again.
     fn was_lost_with(&self, seen: &Seen, kill: &Kill) -> bool {
         self.effects.iter().any(|effect| match &effect.cost {
             Cost::Lost { from, until } => {
@@ -474,7 +474,7 @@ fn judge_count(verdict: &mut Verdict, key: &str, when: &str, count: u64, units: 
     }
 }
 
-/// The date of the day that an answer speaks of, which ends at its reset.
+/// The date of an answer's day, which ends at its reset.
 fn day_of(seen: &Seen) -> Option<String> {
     let reset = seen.told?.reset?;
     Some(date_of(reset.saturating_sub(HALF_DAY_SECONDS)))

@@ -9,7 +9,7 @@ use crate::tcp_proxy::Wire;
 /// Gateways of a stage.
 pub const GATEWAYS: usize = 3;
 
-/// What the store is.
+/// The kind of store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Topology {
     /// One server that keeps nothing when it is killed, behind a proxy for each gateway.
@@ -32,14 +32,14 @@ impl Topology {
     ];
 }
 
-/// How a master goes.
+/// How a master fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// SIGSTOP, until another is master; then it comes back.
+    /// SIGSTOP, until another is master; then it continues.
     Hangs,
-    /// The same, after it went on for a while with a replica that heard nothing of it.
+    /// The same, after it continued for a while without its replica receiving anything.
     HangsAlone,
-    /// Sentinels are told to make another one master; it is well.
+    /// Sentinels are ordered to make another one master, although it works.
     ByHand,
 }
 
@@ -60,7 +60,7 @@ pub enum Fault {
     Flushed,
     /// SCRIPT FLUSH.
     ScriptsForgotten,
-    /// Redis is a replica of nobody who answers, and takes no writes.
+    /// Redis is a replica of a server that does not answer, and takes no writes.
     ReadOnly {
         /// For so long.
         time: Duration,
@@ -70,11 +70,11 @@ pub enum Fault {
         /// For so long.
         time: Duration,
     },
-    /// The wire between these gateways and Redis does this.
+    /// The wire between these gateways and Redis has this fault.
     Wires {
         /// Their places.
         gateways: Vec<usize>,
-        /// What it does.
+        /// The fault of the wire.
         wire: Wire,
         /// For so long.
         time: Duration,
@@ -86,11 +86,11 @@ pub enum Fault {
     },
     /// SIGKILL and restart of random gateways, one after another.
     GatewaysKilled {
-        /// Which, by this seed.
+        /// The seed that selects the gateways.
         seed: u64,
         /// How many.
         times: u64,
-        /// From one to the next, where a restart does not take longer.
+        /// The time from one kill to the next, unless a restart takes longer.
         every: Duration,
     },
     /// Redis is killed, a gateway is killed and restarted without it, and Redis comes back.
@@ -112,14 +112,14 @@ pub enum Fault {
         /// For so long.
         time: Duration,
     },
-    /// The first gateway's clock is so many minutes off, for a second.
+    /// The first gateway's clock is wrong by this number of minutes, for a second.
     ClockOff {
-        /// Ahead, or behind where negative.
+        /// Minutes ahead, or behind if negative.
         minutes: i32,
     },
     /// Redis is killed before midnight and comes back after it. Needs a stage with one clock.
     DayEndsInOutage,
-    /// A master goes, and another takes its place.
+    /// A master fails, and another takes its place.
     Failover(Loss),
     /// The slots of all keys move to other masters.
     SlotsMove,
@@ -128,7 +128,7 @@ pub enum Fault {
 /// Faults in their order.
 #[derive(Debug, Clone)]
 pub struct Schedule {
-    /// What they befall.
+    /// The store that they affect.
     pub topology: Topology,
     /// One after another, each with a pause before it.
     pub steps: Vec<(Duration, Fault)>,

@@ -1,5 +1,5 @@
-//! What schedules of faults are played on: Redis of one topology, three gateways with directories of their own, where
-//! there is one server a proxy before each of them, and an upstream that records what it served.
+//! The stage of schedules of faults: Redis of one topology, three gateways with directories of their own, a proxy before each
+//! of them if Redis is one server, and an upstream that records the requests it served.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Seek, SeekFrom};
@@ -21,12 +21,12 @@ use crate::{
     TcpProxy, eventually,
 };
 
-/// One call in so many is failed by the upstream, hence refunded.
+/// The upstream fails one call in this number, which is then refunded.
 const FAILED_ONE_IN: u64 = 40;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
-/// What a gateway logs when it has read the last counts of a killed predecessor.
+/// The log line of a gateway that has read the last counts of a killed predecessor.
 const INHERITED: &str = "what other processes of this journal had counted is read from Redis";
-/// Days around today that are asked of the store.
+/// Days around today that are read from the store.
 const USAGE_DAYS: u64 = 2;
 
 /// The clocks of a stage.
@@ -45,7 +45,7 @@ pub enum Clocks {
 pub struct StageSpec {
     /// The binary under test.
     pub binary: PathBuf,
-    /// What the store is.
+    /// The kind of store.
     pub topology: Topology,
     /// Units a day of keys that are to be used up.
     pub scarce: u64,
@@ -76,13 +76,13 @@ pub enum Servers {
     Cluster(ClusterSet),
 }
 
-/// Everything, standing.
+/// A stage with all its processes running.
 pub struct Stage {
-    /// What it was made from.
+    /// The specification of the stage.
     pub spec: StageSpec,
     /// The store.
     pub servers: Servers,
-    /// A proxy before the store for each gateway, where there is one server.
+    /// A proxy before the store for each gateway, if the store is one server.
     pub proxies: Vec<TcpProxy>,
     /// The gateways.
     pub gateways: Vec<Gateway>,
@@ -94,7 +94,7 @@ pub struct Stage {
     pub clock: Option<Faketime>,
     /// How far each access log was read.
     logs_read: Vec<u64>,
-    /// How often each gateway must have said that it read what its killed predecessors had counted.
+    /// How often each gateway must have logged that it read the counts of its killed predecessors.
     inherited: Vec<usize>,
     // Dropped last: the processes above write to it.
     directory: TempDir,
@@ -181,7 +181,7 @@ impl Stage {
             "json",
         ];
         let key = eventually("a key is issued", async || {
-            // It says 1 where a gateway that was killed a moment ago has not applied it.
+            // The command does not exit with 0 if a gateway that was killed a moment ago has not applied it.
             let output = self.gateways[0].cli(&arguments).await;
             let value: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
             let member = |name: &str| Some(value.get(name)?.as_str()?.to_owned());
@@ -208,11 +208,11 @@ impl Stage {
         client.try_call(call).await.ok()
     }
 
-    /// Waits until every gateway says that it is ready and has nothing left to tell, and to read of one that was killed
-    /// before it; how long that took.
+    /// Waits until every gateway reports that it is ready, has no pending counts, and has read those of a killed
+    /// predecessor; returns how long that took.
     ///
     /// # Panics
-    /// With what the gateways said, if they are not after a minute.
+    /// With the output of the gateways, if they are not ready after a minute.
     pub async fn whole(&self) -> Duration {
         let began = Instant::now();
         for number in 0..GATEWAYS {
@@ -265,7 +265,7 @@ impl Stage {
         *lock(&self.addresses[number]) = self.gateways[number].http;
     }
 
-    /// What the store counts, by key id and date.
+    /// The counts of the store, by key id and date.
     pub async fn counts(&self) -> BTreeMap<(String, String), u64> {
         let rows: Vec<UsageRow> = eventually("the usage is told", async || {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_secs();
@@ -282,7 +282,7 @@ impl Stage {
         counts.collect()
     }
 
-    /// What the access logs say since they were last read.
+    /// The lines of the access logs since they were last read.
     pub fn read_logs(&mut self) -> Vec<Logged> {
         let mut lines = Vec::new();
         for (gateway, read) in self.gateways.iter().zip(&mut self.logs_read) {
@@ -303,18 +303,18 @@ impl Stage {
         lines
     }
 
-    /// All that the gateways said, for a failing schedule's message.
+    /// The output of the gateways, for a failing schedule's message.
     pub fn outputs(&self) -> String {
         self.gateways.iter().map(Gateway::output).collect()
     }
 
-    /// Where everything lies.
+    /// The directory of all files.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 }
 
-/// How a gateway finds the store: through its proxy, where it has one.
+/// How a gateway reaches the store: through its proxy, if it has one.
 fn store(servers: &Servers, proxy: Option<&TcpProxy>) -> StoreSpec {
     match servers {
         Servers::Single(server) => StoreSpec::Redis {

@@ -1,5 +1,5 @@
-//! Clients without pause: each has a connection of its own to one gateway, makes it again when it breaks, and remembers
-//! of every call what the oracle needs.
+//! Clients without pause: each has a connection of its own to one gateway, opens it again when it breaks, and records
+//! every call for the oracle.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -90,7 +90,7 @@ impl Swarm {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Ends it when every client has its last answer; what they saw.
+    /// Ends the swarm when every client has its last answer; returns their calls.
     pub async fn stop(self) -> Vec<Seen> {
         self.stop.store(true, Ordering::Relaxed);
         self.clients.join_all().await.concat()
@@ -169,7 +169,7 @@ impl OneClient {
     }
 }
 
-/// Sends a request and reads the answer to its end; whether the connection goes on. `None` where it broke.
+/// Sends a request and reads the answer to its end; returns whether the connection continues, or `None` if it broke.
 async fn exchange(socket: &mut TcpStream, request: &[u8]) -> Option<(Told, bool)> {
     socket.write_all(request).await.ok()?;
     let mut bytes = Vec::with_capacity(2_048);

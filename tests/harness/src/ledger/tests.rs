@@ -1,4 +1,4 @@
-//! Shows that the judgement passes where it should and fails for each kind of disagreement.
+//! Shows that the judgement passes when it must and fails for each kind of disagreement.
 
 use std::time::{Duration, Instant};
 

@@ -26,7 +26,7 @@ async fn dial(proxy: &TcpProxy) -> TcpStream {
     TcpStream::connect(("127.0.0.1", proxy.port)).await.unwrap()
 }
 
-/// What comes back for four bytes; an error if the connection ends, `None` for silence.
+/// The reply to four bytes; an error if the connection ends, `None` for silence.
 async fn ping(socket: &mut TcpStream, patience: Duration) -> Option<std::io::Result<[u8; 4]>> {
     socket.write_all(b"ping").await.ok()?;
     let mut reply = [0; 4];

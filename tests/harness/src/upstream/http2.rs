@@ -1,4 +1,4 @@
-//! The recording upstream over HTTP/2: the same behaviours, and those that only streams have.
+//! The recording upstream over HTTP/2: the same behaviours, and those of streams alone.
 //!
 //! Streams are served beside each other. What concerns a whole connection (its reset, its end, a GOAWAY) streams ask of the one task
 //! that drives it.
@@ -23,26 +23,26 @@ use super::{
     PROMISED_BYTES, Recorded, Script, Shared, answered, is_allowed, is_check, lock,
 };
 
-/// What an HTTP/2 connection begins with (RFC 9113 section 3.4).
+/// The preface of an HTTP/2 connection (RFC 9113 section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Requests that were reset before they were looked at.
+/// The most requests that may be reset before they are processed.
 const RESETS_MAX: usize = 100_000;
-/// Between two looks at a beginning that may be a preface.
+/// The pause between two reads of a beginning that may be a preface.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 /// Length, type, flags and stream of a GOAWAY frame without words.
 const GO_AWAY: [u8; 9] = [0, 0, 8, 7, 0, 0, 0, 0, 0];
 
-/// What a stream asks of its connection.
+/// A request of a stream to its connection.
 enum Wish {
     Reset,
     Close,
     /// A GOAWAY with this code and this last stream.
     GoAway(u32, u32),
-    /// That the request at this place is said to have been answered, once that is written.
+    /// Record the request at this place as answered, once the answer is written.
     Answered(usize, Outcome),
 }
 
-/// Whether a connection begins with the preface of HTTP/2. Takes nothing of it.
+/// Whether a connection begins with the preface of HTTP/2. Consumes nothing of it.
 pub(super) async fn begins(socket: &TcpStream) -> io::Result<bool> {
     let mut start = [0; PREFACE.len()];
     loop {
@@ -65,7 +65,7 @@ pub(super) async fn serve(
     let mut farewells = shared.farewells.subscribe();
     let (wish, mut wishes) = unbounded_channel();
     let mut wire = h2::server::Builder::new()
-        // An upstream that counts what comes must not close on those who reset much of it.
+        // An upstream that counts requests must not close a connection that resets many of them.
         .max_pending_accept_reset_streams(RESETS_MAX)
         .handshake(socket)
         .await
@@ -75,7 +75,7 @@ pub(super) async fn serve(
     let mut place = 0;
     loop {
         tokio::select! {
-            // Whatever streams had to say before they wished is written first.
+            // Pending data of the streams is written before their requests are carried out.
             biased;
             accepted = wire.accept() => {
                 let Some(Ok((request, respond))) = accepted else { break };
@@ -139,7 +139,7 @@ impl Stream {
         self.perform(&request, behaviour, index).await
     }
 
-    /// Refuses a request when so many bytes of its body have come.
+    /// Refuses a request when this number of bytes of its body has arrived.
     async fn refuse(
         &mut self,
         mut body: RecvStream,
@@ -189,7 +189,7 @@ impl Stream {
                     Script::json(status, &format!("{{\"upstream_status\":{status}}}"))
                 }
                 Behaviour::Delay(time, next) => {
-                    // A gateway that gives up resets the stream, and that is the end of it.
+                    // A gateway that gives up resets the stream, which ends the exchange.
                     if tokio::time::timeout(time, self.given_up()).await.is_ok() {
                         return Ok(());
                     }

@@ -1,4 +1,4 @@
-//! The upstream and the clients against each other: what one does, the other sees.
+//! The upstream and the clients against each other: each observes the other's behaviour.
 
 use std::time::Duration;
 

@@ -8,7 +8,7 @@ use crate::redis_nodes::{ClusterSet, Node, SentinelSet, deafen, settled};
 
 /// How long replication may be behind what a master has answered.
 const REPLICATION_LAG: Duration = Duration::from_secs(1);
-/// How long a master goes on with a replica that hears nothing.
+/// How long a master continues while its replica receives nothing.
 const ALONE: Duration = Duration::from_millis(800);
 
 impl Director<'_> {
@@ -61,7 +61,7 @@ impl Director<'_> {
             set.roles().await.0 == replica
         })
         .await;
-        // What the old one went on to count, nobody knows any more.
+        // The later counts of the old master are lost.
         settled("the gateways have left the old one", async || {
             is_left(servers[0]).await
         })
@@ -128,7 +128,7 @@ async fn is_master(node: &Node) -> bool {
     info.is_ok_and(|info| info.contains("role:master"))
 }
 
-/// Whether nobody but sentinels, replicas and whoever asks is connected.
+/// Whether only sentinels, replicas and this query are connected.
 async fn is_left(node: &Node) -> bool {
     let clients: Result<String, _> = node.try_ask("CLIENT LIST TYPE normal").await;
     let is_gateways =

@@ -1,4 +1,4 @@
-//! What the oracle is told, and what it counts.
+//! The input of the oracle, and its figures.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -25,9 +25,9 @@ pub struct Seen {
     pub gateway: usize,
     /// When it was sent.
     pub began: Instant,
-    /// When its answer was there, or the connection gone.
+    /// When its answer was complete, or the connection ended.
     pub ended: Instant,
-    /// The answer; `None` where the connection broke.
+    /// The answer, or `None` if the connection broke.
     pub told: Option<Told>,
 }
 
@@ -40,16 +40,16 @@ pub struct KeyFacts {
     pub limit: u64,
 }
 
-/// What a fault may cost, and whom.
+/// The possible cost of a fault, and the keys concerned.
 #[derive(Debug, Clone)]
 pub struct Effect {
     /// The keys concerned, by their places; `None` for all.
     pub keys: Option<BTreeSet<usize>>,
-    /// What it may cost each.
+    /// The possible cost for each key.
     pub cost: Cost,
 }
 
-/// What a fault may cost a key.
+/// The possible cost of a fault for a key.
 #[derive(Debug, Clone)]
 pub enum Cost {
     /// These gateways were without the store from then on, once: each may have served its share.
@@ -61,7 +61,7 @@ pub enum Cost {
         /// When they were whole again.
         until: Instant,
     },
-    /// Calls of these gateways were lost now and then: each may have served what was left when it began.
+    /// Calls of these gateways were lost now and then: each may have served the units left when it began.
     Flapping {
         /// Their places.
         gateways: Vec<usize>,
@@ -70,11 +70,11 @@ pub enum Cost {
         /// When they were whole again.
         until: Instant,
     },
-    /// The store lost what it had counted between these: all of it may have been granted again.
+    /// The store lost its counts between these times: all of them may have been granted again.
     Lost {
-        /// From when on; `None` from the beginning.
+        /// The start of the lost time, or `None` for the beginning.
         from: Option<Instant>,
-        /// Until when.
+        /// The end of the lost time.
         until: Instant,
     },
     /// A gateway began without the store, hence without a count: it may have served the cold part.
@@ -92,14 +92,14 @@ pub struct Kill {
     pub at: Instant,
     /// When it listened again; until then a client may have sent on a connection that was dead.
     pub back: Instant,
-    /// Since when the store may hold units for it that it had not given back: before the last second, where it was
+    /// Since when the store may hold units that the gateway had not refunded: before the last second, if it was
     /// without the store.
     pub owing_since: Instant,
-    /// Whether the store lost all its counts before the successor could read what the gateway had not journaled.
+    /// Whether the store lost all its counts before the successor could read those that the gateway had not journaled.
     pub forgets: bool,
 }
 
-/// What an access log says of a call.
+/// The line of an access log for a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Logged {
     /// The id.
@@ -112,7 +112,7 @@ pub struct Logged {
     pub store_wait: Duration,
 }
 
-/// Everything that is judged.
+/// The records that are judged.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
     /// The keys.
@@ -121,29 +121,29 @@ pub struct Facts {
     pub gateways: u64,
     /// The cold part of a limit, in hundredths.
     pub cold_percent: u64,
-    /// The store's timeout: a call that waited for so long was lost, and served from the share, whatever the reason.
+    /// The store's timeout: a call that waited for this time was lost, and served from the share, whatever the reason.
     pub timeout: Duration,
     /// The longest that one charge may wait for the store and, without it, for the journal.
     pub patience: Duration,
-    /// What clients saw.
+    /// The calls of the clients.
     pub seen: Vec<Seen>,
     /// How often each id reached the upstream.
     pub forwarded: HashMap<u64, u32>,
     /// The ids that the upstream failed: 500, refunded.
     pub failed: BTreeSet<u64>,
-    /// What the access logs say; gateways without one are in `unlogged`.
+    /// The lines of the access logs; gateways without a complete one are in `unlogged`.
     pub logged: Vec<Logged>,
     /// Gateways whose access log is not complete.
     pub unlogged: BTreeSet<usize>,
-    /// What the faults may cost.
+    /// The possible costs of the faults.
     pub effects: Vec<Effect>,
     /// Gateways killed.
     pub kills: Vec<Kill>,
-    /// What the store counts, by key and date.
+    /// The counts of the store, by key and date.
     pub counts: BTreeMap<(usize, String), u64>,
 }
 
-/// What a schedule came to.
+/// The figures of a schedule.
 #[derive(Debug, Clone, Default)]
 pub struct Figures {
     /// Calls made.
@@ -156,7 +156,7 @@ pub struct Figures {
     pub upstream_failed: u64,
     /// Calls answered with 500 for another reason.
     pub unserved: u64,
-    /// Calls without an answer, for a gateway was killed.
+    /// Calls without an answer because a gateway was killed.
     pub unanswered: u64,
     /// Gateways killed.
     pub kills: u64,
@@ -168,7 +168,7 @@ pub struct Figures {
     pub above: u64,
     /// Units that the bounds allowed above limits, of the keys that were used up.
     pub allowed_above: u64,
-    /// Units that the store counts and nobody was served, of killed gateways.
+    /// Units of killed gateways that the store counts although no client was served.
     pub counted_more: u64,
     /// Units served and not counted.
     pub lost: u64,
@@ -200,7 +200,7 @@ impl Figures {
         }
     }
 
-    /// The wait (whole milliseconds, rounded down) that so many thousandths of the calls did not pass.
+    /// The wait (whole milliseconds, rounded down) that this share of the calls, in thousandths, did not exceed.
     pub fn wait_at(&self, thousandths: u64) -> u64 {
         let total: u64 = self.waits.values().sum();
         let mut left = total * thousandths / 1_000;
