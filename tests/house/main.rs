@@ -10,3 +10,4 @@ mod documents;
 mod floors;
 mod guarantees;
 mod versions;
+mod yardstick;
