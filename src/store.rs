@@ -230,7 +230,7 @@ pub enum ChangeError {
     #[error("there is no key {0}")]
     UnknownKey(KeyId),
     /// Somebody changed the record since it was read: read it again and decide anew.
-    #[error("the key {0} was changed by somebody else at the same time")]
+    #[error("the key {0} was changed at the same time by another request")]
     Conflict(KeyId),
     /// The id or a digest is in use already.
     #[error("the key {0} exists already")]

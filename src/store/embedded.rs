@@ -336,7 +336,7 @@ impl Store for EmbeddedStore {
             Verdict::Other(decision) => Ok(decision),
             Verdict::Granted(grant) => grant
                 .accept()
-                .ok_or_else(|| StoreError::Failed("a grant came without its receipt".into())),
+                .ok_or_else(|| StoreError::Failed("a grant has no receipt".into())),
         }
     }
 
@@ -430,7 +430,7 @@ impl Store for EmbeddedStore {
         // The channel carries nothing: it ends when the writer has left.
         let left = tokio::time::timeout(deadline, writing.changed()).await;
         if left.is_err() {
-            tracing::warn!("the store was still writing when its time to close was over");
+            tracing::warn!("the store was still writing at the deadline of its close");
         }
     }
 

@@ -180,7 +180,7 @@ impl Purpose {
                 "stop the gateway, restore the file from a backup and start the gateway again"
             }
             Purpose::Journal => {
-                "stop the gateway while Redis answers, which then has all that was counted, remove the file and start the \
+                "stop the gateway while Redis is available, so that Redis has all counts, remove the file and start the \
                  gateway again"
             }
         }

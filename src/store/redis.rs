@@ -377,7 +377,7 @@ impl RedisStore {
 
     fn away(&self) -> StoreError {
         match self.parts.guard.require() {
-            Ok(()) => StoreError::Unavailable("Redis was away a moment ago".into()),
+            Ok(()) => StoreError::Unavailable("Redis was unavailable a moment ago".into()),
             Err(error) => error.into(),
         }
     }
@@ -537,7 +537,7 @@ impl Store for RedisStore {
             }
         };
         if timeout(deadline, farewell).await.is_err() {
-            tracing::error!("closed with refunds or ledger entries that Redis was not told");
+            tracing::error!("closed with refunds or ledger entries that were not sent to Redis");
         }
         let noted = match &parts.outage {
             Some(outage) => outage.note_changes().await,

@@ -426,7 +426,7 @@ impl<'g, 'c> Group<'g, 'c> {
         for date in dates {
             let (date, now) = (date.to_string(), self.now.as_second());
             if closing::reopen(self.statements.connection, &date, now)? {
-                tracing::info!(%date, "a closed day of the ledger is reopened: units came late");
+                tracing::info!(%date, "a closed day of the ledger is reopened: units were settled late");
             }
         }
         Ok(())
@@ -522,7 +522,7 @@ pub(super) struct Committed {
 /// What a caller is told whose day has other boundaries.
 pub(super) fn other_calendar(path: &std::path::Path, asked: Day, stored: Day) -> StoreError {
     StoreError::OtherCalendar(format!(
-        "{} has the day {} from {} to {} (Unix seconds), and it was asked for {} to {}: two time zone tables or \
+        "{} has the day {} from {} to {} (Unix seconds), but the request has {} to {}: two time zone tables or \
          calendars are in use",
         path.display(),
         stored.date,

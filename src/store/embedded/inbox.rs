@@ -189,7 +189,7 @@ impl Inbox {
         let mut contents = self.contents.lock();
         if contents.closed || contents.taken.errands.len() >= ERRANDS_MAX {
             return Err(StoreError::Unavailable(
-                "the store is closed or has too much to do".into(),
+                "the store is closed or overloaded".into(),
             ));
         }
         contents.taken.errands.push(errand);

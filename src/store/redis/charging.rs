@@ -278,7 +278,7 @@ impl Accounts {
             Answer::Failed(error) => Err(error),
             Answer::Granted(units) => Ok(units.used),
             Answer::Other(verdict) => Err(StoreError::Failed(format!(
-                "a question was answered {verdict:?}"
+                "a read of the count returned {verdict:?}"
             ))),
         }
     }

@@ -240,7 +240,7 @@ impl Cluster {
                 }
             };
         }
-        Err(LinkError::Lost("redirected for ever".into()))
+        Err(LinkError::Lost("redirected too often".into()))
     }
 
     /// The node that a redirection names; one that was not known is connected to, and serves later calls.
@@ -404,7 +404,7 @@ impl Cluster {
         }
         let view = View::latest(views).ok_or_else(|| {
             StoreError::Unavailable(format!(
-                "no node of the cluster tells the map: {}",
+                "no node of the cluster returned the map: {}",
                 troubles.join("; ")
             ))
         })?;

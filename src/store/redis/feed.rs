@@ -265,7 +265,7 @@ impl Feed {
         tracing::warn!(
             keys = lacking.len(),
             stored = stored.len(),
-            "Redis lacks keys of this gateway's replica or holds them older: writing them back"
+            "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
         mend(&self.setting.link, &self.setting.names, &lacking).await?;
         Ok(())
@@ -388,7 +388,7 @@ impl Follower<'_> {
             Some(why) => {
                 tracing::warn!(
                     why,
-                    "the feed of key changes lost our place: loading all keys again"
+                    "the feed of key changes no longer contains this gateway's position: loading all keys again"
                 );
                 feed.store_lost.notify_one();
                 feed.remember_zone().await?;
@@ -427,7 +427,7 @@ impl Follower<'_> {
             return Ok(Some(why));
         }
         if place > 0 && state.last > place && !self.holds(place).await? {
-            return Ok(Some("the feed no longer holds our place"));
+            return Ok(Some("the feed no longer contains this gateway's position"));
         }
         Ok(None)
     }
@@ -471,8 +471,8 @@ impl Follower<'_> {
                 Some(Ok(record)) => {
                     feed.setting.keys.apply(record);
                 }
-                Some(Err(error)) => tracing::error!(id, %error, "a change is left out"),
-                None => tracing::error!(id, "a change without a record is left out"),
+                Some(Err(error)) => tracing::error!(id, %error, "a change is skipped"),
+                None => tracing::error!(id, "a change without a record is skipped"),
             }
             last = parse_place(&id).or(last);
         }
@@ -525,9 +525,9 @@ async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreE
 /// Why changes after `place` may be missing, by what the stream says of itself alone.
 fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
     if state.last < place {
-        Some("the feed ends before our place")
+        Some("the feed ends before this gateway's position")
     } else if place == 0 && state.last > 0 && state.trimmed {
-        Some("the feed no longer holds its beginning")
+        Some("the feed has lost its first entries")
     } else {
         None
     }

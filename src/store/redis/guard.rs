@@ -93,7 +93,7 @@ impl Guard {
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let why = "too many calls failed; a probe will tell when Redis can be asked again";
+        let why = "too many calls failed; calls resume when a probe of Redis succeeds";
         Err(LinkError::NoConnection(why.into()))
     }
 

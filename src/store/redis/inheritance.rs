@@ -95,7 +95,7 @@ impl Inheritance {
                 Err(error) => {
                     let text = error.to_string();
                     if text != logged {
-                        tracing::warn!(%error, "what killed processes counted last is not read; trying again");
+                        tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
                         logged = text;
                     }
                     retry = (2 * retry).min(RETRY_AFTER_MAX);
@@ -126,7 +126,7 @@ impl Inheritance {
             keys = self.keys.len(),
             rows,
             took_ms = began.elapsed().as_secs_f64() * 1e3,
-            "what other processes of this journal had counted is read from Redis"
+            "the last counts of this journal's other processes are read from Redis"
         );
         // One that lives beside us, during an upgrade, will say so itself, or fall silent and be read again.
         due.retain(|process| self.is_silent(process));

@@ -92,7 +92,7 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
     }
 
     fn told(self: Box<Self>, result: Result<(), StoreError>) {
-        let missing = || StoreError::Failed("the journal gave no answer".into());
+        let missing = || StoreError::Failed("the journal's thread did not answer".into());
         let Asked {
             result: done, told, ..
         } = *self;
@@ -166,7 +166,7 @@ impl Journal {
     fn send(&self, errand: Errand) {
         // The sender in an errand that is not taken is dropped, which tells whoever waits.
         if self.errands.try_send(errand).is_err() {
-            let why = "more waits to be written than the journal takes";
+            let why = "the queue of the journal is full";
             self.trouble.store(Some(Arc::new(why.to_owned())));
         }
     }
@@ -208,7 +208,7 @@ impl Journal {
         let work = Box::new(Asked { work, result, told });
         self.send(Errand::Work(work));
         async {
-            let nobody = |_| Err(StoreError::Failed("the journal takes nothing more".into()));
+            let nobody = |_| Err(StoreError::Failed("the journal is closed or its queue is full".into()));
             answer.await.unwrap_or_else(nobody)
         }
     }
@@ -470,7 +470,7 @@ fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
         match errand {
             Errand::Serve { told, .. } => {
                 let next = written.as_mut().ok().and_then(|written| written.next());
-                let missing = || StoreError::Failed("the journal gave no answer".into());
+                let missing = || StoreError::Failed("the journal's thread did not answer".into());
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
                 let _ = told.send(answer);
             }

@@ -424,7 +424,7 @@ impl Link {
 
 fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
     FromRedisValue::from_redis_value(value)
-        .map_err(|error| StoreError::Failed(format!("Redis answered what cannot be read: {error}")))
+        .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
 }
 
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.

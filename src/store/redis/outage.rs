@@ -354,7 +354,7 @@ impl Outage {
                     units_served = self.served.load(Ordering::Relaxed),
                     refused = self.refused.load(Ordering::Relaxed),
                     pending_units,
-                    "Redis is back: settling"
+                    "Redis is back: settling the counts"
                 );
             }
         }
@@ -408,7 +408,7 @@ impl Outage {
                     self.restore_due.store(true, Ordering::Release);
                     let text = error.to_string();
                     if text != logged {
-                        tracing::warn!(%error, "what earlier processes counted is not settled; trying again");
+                        tracing::warn!(%error, "the counts of earlier processes are not settled; trying again");
                         logged = text;
                     }
                 }

@@ -337,7 +337,7 @@ pub fn place_told(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
         parse_place(&text)
     });
     place.map(ChangeMark).ok_or_else(|| {
-        StoreError::Failed("Redis answered no stream id for an entry of the feed".into())
+        StoreError::Failed("Redis returned no stream id for an entry of the feed".into())
     })
 }
 
@@ -429,7 +429,7 @@ pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
     let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
     let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
     Timestamp::from_microsecond(micros)
-        .map_err(|error| StoreError::Failed(format!("Redis tells an impossible time: {error}")))
+        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
 }
 
 /// The digests that a record holds.
@@ -445,7 +445,7 @@ pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
 
 /// What is said of a reply of another type.
 pub fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("Redis answered what cannot be read: {error}"))
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
 #[cfg(test)]

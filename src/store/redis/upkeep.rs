@@ -93,7 +93,7 @@ impl Parts {
             if let Some(turn) = self.guard.look().await {
                 match &self.outage {
                     Some(outage) => outage.turned(turn),
-                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
+                    None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
