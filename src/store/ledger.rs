@@ -204,7 +204,7 @@ pub struct Ceiling {
     pub granted: u64,
 }
 
-/// The number by which a database with signed integers stores [`UNBOUNDED`](super::UNBOUNDED).
+/// The largest limit of a bounded ceiling: databases store [`UNBOUNDED`](super::UNBOUNDED) as `i64::MAX`, the next number.
 const BOUNDED_MAX: u64 = i64::MAX as u64 - 1;
 
 impl Ceiling {
@@ -323,7 +323,7 @@ impl DayUsage {
         }
     }
 
-    /// Whether the day has no units, requests or adjustments.
+    /// Whether the day has no units, endpoints or adjustments.
     pub fn is_empty(&self) -> bool {
         self.used == 0 && self.endpoints.is_empty() && self.adjustments.is_empty()
     }

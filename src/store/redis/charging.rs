@@ -80,7 +80,7 @@ pub struct Slot {
     counts_name: String,
     /// The hash slot of both names in a cluster.
     place: u16,
-    /// The store's last reply had the newest record version below this one; 0 before the first reply, or if it had no record.
+    /// By the last reply, the store has all record versions below this one; 0 before the first reply, or if it had no record.
     held_below: AtomicU64,
     state: Mutex<SlotState>,
 }
