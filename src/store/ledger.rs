@@ -237,7 +237,7 @@ pub struct Cell {
     pub tier: Option<TierName>,
     /// The endpoint's pattern, or [`NO_ENDPOINT`].
     pub endpoint: String,
-    /// The totals in the order in which they are stored.
+    /// The totals.
     pub totals: Totals,
     /// The ceiling of its charges.
     pub ceiling: Ceiling,

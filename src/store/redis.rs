@@ -182,7 +182,7 @@ pub fn journal_facts(path: &Path) -> Option<JournalFacts> {
 ///
 /// # Errors
 /// [`StoreError::Failed`] for a bad URL or certificate, or a saved replica that cannot be used;
-/// [`StoreError::OtherCalendar`] where the store was used with another zone and says so now; [`StoreError::Unavailable`]
+/// [`StoreError::OtherCalendar`] if Redis is reachable and was used with another zone; [`StoreError::Unavailable`]
 /// for a command without a server.
 pub async fn open(
     settings: Settings,

@@ -157,7 +157,8 @@ impl Guard {
         }
     }
 
-    /// Sends one write to each master, because a server that answers but rejects writes is of no use.
+    /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
+    /// `PING`.
     async fn probe(&self) -> Outcome {
         if self.link.is_cluster() {
             return outcome(&self.link.ask(&redis::cmd("PING")).await);
