@@ -207,7 +207,11 @@ impl Journal {
         let work = Box::new(Asked { work, result, told });
         self.send(Errand::Work(work));
         async {
-            let nobody = |_| Err(StoreError::Failed("the journal is closed or its queue is full".into()));
+            let nobody = |_| {
+                Err(StoreError::Failed(
+                    "the journal is closed or its queue is full".into(),
+                ))
+            };
             answer.await.unwrap_or_else(nobody)
         }
     }

@@ -72,7 +72,10 @@ pub async fn status(
                 warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
             }
             Err(error) if link.is_cluster() => {
-                warnings.push(format!("{}: its state cannot be read: {error}", master.shown));
+                warnings.push(format!(
+                    "{}: its state cannot be read: {error}",
+                    master.shown
+                ));
             }
             Err(error) => return Err(error),
         }
