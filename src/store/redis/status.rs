@@ -1,4 +1,4 @@
-//! What Redis, its gateways and the feed say of themselves, and what of it breaks our promises.
+//! The state of Redis, its gateways and the feed, and the guarantees that it breaks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl<'t> Info<'t> {
         self.0.get(field).copied().unwrap_or_default().to_owned()
     }
 
-    /// A number; 0 where there is none.
+    /// A number, or 0 if there is none.
     pub fn number(&self, field: &str) -> u64 {
         self.0
             .get(field)
@@ -50,7 +50,7 @@ impl<'t> Info<'t> {
     }
 }
 
-/// Asks for everything, each master for its own; `clock_difference_seconds` is the caller's to know.
+/// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
     link: &Link,
     names: &Names,
@@ -116,7 +116,7 @@ pub async fn status(
     })
 }
 
-/// What one master says of itself, and what of it breaks promises.
+/// The state of one master, and the guarantees that it breaks.
 async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = link
@@ -148,7 +148,7 @@ async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String
     Ok((server, warnings))
 }
 
-/// A setting of the server; `None` where it does not tell us (a managed service, an ACL).
+/// A setting of the server; `None` if it does not return it (a managed service, an ACL).
 async fn configured(
     link: &Link,
     master: &Master,
@@ -236,7 +236,7 @@ fn milliseconds(count: u64) -> f64 {
     std::time::Duration::from_millis(count).as_secs_f64()
 }
 
-/// What a server's settings cost.
+/// Warnings about a server's settings.
 fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
     if !server.append_only {
@@ -292,7 +292,7 @@ fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64
     warnings
 }
 
-/// What a gateway says of itself that somebody should look at.
+/// Warnings about a gateway's reported condition.
 fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
     let mut warnings = Vec::new();
     let name = &gateway.name;

@@ -156,7 +156,7 @@ impl Parts {
         self.clock.look();
     }
 
-    /// Writes refunds and ledger; says whether everything is written now.
+    /// Writes refunds and ledger; returns whether everything is written.
     pub(super) async fn flush(&self) -> bool {
         let _turn = self.flushing.lock().await;
         self.accounts.settle().await;
