@@ -208,7 +208,7 @@ impl<R: BufRead> Reader<R> {
         };
         // Before all else, so that a later format's own rules are not held against it.
         let format = serde_json::from_slice::<FirstLine>(&line)
-            .map_err(|_| reader.fault("this is no backup of touchline"))?
+            .map_err(|_| reader.fault("this is not a backup of touchline"))?
             .touchline_backup
             .format;
         if !(FIRST_FORMAT..=FORMAT).contains(&format) {
@@ -241,7 +241,7 @@ impl<R: BufRead> Reader<R> {
         let digest = self.digest.clone();
         let Some(line) = self.bytes()? else {
             return Err(self.fault(
-                "the last line of a backup is missing: it was cut off here. Use another copy of it; nothing is taken from a part",
+                "the last line of a backup is missing: it was cut off here. Use another copy of it; no part of this one is restored",
             ));
         };
         let content = self.content(&line)?;
@@ -261,12 +261,12 @@ impl<R: BufRead> Reader<R> {
 
     fn finish(&mut self, end: &End, sha256: &str) -> Result<(), Fault> {
         if end.sha256 != sha256 || end.contents != self.contents {
-            return Err(self.fault("the lines before are not those that it was written for"));
+            return Err(self.fault("the preceding lines do not match its digest and counts"));
         }
         self.ended = true;
         match self.bytes()? {
             None => Ok(()),
-            Some(_) => Err(self.fault("something comes after the last line of the backup")),
+            Some(_) => Err(self.fault("there is text after the last line of the backup")),
         }
     }
 
@@ -282,7 +282,7 @@ impl<R: BufRead> Reader<R> {
         self.digest.update(&line);
         if line.pop() != Some(b'\n') {
             return Err(self.fault(
-                "the file ends in the middle of this line: it was cut off. Use another copy of it; nothing is taken from a part",
+                "the file ends in the middle of this line: it was cut off. Use another copy of it; no part of this one is restored",
             ));
         }
         Ok(Some(line))
@@ -290,7 +290,7 @@ impl<R: BufRead> Reader<R> {
 
     /// The JSON text of a line, whose checksum is right.
     fn content(&mut self, line: &[u8]) -> Result<String, Fault> {
-        let damaged = "it is not as it was written: the file is damaged. Use another copy of it; nothing is taken from a part";
+        let damaged = "its checksum is wrong: the file is damaged. Use another copy of it; no part of this one is restored";
         let split = std::str::from_utf8(line).ok().and_then(|text| {
             let rest = text.strip_suffix(SUM_ENDS)?;
             let (content, sum) = rest.split_at_checked(rest.len().checked_sub(8)?)?;
@@ -308,7 +308,7 @@ impl<R: BufRead> Reader<R> {
         serde_json::from_str(content).map_err(|error| {
             let (kind, column) = (error.classify(), error.column());
             self.fault(format!(
-                "it cannot be read ({kind:?} error at column {column}): it is as it was written, but not by this format"
+                "it cannot be read ({kind:?} error at column {column}): its checksum is right, but it is not of this format"
             ))
         })
     }

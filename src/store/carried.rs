@@ -251,7 +251,7 @@ pub fn process_of(producer: &str) -> &str {
 /// What is said of a key whose secret another key of the store has.
 pub fn secret_in_use(carried: KeyId, holder: &str) -> StoreError {
     StoreError::Failed(format!(
-        "the key {carried} cannot be taken in: the key {holder} of this store has the same secret; revoke one of the two in its \
+        "the key {carried} cannot be imported: the key {holder} of this store has the same secret; revoke one of the two in its \
          own store and rotate it, then begin again"
     ))
 }

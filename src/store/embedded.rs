@@ -1,38 +1,36 @@
 //! The embedded store: one SQLite file on one machine.
 //!
-//! The database is the authority: several processes (two gateways during an upgrade, the command line beside them)
-//! open the same file and charge it exactly. Nothing is granted from memory; what memory holds is only ever a reason to
-//! refuse, for at most a second.
+//! The database is the authority: several processes (two gateways during an upgrade, and the command line) open the same file
+//! and count exactly. Nothing is granted from memory; a count in memory only ever refuses, for at most a second.
 //!
 //! | Room | Job |
 //! |---|---|
-//! | `schema` | the file, its tables, connections, what SQLite's failures mean |
-//! | `opening` | the file checked, the key table read, the threads started |
-//! | `inbox` | what waits for the writer thread, and its bounds |
+//! | `schema` | the file, its tables, connections, the meaning of SQLite's failures |
+//! | `opening` | checks the file, reads the key table, starts the threads |
+//! | `inbox` | the queue of the writer thread, and its bounds |
 //! | `writer` | the thread that commits in groups and answers after the commit |
-//! | `group` | what is decided and written in one transaction |
-//! | `appended` | what groups hold that is not in the ledger yet |
-//! | `folding` | moving it there |
-//! | `carrying` | carrying all of it away, and taking in what was carried here |
-//! | `copied` | what others counted, in the ledger of this database |
-//! | `keys` | changing the key table, with the audit trail, and catching up with it |
+//! | `group` | the decisions and writes of one transaction |
+//! | `appended` | entries of groups that are not in the ledger yet |
+//! | `folding` | moves them into the ledger |
+//! | `carrying` | exports the whole store, and imports another one |
+//! | `copied` | imported counts, in the ledger of this database |
+//! | `keys` | changes the key table with its audit trail, and follows its changes |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
-//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
+//! | `events` | keys near their limits: who reports them, and the events to deliver |
 //! | `closing` | the chain of closed days |
-//! | `usage` | reading and proving the ledger |
-//! | `retention` | dropping days that were kept long enough |
-//! | `status` | what the file says of itself, for operators |
-//! | `learnt` | counts seen within the last second |
+//! | `usage` | reads and proves the ledger |
+//! | `retention` | drops days whose retention is over |
+//! | `status` | the state of the file, for operators |
+//! | `learnt` | counts of the last second |
 //!
-//! **What can be lost.** An answer leaves after its transaction is committed, so a process that dies, by `kill -9` too,
-//! loses nothing. When the machine loses power, [`Durability::Commit`] loses nothing either, and
-//! [`Durability::Interval`] loses at most what was committed within the last interval and the time that the disk then
-//! takes: counts and ledger fall back to that instant together, and never to a mixture. Changes of keys follow the same
-//! rule.
+//! **What can be lost.** A reply is sent after its transaction is committed, so a process that dies, even by `kill -9`, loses
+//! nothing. When the machine loses power, [`Durability::Commit`] loses nothing either. [`Durability::Interval`] loses at most
+//! the commits of the last interval and of the fsync after it: counts and ledger return to the same instant. Changes of keys
+//! follow the same rule.
 //!
-//! **A key that the database does not have** is never granted, whatever the caller holds: the charge answers
-//! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. Nothing is healed from the
-//! caller's record, unlike in a store that can lose its memory.
+//! **A key that is not in the database** is never granted units, whatever record the caller has: the charge returns
+//! [`Decision::KeyChanged`], and the caller does not find the key when it checks it again. The caller's record never repairs the
+//! database, unlike in Redis, which can lose its memory.
 
 mod appended;
 mod carrying;
@@ -85,17 +83,17 @@ use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 
-/// The pause before each batch of an import, some tries of whoever waits for the database's lock.
+/// The pause before each batch of an import: enough for a few attempts of a process that waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
-/// How often the gateways' progress is read while somebody waits for it.
+/// How often the gateways' progress is read while a caller waits for it.
 const PROGRESS_POLL: Duration = Duration::from_millis(5);
 
-/// When a commit is on the disk.
+/// When a commit is forced to disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
-    /// Before its answers leave: one fsync per group.
+    /// Before its replies are sent: one fsync per group.
     Commit,
-    /// At most so long afterwards, 10 ms at least. Default: 1 s.
+    /// At most this long afterwards; at least 10 ms. Default: 1 s.
     Interval(Duration),
 }
 
@@ -105,16 +103,16 @@ impl Default for Durability {
     }
 }
 
-/// Where the store is and how it behaves.
+/// The location and behaviour of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The database file; it and its directory are made where they are missing. Must lie on a local disk.
+    /// The database file, on a local disk. The file and its directory are created if they are missing.
     pub path: PathBuf,
-    /// When a commit is on the disk.
+    /// When a commit is forced to disk.
     pub durability: Durability,
-    /// How long a caller waits for an answer. Default: 5 s.
+    /// How long a caller waits for a reply. Default: 5 s.
     pub timeout: Duration,
-    /// When days of the ledger are closed, and when they go.
+    /// When days of the ledger are closed and dropped.
     pub keeping: Keeping,
 }
 
@@ -130,27 +128,27 @@ impl Settings {
     }
 }
 
-/// A store in an SQLite file. Dropped without [`Store::close`] it writes what it was given, but does not say goodbye.
+/// A store in an SQLite file. If it is dropped without [`Store::close`], it writes its queue but does not sign off.
 pub struct EmbeddedStore {
     desk: Arc<Desk>,
     durability: Durability,
     timeout: Duration,
-    /// For readings that no request waits in line for: ledger, records, progress of gateways.
+    /// The connection for reads outside the writer's queue: ledger, records, progress of gateways.
     reader: Arc<Mutex<HeldConnection>>,
     polled: Arc<Polled>,
     stop: Arc<Stop>,
-    /// Whether the writer takes this gateway off the list when it leaves.
+    /// Whether the writer signs this gateway off when it ends.
     goodbye: Arc<AtomicBool>,
-    /// Closed when the writer has left.
+    /// Closed when the writer has ended.
     writing: watch::Receiver<()>,
 }
 
-/// Opens the store. `zone` names the calendar that days are told by; the first opening remembers it.
+/// Opens the store. `zone` is the time zone of the quota days; the first opening stores it.
 ///
 /// # Errors
-/// [`StoreError::OtherCalendar`] where the file was used with another zone; [`StoreError::Failed`] where it cannot be
-/// opened, is no database, not ours, damaged or of a newer version, each with the path and what to do;
-/// [`StoreError::Unavailable`] where another process keeps it locked.
+/// [`StoreError::OtherCalendar`] if the file was used with another zone; [`StoreError::Failed`] if it cannot be opened, is not a
+/// database, or is another program's, damaged or of a newer version, each with the path and the remedy;
+/// [`StoreError::Unavailable`] if another process keeps it locked.
 pub async fn open(
     settings: Settings,
     role: Role,
@@ -164,13 +162,13 @@ pub async fn open(
         .map(Arc::new)
 }
 
-/// A place in the order of changes, for callers.
+/// A position in the order of changes, for callers.
 fn mark(place: i64) -> ChangeMark {
     ChangeMark(u128::from(group::unsigned(place)))
 }
 
 impl EmbeddedStore {
-    /// Does something on the writer's connection; not if the caller has left before it is its turn.
+    /// Runs `work` on the writer's connection, unless the caller has left before its turn.
     async fn on_writer<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Connection, &Desk) -> rusqlite::Result<T> + Send + 'static,
@@ -186,7 +184,7 @@ impl EmbeddedStore {
         self.answered(answer).await
     }
 
-    /// Does something on the reading connection.
+    /// Runs `work` on the reading connection.
     async fn on_reader<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Connection) -> rusqlite::Result<T> + Send + 'static,
@@ -218,8 +216,8 @@ impl EmbeddedStore {
         }
     }
 
-    /// The units used, if they were learnt within the last second, leave no room for the charge, and the caller's
-    /// record is not known to be old.
+    /// The units used, if a count of the last second leaves too few units for the charge and the caller's record is not known to
+    /// be old.
     fn known_exhausted(&self, charge: &Charge) -> Option<u64> {
         let record = &charge.key.record;
         let used = self.desk.learnt.used(record.id, charge.day)?;
@@ -237,7 +235,7 @@ impl EmbeddedStore {
         let changed = self
             .on_writer(move |connection, desk| {
                 let changed = make(connection, record, desk.clock.now())?;
-                // So that the caller finds the change in its own table; if it fails, the follower does it.
+                // The caller finds the change in its own table at once; if this fails, the follower applies it.
                 let _ = connection
                     .prepare(MARK)
                     .and_then(|mut mark| desk.keys.catch_up(connection, &mut mark));
@@ -270,7 +268,7 @@ impl Carrying for EmbeddedStore {
     }
 
     async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
-        // As for an import: the lock is nobody's meanwhile.
+        // As for an import, the lock is free during the pause.
         tokio::time::sleep(IMPORT_PAUSE).await;
         self.on_writer(move |connection, desk| {
             let now = desk.clock.now().as_second();
@@ -336,7 +334,7 @@ impl Store for EmbeddedStore {
             Verdict::Other(decision) => Ok(decision),
             Verdict::Granted(grant) => grant
                 .accept()
-                .ok_or_else(|| StoreError::Failed("a grant came without its receipt".into())),
+                .ok_or_else(|| StoreError::Failed("a grant has no receipt".into())),
         }
     }
 
@@ -379,7 +377,7 @@ impl Store for EmbeddedStore {
         }
     }
 
-    /// The database is the authority: it forgets nothing.
+    /// Always 0: the database is the authority and loses nothing.
     fn losses(&self) -> u64 {
         0
     }
@@ -427,10 +425,10 @@ impl Store for EmbeddedStore {
         self.stop.tell();
         self.desk.inbox.close();
         let mut writing = self.writing.clone();
-        // The channel carries nothing: it ends when the writer has left.
+        // The channel has no messages: it closes when the writer has ended.
         let left = tokio::time::timeout(deadline, writing.changed()).await;
         if left.is_err() {
-            tracing::warn!("the store was still writing when its time to close was over");
+            tracing::warn!("the store was still writing at the deadline of its close");
         }
     }
 
@@ -455,7 +453,7 @@ impl Store for EmbeddedStore {
         &self,
         records: Vec<KeyRecord>,
     ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
-        // The lock is nobody's meanwhile: gateways that wait for it, in other processes, try it several times.
+        // The lock is free during the pause: waiting gateways in other processes try it several times.
         tokio::time::sleep(IMPORT_PAUSE).await;
         let imported = self
             .on_writer(move |connection, desk| keys::import(connection, records, desk.clock.now()));
@@ -471,7 +469,7 @@ impl Store for EmbeddedStore {
                 .on_reader(move |connection| keys::trail(connection, after, key))
                 .await?;
             let Some((last, _)) = page.last() else {
-                // What was carried here has no place among the changes that were made here.
+                // Imported entries have no position among the changes made here.
                 entries.sort_by_key(audit::Entry::place);
                 return Ok(entries);
             };
@@ -494,7 +492,7 @@ impl Store for EmbeddedStore {
             reached = *last;
             found.extend(page);
         }
-        // A key that was changed meanwhile came again, at its new place.
+        // A key that was changed during the walk is found again, at its new position.
         found.sort_by_key(|(place, _, record)| (record.id, std::cmp::Reverse(*place)));
         found.dedup_by_key(|(_, _, record)| record.id);
         found.sort_by_key(|(_, born, record)| (record.created, *born));

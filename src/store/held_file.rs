@@ -1,7 +1,7 @@
-//! A database file that this process has open: whether its path still leads to it, and whether it is still whole.
+//! A database file that this process has open: whether its path still leads to it, and whether it is undamaged.
 //!
-//! SQLite goes on with the file that it opened, whatever becomes of the path. A command that opens the path then changes
-//! another file, and what this process writes is gone with its last descriptor. So the file is looked at each second:
+//! SQLite continues with the file that it opened even if the path is changed. A command that opens the path then changes another
+//! file, and this process's writes are lost with its last descriptor. So the file is checked every second:
 //! device and inode of the path, of the log and of the index of the log against those that are open, and the first bytes
 //! of the open file. A file that was moved and is put back is the right one again; one that was truncated or overwritten
 //! is not, whatever it holds later, because SQLite has parts of it in memory.
@@ -27,7 +27,7 @@ use rusqlite::config::DbConfig;
 
 use super::StoreError;
 
-/// What every SQLite database begins with (sqlite.org/fileformat2.html, section 1.3).
+/// The first bytes of every SQLite database (sqlite.org/fileformat2.html, section 1.3).
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// The bytes of the header.
 const HEADER_BYTES: usize = 100;
@@ -60,7 +60,7 @@ impl Identity {
     }
 }
 
-/// What is wrong with a file.
+/// The fault of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Fault {
     /// The path of the database, or of one beside it, leads to no file, with the reason.
@@ -80,7 +80,7 @@ impl Fault {
     }
 }
 
-/// What one look at a file found.
+/// The result of one look at a file.
 struct Look {
     /// The path, then what is beside it: which file, or why there is none.
     paths: [Result<Identity, String>; 1 + BESIDE.len()],
@@ -89,7 +89,7 @@ struct Look {
     header: Vec<u8>,
 }
 
-/// What is known of a file.
+/// The known state of a file.
 #[derive(Debug)]
 struct Watch {
     /// What was opened: the database, then what is beside it; that comes and goes with SQLite's connections.
@@ -155,17 +155,17 @@ impl Watch {
     }
 }
 
-/// What a file is for, hence what its loss means.
+/// The purpose of a file, which decides the consequences of its loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// The embedded store: the authority for every charge.
     Database,
-    /// A node's journal of what it serves without Redis.
+    /// A node's journal of units served without Redis.
     Journal,
 }
 
 impl Purpose {
-    /// What its loss means.
+    /// The consequence of its loss.
     fn loss(self) -> &'static str {
         match self {
             Purpose::Database => "no request is charged or served",
@@ -173,14 +173,14 @@ impl Purpose {
         }
     }
 
-    /// What to do where its contents are damaged.
+    /// The remedy if its contents are damaged.
     fn restoration(self) -> &'static str {
         match self {
             Purpose::Database => {
                 "stop the gateway, restore the file from a backup and start the gateway again"
             }
             Purpose::Journal => {
-                "stop the gateway while Redis answers, which then has all that was counted, remove the file and start the \
+                "stop the gateway while Redis is available, so that Redis has all counts, remove the file and start the \
                  gateway again"
             }
         }
@@ -201,7 +201,7 @@ pub struct HeldFile {
 /// Why a file cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// The reason with what to do, for operators.
+    /// The reason and the remedy, for operators.
     pub text: String,
     /// Whether the contents of the file may be damaged, so that nothing more may be written to it.
     pub is_damage: bool,
@@ -273,12 +273,12 @@ impl HeldFile {
         self.trouble()
     }
 
-    /// What the last look found.
+    /// The trouble found by the last look, or `None`.
     pub fn trouble(&self) -> Option<Arc<Trouble>> {
         self.trouble.load_full()
     }
 
-    /// Fails where the last look found the file of no use. Costs no system call.
+    /// Fails if the last look found the file unusable. Makes no system call.
     ///
     /// # Errors
     /// [`StoreError::Failed`] with the reason.

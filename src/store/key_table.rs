@@ -1,4 +1,4 @@
-//! The replica of the key table that a gateway holds in memory.
+//! A gateway's replica of the key table in memory.
 //!
 //! Found by digest, read without a lock. An entry is replaced only by a newer version, so that changes may arrive late,
 //! doubled or out of order. It owns no connection: stores feed it.
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::key_record::{KeyRecord, Unusable};
 
-/// The names of customers, each kept once however many keys bear it.
+/// The names of customers, each stored once for all of its keys.
 #[derive(Debug, Default)]
 pub struct Customers(HashSet<Arc<str>>);
 
@@ -30,7 +30,7 @@ impl Customers {
     }
 }
 
-/// A record as the request path holds it.
+/// A record in the form for the request path.
 #[derive(Debug)]
 pub struct KeyEntry {
     /// The record.
@@ -149,7 +149,7 @@ impl KeyTable {
         self.keys.entry(id)
     }
 
-    /// Takes in a record unless a newer or equal version is here. Says whether it was taken.
+    /// Adds a record unless a newer or equal version is present. Returns whether it was added.
     pub fn apply(&self, record: KeyRecord) -> bool {
         let _turn = self.writing.lock();
         let by_id = self.keys.by_id.pin();
@@ -176,7 +176,7 @@ impl KeyTable {
         true
     }
 
-    /// How many records were taken so far: another number means that there is something to save.
+    /// The number of records added so far: a new number means that there are changes to save.
     pub fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
@@ -186,7 +186,7 @@ impl KeyTable {
         self.keys.by_id.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,8 +1,8 @@
-//! What the ledger holds of a key's day: which endpoint each unit went to, under which tier, and who was refused.
+//! A key's day in the ledger: the endpoint and tier of each unit, and the refused requests.
 //!
 //! Invariant, for every store, key and day: the units charged minus those refunded, summed over endpoints (or over
 //! tiers), plus [`DayUsage::unattributed`] are [`DayUsage::used`]. A day is closed [`Keeping::settle_window`] after its
-//! end: what is settled later becomes an [`Adjustment`] that bears the date on which it came, and the day stays.
+//! end: units settled later become an [`Adjustment`] with the date of their settlement, and the day is not changed.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -16,9 +16,9 @@ use crate::policy::api_key::KeyId;
 use crate::policy::clock_trust;
 use crate::policy::key_record::{KeyRecord, TierName};
 
-/// The endpoint under which requests are counted that no endpoint matched. Not a path, so that it is none's name.
+/// The ledger's endpoint for requests that matched none. Not a path, so that no endpoint has this name.
 pub static NO_ENDPOINT: LazyLock<Arc<str>> = LazyLock::new(|| "none".into());
-/// The tier of units that an older version of this program charged, which did not write it down. Not a tier's name.
+/// The tier of units charged by an older version of this program, which did not record it. Not a valid tier name.
 pub const UNKNOWN_TIER: &str = "?";
 
 /// How long the ledger waits for late settlements, and how long it is kept.
@@ -28,7 +28,7 @@ pub struct Keeping {
     pub settle_window: Duration,
     /// How long after its end a day is kept; longer than the settle window. Default: 396 days (13 months).
     pub retention: Duration,
-    /// How long wall clock and boot-time clock must have agreed before a day goes. Default: an hour.
+    /// How long wall clock and boot-time clock must have agreed before a day is dropped. Default: an hour.
     pub agreement: Duration,
 }
 
@@ -82,14 +82,14 @@ pub enum Refusal {
     DailyQuota,
 }
 
-/// What the ledger holds for one key, day, tier and endpoint, or the sum of several such.
+/// The totals of one key, day, tier and endpoint, or the sum of several such.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Totals {
     /// Requests charged.
     pub requests: u64,
     /// Units charged for them.
     pub charged: u64,
-    /// Units given back.
+    /// Units refunded.
     pub refunded: u64,
     /// Requests refused because of the tier.
     pub refused_tier: u64,
@@ -106,10 +106,10 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// How many numbers there are, in the order in which they are stored. More may be added at the end.
+    /// The number of totals. Later versions may append more to the stored order.
     pub const NUMBERS: usize = 9;
 
-    /// The numbers.
+    /// The totals in the order in which they are stored.
     pub fn numbers(&self) -> [u64; Totals::NUMBERS] {
         let Totals {
             requests,
@@ -135,7 +135,7 @@ impl Totals {
         ]
     }
 
-    /// The totals with these numbers.
+    /// The totals from their stored order.
     pub fn of_numbers(numbers: [u64; Totals::NUMBERS]) -> Totals {
         let [
             requests,
@@ -161,7 +161,7 @@ impl Totals {
         }
     }
 
-    /// Adds others.
+    /// Adds other totals.
     pub fn add(&mut self, others: &Totals) {
         let mut numbers = self.numbers();
         for (number, other) in numbers.iter_mut().zip(others.numbers()) {
@@ -183,32 +183,32 @@ impl Totals {
         *number = number.saturating_add(requests);
     }
 
-    /// Requests refused, for whatever reason.
+    /// Requests refused for any reason.
     pub fn refused(&self) -> u64 {
         let [_, _, _, reasons @ ..] = self.numbers();
         reasons.iter().sum()
     }
 
-    /// Units charged minus units given back; below zero where only refunds are known.
+    /// Units charged minus units refunded; negative if only refunds are known.
     pub fn net(&self) -> i64 {
         signed(self.charged).saturating_sub(signed(self.refunded))
     }
 }
 
-/// What a key might use on a day, as the charges of the day were judged: the largest that was in force.
+/// The largest limit and grants by which the charges of a key's day were decided.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ceiling {
-    /// Units: the tier's and the granted ones; [`UNBOUNDED`](super::UNBOUNDED) where a charge only counted. 0 where it is not known.
+    /// The limit in units, grants included; [`UNBOUNDED`](super::UNBOUNDED) if a charge only counted, 0 if unknown.
     pub limit: u64,
     /// The granted ones among them.
     pub granted: u64,
 }
 
-/// A database that has no numbers above these keeps [`UNBOUNDED`](super::UNBOUNDED) as the largest one.
+/// The largest limit of a bounded ceiling: databases store [`UNBOUNDED`](super::UNBOUNDED) as `i64::MAX`, the next number.
 const BOUNDED_MAX: u64 = i64::MAX as u64 - 1;
 
 impl Ceiling {
-    /// The ceiling of a charge: its limit, and what its record was granted for the day.
+    /// The ceiling of a charge: its limit, and the units granted to its key for the day.
     pub fn of(record: &KeyRecord, date: Date, limit: u64) -> Ceiling {
         Ceiling {
             limit,
@@ -216,7 +216,7 @@ impl Ceiling {
         }
     }
 
-    /// The larger of two, number by number.
+    /// The larger limit and the larger grants of two ceilings.
     pub fn max(self, other: Ceiling) -> Ceiling {
         Ceiling {
             limit: self.limit.max(other.limit),
@@ -224,7 +224,7 @@ impl Ceiling {
         }
     }
 
-    /// The limit, if it is known and there was one.
+    /// The limit, if it is known and not unbounded.
     pub fn bound(self) -> Option<u64> {
         Some(self.limit).filter(|limit| (1..=BOUNDED_MAX).contains(limit))
     }
@@ -233,26 +233,26 @@ impl Ceiling {
 /// One entry of the ledger as stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell {
-    /// The tier of the requests; `None` where an older version wrote the entry.
+    /// The tier of the requests; `None` if an older version wrote the entry.
     pub tier: Option<TierName>,
     /// The endpoint's pattern, or [`NO_ENDPOINT`].
     pub endpoint: String,
-    /// The numbers.
+    /// The totals.
     pub totals: Totals,
-    /// By what its charges were judged.
+    /// The ceiling of its charges.
     pub ceiling: Ceiling,
 }
 
 /// Units that were settled after their day was closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Adjustment {
-    /// When they came, to the quarter of an hour: no zone's midnight falls between two quarters.
+    /// When they were settled, rounded down to a quarter of an hour: no zone's midnight falls between two quarters.
     pub came: Timestamp,
-    /// Units charged, minus units given back.
+    /// Units charged minus units refunded.
     pub units: i64,
 }
 
-/// [`Adjustment::came`] is rounded down to so many seconds.
+/// [`Adjustment::came`] is rounded down to a multiple of this.
 pub const ADJUSTMENT_STEP_SECONDS: i64 = 900;
 
 /// The ledger of one key on one day.
@@ -264,27 +264,25 @@ pub struct DayUsage {
     pub key: KeyId,
     /// Units charged minus units refunded, without the adjustments: what the quota counted when the day was closed.
     pub used: u64,
-    /// Of these, units of which no endpoint is known: a gateway that lives says it within a second; one that died did not
-    /// come to it. Below zero where it died between giving units back and saying at which endpoint.
+    /// Units of `used` whose endpoint is unknown: a live gateway records it within a second, one that died did not. Negative if a
+    /// gateway died between refunding units and recording their endpoint.
     pub unattributed: i64,
-    /// The largest limit that a charge of the day was judged by; `None` where a tier in shadow or only an older version
-    /// charged.
+    /// The largest limit of a charge of the day; `None` if a tier in shadow charged, or only an older version.
     pub limit: Option<u64>,
-    /// The units of it that were granted on top of the tier's.
+    /// The units of it that were granted in addition to the tier's.
     pub granted: u64,
-    /// Units used above the limit: served while the store was away. Never billed.
+    /// Units used above the limit: served while the store was unavailable. Never billed.
     pub over: u64,
-    /// What happened at each endpoint; may lag behind `used` by up to a second.
+    /// The totals of each endpoint; up to a second older than `used`.
     pub endpoints: BTreeMap<String, Totals>,
-    /// The same by the tier that the key had then.
+    /// The totals by the key's tier at the request.
     pub tiers: BTreeMap<String, Totals>,
-    /// What was settled after the day was closed, in the order in which it came.
+    /// Units settled after the day was closed, in the order of their settlement.
     pub adjustments: Vec<Adjustment>,
 }
 
 impl DayUsage {
-    /// The day from its entries. `used` as the store counts it, with the adjustments; `None` where there is no other
-    /// count than the entries.
+    /// The day from its entries. `used` is the store's count, with the adjustments; `None` if there is no count but the entries.
     pub fn of_cells(
         (date, key): (Date, KeyId),
         used: Option<i64>,
@@ -325,7 +323,7 @@ impl DayUsage {
         }
     }
 
-    /// Whether there is nothing in it.
+    /// Whether the day has no units, endpoints or adjustments.
     pub fn is_empty(&self) -> bool {
         self.used == 0 && self.endpoints.is_empty() && self.adjustments.is_empty()
     }
@@ -346,12 +344,12 @@ impl DayUsage {
     }
 }
 
-/// A key's day with what is wrong with it.
+/// A key's day with its faults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Proof {
     /// The day as it was read for the proof.
     pub usage: DayUsage,
-    /// What does not hold, each in a sentence; empty where everything does.
+    /// The broken invariants, a sentence each; empty if there are none.
     pub faults: Vec<String>,
 }
 

@@ -2,38 +2,38 @@
 //!
 //! | Room | Owns |
 //! |---|---|
-//! | [`settings`] | where Redis is, who we are there, prefix and timeout |
-//! | `topology` | single, Sentinel or Cluster; TLS and login; how a server is dialled |
-//! | `link` | the way to Redis, whatever its topology: there or not, never waited for |
-//! | `preparing` | what a fresh connection is asked before it is used |
-//! | `upkeep` | the tasks that keep a store going |
+//! | [`settings`] | address, login, prefix and timeout |
+//! | `topology` | single, Sentinel or Cluster; TLS and login; connecting to a server |
+//! | `link` | the connection to Redis in any topology: up or down, never waited for |
+//! | `preparing` | checks of a new connection before its use |
+//! | `upkeep` | the background tasks of a store |
 //! | `line` | one connection to one server |
-//! | `cluster`, `slots` | a line to each master of a cluster; which of them serves which key |
-//! | `names` | every name we use in Redis, and how long it lives |
+//! | `cluster`, `slots` | a line to each master of a cluster; the master of each key |
+//! | `names` | every name in Redis, and its lifetime |
 //! | `script` | `charge.lua` and `record.lua` as commands |
-//! | `charging` | one account per key and day, and the tasks that carry its calls |
-//! | `breaker`, `guard` | when to stop asking Redis, and when to ask again |
-//! | [`outage`] | service without Redis, and settling it |
-//! | `journal` | what this node has counted, on its own disk |
-//! | `inheritance` | what killed processes of this machine had counted last |
+//! | `charging` | one account per key and day, and the tasks that send its calls |
+//! | `breaker`, `guard` | when to stop calling Redis, and when to resume |
+//! | [`outage`] | service without Redis, and its settlement |
+//! | `journal` | this node's counts, on its own disk |
+//! | `inheritance` | the last counts of this machine's killed processes |
 //! | `ledger` | totals by endpoint |
 //! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
-//! | `carrying` | carrying all of it away, and taking in what was carried here |
-//! | `retention` | dropping days of the ledger that were kept long enough |
-//! | `import`, `trail` | bringing many keys in; reading the audit trail |
-//! | `events` | keys near their limits: who tells of it, and what is to be delivered |
-//! | `index` | finding all records without walking past counts |
+//! | `carrying` | exports the whole store, and imports another one |
+//! | `retention` | drops days of the ledger whose retention is over |
+//! | `import`, `trail` | imports many keys; reads the audit trail |
+//! | `events` | keys near their limits: who reports them, and the events to deliver |
+//! | `index` | finds all records without a scan over the counts |
 //! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
 //! | `current` | how current that replica is |
-//! | `replica` | the same as it is saved on this machine |
-//! | `home` | which store a file on this machine is of |
-//! | `register` | which gateways live and how far each has followed; which did not sign off |
+//! | `replica` | that replica as saved on this machine |
+//! | `home` | the store to which a file on this machine belongs |
+//! | `register` | the live gateways and the last change that each applied; those that stopped without signing off |
 //! | `heartbeat`, `presence`, `seat` | the contents of an entry; a gateway's own entry; which entry it takes over |
-//! | `status` | what Redis says of itself, for operators |
-//! | `time`, `producer` | the store's clock; the names we count under |
+//! | `status` | the state of Redis, for operators |
+//! | `time`, `producer` | the store's clock; the names of this process's counts |
 //!
-//! Invariant: whatever becomes of a call, the next one says everything that the lost one said (see
-//! [`crate::policy::quota`]); and nothing is served without Redis that is not on disk first.
+//! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
+//! Redis only once they are on disk.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,14 +125,14 @@ use upkeep::tasks;
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
 
-/// How long commands wait for a reply, at least: nobody's request hangs on it, and giving up leaves an operator in doubt.
+/// The least time that commands wait for a reply: no request depends on it, and giving up leaves an operator in doubt.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);
-/// How long it then waits for what killed processes had counted last.
+/// How long it then waits for the last counts of killed processes.
 const INHERIT_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The store. Dropping it ends its tasks without goodbye, as the death of a process would.
+/// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
     parts: Arc<Parts>,
     tasks: Vec<AbortHandle>,
@@ -143,46 +143,46 @@ struct Parts {
     clock: Arc<StoreClock>,
     local_clock: Clock,
     names: Names,
-    /// For what requests wait for.
+    /// For the calls that requests wait for.
     link: Arc<Link>,
-    /// For what only commands wait for: long replies must not hold up charges.
+    /// For the calls that only commands wait for: long replies must not delay charges.
     command_link: Arc<Link>,
     guard: Arc<Guard>,
-    /// How often Redis may have lost something.
+    /// How often Redis may have lost writes.
     losses: AtomicU64,
     accounts: Arc<Accounts>,
     ledger: Arc<Ledger>,
     /// A gateway's service without Redis; commands have none.
     outage: Option<Arc<Outage>>,
-    /// Held while refunds and ledger are written, so that whoever closes knows when they are.
+    /// Held while refunds and ledger are written, so that a close can wait for them.
     flushing: tokio::sync::Mutex<()>,
     records: Records,
-    /// What other processes left; only where there is a journal.
+    /// The counts of killed processes; `None` without a journal.
     inheritance: Option<Inheritance>,
     /// A gateway's replica; commands have none.
     feed: Option<Feed>,
-    /// A gateway's place on the register; commands have none.
+    /// A gateway's entry in the register; commands have none.
     presence: Option<Presence>,
     max_staleness: Duration,
-    /// The configured journal, a command's too.
+    /// The configured journal, even of a command.
     journal: Option<PathBuf>,
     /// The zone of the quota days.
     zone: String,
 }
 
-/// What the journal at `path` says, read without Redis and without changing it; `None` where there is no such file. Blocks
-/// while the file is read.
+/// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
+/// the file. Blocks meanwhile.
 pub fn journal_facts(path: &Path) -> Option<JournalFacts> {
     journal::facts(path)
 }
 
-/// Opens the store for a process whose quota days lie in `zone`.
+/// Opens the store for a process whose quota days are in the time zone `zone`.
 ///
-/// A gateway's store opens although Redis is away and recovers by itself. A command's does not.
+/// A gateway's store opens even if Redis is unavailable, and recovers by itself. A command's does not.
 ///
 /// # Errors
 /// [`StoreError::Failed`] for a bad URL or certificate, or a saved replica that cannot be used;
-/// [`StoreError::OtherCalendar`] where the store was used with another zone and says so now; [`StoreError::Unavailable`]
+/// [`StoreError::OtherCalendar`] if Redis is reachable and was used with another zone; [`StoreError::Unavailable`]
 /// for a command without a server.
 pub async fn open(
     settings: Settings,
@@ -313,7 +313,7 @@ pub async fn open(
     Ok(Arc::new(store))
 }
 
-/// How a gateway stands to Redis, whenever it is asked.
+/// A function that returns the gateway's current condition towards Redis.
 fn condition(
     guard: &Arc<Guard>,
     outage: Option<Arc<Outage>>,
@@ -327,7 +327,7 @@ fn condition(
     })
 }
 
-/// A gateway's feed, which begins with what was saved on this machine.
+/// A gateway's feed, which begins with the replica saved on this machine.
 async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result<Feed, StoreError> {
     let Some(path) = path else {
         return Ok(Feed::new(setting, None));
@@ -343,7 +343,7 @@ async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result
 }
 
 impl Parts {
-    /// The key that is meant, or all.
+    /// The given key, or all keys.
     async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
         match key {
             Some(key) => Ok(vec![key]),
@@ -354,7 +354,7 @@ impl Parts {
         }
     }
 
-    /// Gives units back. Answers the units used afterwards as Redis counts them, if that is known.
+    /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
     fn give_back(&self, receipt: &Receipt) -> Option<u64> {
         self.ledger.refunded(receipt);
         self.accounts
@@ -363,11 +363,11 @@ impl Parts {
 }
 
 impl RedisStore {
-    /// Walks over every name in Redis once: takes in keys that nobody told, and writes back what Redis lacks or holds older.
-    /// A gateway does so each ten minutes by itself; a command, which has no replica, never.
+    /// Walks over every name in Redis once: adds keys that the feed did not report, and writes back records that Redis lacks or has
+    /// in older versions. A gateway does so every ten minutes by itself; a command, which has no replica, never.
     ///
     /// # Errors
-    /// Those of Redis; what was mended by then stays mended.
+    /// Those of Redis; repairs made before the error remain.
     pub async fn repair(&self) -> Result<(), StoreError> {
         match &self.parts.feed {
             Some(feed) => feed.repair_once().await,
@@ -377,7 +377,7 @@ impl RedisStore {
 
     fn away(&self) -> StoreError {
         match self.parts.guard.require() {
-            Ok(()) => StoreError::Unavailable("Redis was away a moment ago".into()),
+            Ok(()) => StoreError::Unavailable("Redis was unavailable a moment ago".into()),
             Err(error) => error.into(),
         }
     }
@@ -537,7 +537,7 @@ impl Store for RedisStore {
             }
         };
         if timeout(deadline, farewell).await.is_err() {
-            tracing::error!("closed with refunds or ledger entries that Redis was not told");
+            tracing::error!("closed with refunds or ledger entries that were not sent to Redis");
         }
         let noted = match &parts.outage {
             Some(outage) => outage.note_changes().await,
@@ -545,7 +545,7 @@ impl Store for RedisStore {
         };
         self.tasks.iter().for_each(AbortHandle::abort);
         if let Some(outage) = parts.outage.as_ref().filter(|_| noted) {
-            // Where the name stays, the next process reads what needs no reading.
+            // If the name remained, the next process would read counts that are already settled.
             let _ = outage.journal().leave().await;
         }
         if let Some(feed) = &parts.feed

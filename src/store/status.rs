@@ -1,4 +1,4 @@
-//! What a store says of itself, for operators: facts that can be written as JSON, and warnings where they break promises.
+//! The state of a store, for operators: facts that can be written as JSON, and warnings about broken guarantees.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// Everything `touchline store status` tells.
+/// The report of `touchline store status`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StoreStatus {
     /// The store itself.
@@ -23,7 +23,7 @@ pub struct StoreStatus {
     pub events: EventFacts,
     /// The store's clock minus this machine's.
     pub clock_difference_seconds: f64,
-    /// What breaks a promise, and what to do about it.
+    /// The broken guarantees, each with the remedy.
     pub warnings: Vec<String>,
 }
 
@@ -32,9 +32,9 @@ pub struct StoreStatus {
 pub struct EventFacts {
     /// How many wait to be delivered.
     pub waiting: u64,
-    /// How long ago the oldest of them came about; `None` where none waits.
+    /// The age of the oldest of them; `None` if none waits.
     pub oldest_seconds: Option<f64>,
-    /// The gateway that delivers them; `None` where none does now.
+    /// The gateway that delivers them; `None` if none does now.
     pub courier: Option<String>,
 }
 
@@ -95,7 +95,7 @@ pub struct RedisFacts {
     pub index_complete: bool,
     /// The changes of keys.
     pub feed: FeedFacts,
-    /// The journal of this machine's gateways; `None` where the configured file does not exist.
+    /// The journal of this machine's gateways; `None` if the configured file does not exist.
     pub journal: Option<JournalFacts>,
 }
 
@@ -147,7 +147,7 @@ pub struct BreakerFacts {
     pub state: BreakerState,
     /// How long it has been closed, or not closed.
     pub since_seconds: f64,
-    /// What the last charge that Redis did not decide failed with.
+    /// The error of the last charge that Redis did not decide.
     pub last_failure: Option<String>,
     /// How long ago that was.
     pub last_failure_age_seconds: Option<f64>,
@@ -175,7 +175,7 @@ pub struct ServerFacts {
     pub version: String,
     /// Its name for its own process.
     pub run_id: String,
-    /// `master` or `slave`, as it says.
+    /// `master` or `slave`, as the server reports it.
     pub role: String,
     /// How long it runs.
     pub uptime_seconds: u64,
@@ -183,11 +183,11 @@ pub struct ServerFacts {
     pub replicas: u64,
     /// Whether it writes an append-only file.
     pub append_only: bool,
-    /// When that is on the disk, and when snapshots are made; `None` where it does not say.
+    /// When that is on the disk, and when snapshots are made; `None` if it is not reported.
     pub append_fsync: Option<String>,
     /// See above; empty: never.
     pub snapshots: Option<String>,
-    /// What it does when memory is full.
+    /// Its behaviour when memory is full.
     pub maxmemory_policy: String,
     /// When memory is full; 0: never.
     pub maxmemory_bytes: u64,
@@ -209,9 +209,9 @@ pub struct FeedFacts {
 pub struct GatewayFacts {
     /// Its name.
     pub name: String,
-    /// The version of its program; `None` where it does not say.
+    /// The version of its program; `None` if it is not reported.
     pub version: Option<String>,
-    /// How long ago it said that it lives.
+    /// The age of its last heartbeat.
     pub heartbeat_age_seconds: f64,
     /// The last change it applied.
     pub applied: Option<String>,
@@ -219,13 +219,13 @@ pub struct GatewayFacts {
     pub lag_seconds: Option<f64>,
     /// The keys in its table.
     pub keys: Option<u64>,
-    /// How long ago its table was known to be current, when it last said so.
+    /// The time since its table was known to be current, by its last heartbeat.
     pub keys_age_seconds: Option<f64>,
-    /// Whether it asks Redis; `None` where it does not say.
+    /// Whether it calls Redis; `None` if it is not reported.
     pub breaker: Option<BreakerFacts>,
-    /// What it does without; `None` where it does not say.
+    /// Its service without Redis; `None` if it is not reported.
     pub service: Option<ServiceFacts>,
-    /// The store's clock minus its own; `None` where it does not say.
+    /// The store's clock minus its own; `None` if it is not reported.
     pub clock_difference_seconds: Option<f64>,
 }
 

@@ -319,7 +319,7 @@ async fn a_damaged_cut_off_or_later_backup_is_refused_with_its_line_and_nothing_
         (later.as_str(), 1, "format 3"),
         (cut.as_str(), 5, "cut off"),
         (in_the_middle, lines.len(), "cut off"),
-        ("id,key\n", 1, "no backup"),
+        ("id,key\n", 1, "not a backup"),
     ] {
         std::fs::write(&file, text_of_file).unwrap();
         let said = run_on(&to, &["store", "restore", text(&file)])

@@ -145,7 +145,7 @@ async fn a_count_or_an_entry_that_was_changed_by_hand_is_found_with_its_key_and_
         (more.as_str(), "was granted 6 units and wrote 7"),
         (
             &given_back,
-            "6 units are charged in the ledger and 7 given back",
+            "6 units are charged in the ledger and 7 refunded",
         ),
         ("nonsense", "the ledger has a field"),
     ] {

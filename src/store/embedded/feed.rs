@@ -23,7 +23,7 @@ use crate::store::held_file::Trouble;
 
 /// How often the last change is asked for: some microseconds of CPU each.
 const POLL: Duration = Duration::from_millis(20);
-/// How often a gateway says that it lives.
+/// How often a gateway sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A gateway that was not heard of for so long is dead: five heartbeats.
 const DEAD_AFTER_MS: i64 = 5_000;
@@ -243,7 +243,7 @@ pub(super) struct Live {
     pub(super) name: NodeName,
     /// The place of the last change it applied.
     pub(super) applied: u64,
-    /// How long ago it said so.
+    /// The age of its last heartbeat.
     pub(super) age: Duration,
 }
 

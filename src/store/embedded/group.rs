@@ -1,13 +1,13 @@
-//! One group: everything that is decided and written in one transaction.
+//! One group: the decisions and writes of one transaction.
 //!
 //! Inside the transaction this connection holds the database's only write lock, so that what it reads stays true until
 //! it commits, whatever other processes want. That is why a group may decide in memory and append all of it as one row
 //! (`appended`); and why, once the changes of the key table that it lacks have been read, the key table in
 //! memory is the database's.
 //!
-//! What a group has learnt stays known to the next one, unless somebody else has written meanwhile: SQLite counts the
-//! commits of other connections for us (`PRAGMA data_version`), and what holds under the write lock holds until one comes.
-//! Then the groups that others appended are added to the known counts.
+//! The next group reuses the counts of the last one, unless another connection has written meanwhile: SQLite counts the commits
+//! of other connections (`PRAGMA data_version`). After such a commit, the groups that others appended are added to the known
+//! counts.
 //!
 //! Invariant: each key and date of which groups hold anything that the ledger lacks has its count among the known ones. So the
 //! count of a key and date that is not known is what the ledger says.
@@ -53,7 +53,7 @@ struct Known {
     used: u64,
     /// The last group that changed it.
     group: i64,
-    /// The last turn of this process that met it.
+    /// The last group of this process that used it.
     turn: u64,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Statements<'c> {
     count: Statement<'c>,
     append: Statement<'c>,
     adjust: Statement<'c>,
-    /// What the days table says, as far as it was read or written in a committed group.
+    /// The rows of the days table that a committed group has read or written.
     days: HashMap<Date, Day>,
     version: Statement<'c>,
     guarded: Statement<'c>,
@@ -77,7 +77,7 @@ pub(super) struct Statements<'c> {
     guarded_through: Option<Date>,
     /// The version of the database that what is known is of.
     known_of: Option<i64>,
-    /// Counts as they are in that version.
+    /// The counts of that version.
     known: HashMap<(KeyId, Date), Known>,
     /// How many counts there may be before those are forgotten that can be.
     known_max: usize,
@@ -119,14 +119,14 @@ impl<'c> Statements<'c> {
         self.known_of = None;
     }
 
-    /// Forgets what groups have learnt: one failed.
+    /// Drops all known counts after a failed group.
     fn forget(&mut self) {
         self.look_again();
         self.known.clear();
         self.seen = None;
     }
 
-    /// Reads what groups hold that the ledger lacks, so that the first charge need not wait for it.
+    /// Reads the entries of groups that the ledger lacks, so that the first charge need not wait for it.
     pub(super) fn prepare_counts(&mut self) -> rusqlite::Result<()> {
         let _instant = self.connection.unchecked_transaction()?;
         self.catch_up_with_groups()
@@ -211,7 +211,7 @@ impl<'c> Statements<'c> {
     }
 }
 
-/// What groups of others changed of a count.
+/// The changes of a count by other processes' groups.
 #[derive(Default)]
 struct Change {
     units: i64,
@@ -220,18 +220,18 @@ struct Change {
     group: i64,
 }
 
-/// What the group makes of a charge, before anybody hears of it.
+/// The group's decision of a charge, before it is committed.
 #[derive(Debug)]
 pub(super) enum Ruling {
-    /// The units are taken; so many are used now.
+    /// The units are charged; the total used now.
     Granted(u64),
-    /// There is no room.
+    /// Too few units are left.
     Exhausted(u64),
     /// The database has a newer record, or none.
     KeyChanged,
-    /// It is not that day now.
+    /// The current time is outside the day.
     OtherDay(Timestamp),
-    /// The database knows that date by other boundaries.
+    /// The database has other boundaries for the date.
     OtherCalendar(Day),
 }
 
@@ -246,7 +246,7 @@ pub(super) struct Group<'g, 'c> {
     entries: Packing,
     /// The counts that it met.
     met: Vec<(KeyId, Day)>,
-    /// Units given back of closed days.
+    /// Units refunded on closed days.
     late: HashMap<(KeyId, Date), u64>,
 }
 
@@ -300,7 +300,7 @@ impl<'g, 'c> Group<'g, 'c> {
     pub(super) fn charge(&mut self, charge: &Charge) -> rusqlite::Result<Ruling> {
         let record = &charge.key.record;
         let known = self.keys.table().get(record.id);
-        // A key that the database does not know is unknown, whatever the caller holds: the database is the authority.
+        // A key that is not in the database is unknown, whatever record the caller has: the database is the authority.
         if known.is_none_or(|known| known.record.version > record.version) {
             return Ok(Ruling::KeyChanged);
         }
@@ -335,7 +335,7 @@ impl<'g, 'c> Group<'g, 'c> {
         }
     }
 
-    /// Gives units back.
+    /// Refunds units.
     pub(super) fn refund(&mut self, refund: &Refund) -> rusqlite::Result<()> {
         let receipt = &refund.receipt;
         let units = u64::from(receipt.units);
@@ -408,7 +408,7 @@ impl<'g, 'c> Group<'g, 'c> {
         })
     }
 
-    /// Leaves the database as it was.
+    /// Rolls the transaction back.
     pub(super) fn roll_back(self) {
         self.statements.forget();
         // Without effect where SQLite has rolled back by itself.
@@ -426,7 +426,7 @@ impl<'g, 'c> Group<'g, 'c> {
         for date in dates {
             let (date, now) = (date.to_string(), self.now.as_second());
             if closing::reopen(self.statements.connection, &date, now)? {
-                tracing::info!(%date, "a closed day of the ledger is reopened: units came late");
+                tracing::info!(%date, "a closed day of the ledger is reopened: units were settled late");
             }
         }
         Ok(())
@@ -511,7 +511,7 @@ enum Missing {
     Assumed,
 }
 
-/// What came of a group.
+/// The result of a group.
 pub(super) struct Committed {
     /// The counts that it met.
     pub(super) counts: Vec<(KeyId, Day, u64)>,
@@ -519,10 +519,10 @@ pub(super) struct Committed {
     pub(super) entries: usize,
 }
 
-/// What a caller is told whose day has other boundaries.
+/// The error for a caller whose day has other boundaries.
 pub(super) fn other_calendar(path: &std::path::Path, asked: Day, stored: Day) -> StoreError {
     StoreError::OtherCalendar(format!(
-        "{} has the day {} from {} to {} (Unix seconds), and it was asked for {} to {}: two time zone tables or \
+        "{} has the day {} from {} to {} (Unix seconds), but the request has {} to {}: two time zone tables or \
          calendars are in use",
         path.display(),
         stored.date,

@@ -1,8 +1,8 @@
-//! What waits for the writer thread: charges, refunds, readings, refusals and errands.
+//! The queue of the writer thread: charges, refunds, readings, refusals and errands.
 //!
-//! Callers put things in and never wait here; the writer takes all there is. Each kind has its own bound:
-//! - charges and readings: [`WAITING_MAX`] together, then callers are turned away at once;
-//! - refunds: none is ever turned away, and there are at most as many as there are receipts, which only grants make;
+//! Callers never wait to enqueue; the writer takes the whole queue. Each kind has its own bound:
+//! - charges and readings: [`WAITING_MAX`] together, then callers get an error at once;
+//! - refunds: none is ever rejected; there are at most as many as receipts, which only grants create;
 //! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted;
 //! - errands (changes of keys, heartbeats): [`ERRANDS_MAX`].
 
@@ -20,7 +20,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::{KeyRecord, TierName};
 use crate::store::{Charge, Decision, Receipt, Refusal, StoreError, Totals};
 
-/// About half a second of charges at full load: whoever comes behind them would wait in vain.
+/// About half a second of charges at full load: a caller behind them would wait too long.
 const WAITING_MAX: usize = 16_384;
 /// Keys times endpoints that can be refused within a second before the ledger misses some: 16 MB at most.
 const REFUSALS_MAX: usize = 100_000;
@@ -29,9 +29,9 @@ const ERRANDS_MAX: usize = 256;
 /// Refusals are written so long after the first of them, or with the next group.
 const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
-/// Something that wants to know what the database says.
+/// A charge or a reading that waits for the database.
 pub(super) enum Waiting {
-    /// A charge and who asked for it.
+    /// A charge and the sender of its result.
     Charge(Charge, oneshot::Sender<Result<Verdict, StoreError>>),
     /// A reading of a count.
     Used(KeyId, Day, oneshot::Sender<Result<u64, StoreError>>),
@@ -39,14 +39,14 @@ pub(super) enum Waiting {
 
 /// The answer to a charge on its way to the caller.
 pub(super) enum Verdict {
-    /// Units were taken; given back unless the caller accepts them.
+    /// Units were charged; they are refunded unless the caller accepts them.
     Granted(Grant),
-    /// They were not.
+    /// No units were charged.
     Other(Decision),
 }
 
-/// Units taken for a caller that has not heard of it yet. Dropped on the way, because the caller is gone, it puts its
-/// refund into the inbox.
+/// Units charged for a caller that has not received them yet. If it is dropped because the caller is gone, it puts its refund
+/// into the inbox.
 pub(super) struct Grant {
     used: u64,
     receipt: Option<Receipt>,
@@ -63,7 +63,7 @@ impl Grant {
         }
     }
 
-    /// The caller has it: the receipt is theirs from here on.
+    /// Hands the receipt to the caller.
     pub(super) fn accept(mut self) -> Option<Decision> {
         let used = self.used;
         self.receipt
@@ -80,7 +80,7 @@ impl Drop for Grant {
     }
 }
 
-/// Units to give back, and who wants to know the count afterwards.
+/// Units to refund, and the receiver of the count afterwards.
 pub(super) struct Refund {
     pub(super) receipt: Receipt,
     pub(super) answer: Option<oneshot::Sender<u64>>,
@@ -92,7 +92,7 @@ pub(super) type Refusals = HashMap<(KeyId, Day, TierName, Arc<str>), Totals>;
 /// A piece of work on the writer's connection, in a transaction of its own making.
 pub(super) type Errand = Box<dyn FnOnce(&Connection) + Send>;
 
-/// All that was waiting at one moment.
+/// The contents of the queue at one moment.
 #[derive(Default)]
 pub(super) struct Taken {
     pub(super) waiting: Vec<Waiting>,
@@ -116,7 +116,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Hands over a charge or a reading, or turns it away because too many wait or the store is closed.
+    /// Enqueues a charge or a reading, or returns an error if too many wait or the store is closed.
     pub(super) fn put(&self, waiting: Waiting) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
         if contents.closed {
@@ -133,7 +133,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Hands over a refund.
+    /// Enqueues a refund.
     pub(super) fn put_refund(&self, receipt: Receipt, answer: Option<oneshot::Sender<u64>>) {
         let refund = Refund { receipt, answer };
         self.contents.lock().taken.refunds.push(refund);
@@ -184,12 +184,12 @@ impl Inbox {
         }
     }
 
-    /// Hands over an errand.
+    /// Enqueues an errand.
     pub(super) fn put_errand(&self, errand: Errand) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
         if contents.closed || contents.taken.errands.len() >= ERRANDS_MAX {
             return Err(StoreError::Unavailable(
-                "the store is closed or has too much to do".into(),
+                "the store is closed or overloaded".into(),
             ));
         }
         contents.taken.errands.push(errand);
@@ -198,7 +198,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Lets nothing more in but refunds, and has the writer leave when it has written everything.
+    /// Accepts only refunds from now on, and ends the writer when it has written everything.
     pub(super) fn close(&self) {
         self.contents.lock().closed = true;
         self.filled.notify_all();

@@ -158,7 +158,7 @@ fn leave(connection: &Connection, desk: &Desk, gateway: Option<&NodeName>) {
         None => Ok(()),
     };
     if let Err(error) = left.and_then(|()| feed::checkpoint(connection)) {
-        tracing::warn!(%error, "the store was closed without a last word");
+        tracing::warn!(%error, "the store was closed without signing off or folding its log into the file");
     }
 }
 

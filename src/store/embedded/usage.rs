@@ -147,7 +147,7 @@ pub(super) fn prove(
             && net > signed(limit)
         {
             faults.insert(format!(
-                "{net} units are used, and no charge was judged by more than {limit}"
+                "{net} units are used, but no charge had a limit above {limit}"
             ));
         }
         Proof {

@@ -1,8 +1,8 @@
-//! The writer: one thread that owns the connection that writes.
+//! The writer: the thread that owns the writing connection.
 //!
-//! It takes all that waits, decides and writes it in one transaction, and answers when that is committed. A group that
-//! cannot be committed answers every charge in it with the error and takes nothing; its refunds and refusals are tried
-//! again. Whoever left meanwhile gets the units back (see [`Grant`]).
+//! It takes the whole queue, decides and writes it in one transaction, and replies after the commit. If a group cannot be
+//! committed, each of its charges gets the error and no units are charged; its refunds and refusals are tried again. Units of
+//! callers that have left are refunded (see [`Grant`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,11 +38,11 @@ const GATHER_MAX: Duration = Duration::from_millis(2);
 /// The pause after a group that failed, so that refunds which are tried again do not keep a broken disk busy.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(50);
 
-/// What the writer shares with the rest of the store.
+/// The state that the writer shares with the rest of the store.
 pub(super) struct Desk {
     pub(super) path: PathBuf,
     pub(super) clock: Clock,
-    /// Whether that clock can be relied on.
+    /// Whether that clock is trusted.
     pub(super) clock_watch: ClockWatch,
     pub(super) inbox: Arc<Inbox>,
     pub(super) keys: Follower,
@@ -52,7 +52,7 @@ pub(super) struct Desk {
     pub(super) closing: Mutex<Closer>,
     /// The file of a gateway, which has it open for long.
     pub(super) file: Option<Arc<HeldFile>>,
-    /// What was logged of it last.
+    /// The last logged state of the file.
     pub(super) file_logged: Mutex<Option<Arc<Trouble>>>,
     /// Whether the last transaction was committed.
     pub(super) up: AtomicBool,
@@ -66,14 +66,14 @@ impl Desk {
         self.file.as_ref()?.trouble()
     }
 
-    /// Fails where it cannot.
+    /// Fails if the file cannot be used.
     pub(super) fn require_file(&self) -> Result<(), StoreError> {
         self.file.as_ref().map_or(Ok(()), |file| file.require())
     }
 }
 
-/// The body of the writer thread: ends when the inbox is closed and everything in it written. Should it end otherwise,
-/// by a failure or a panic, nobody is left waiting.
+/// The body of the writer thread: ends when the inbox is closed and all of it is written. If it ends otherwise, by a failure or a
+/// panic, no caller is left waiting.
 pub(super) fn run_to_the_end(connection: &Connection, desk: &Desk) {
     let _nobody_waits = Closing(desk);
     if let Err(error) = run(connection, desk) {
@@ -131,7 +131,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Moves some of what was appended into the ledger, in the time that the writer would rest.
+/// Moves some appended entries into the ledger while the writer would rest.
 fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) {
     match folder.turn(connection, size) {
         Ok(true) => desk.dirty.store(true, Ordering::Release),
@@ -197,7 +197,7 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
     }
 }
 
-/// Tells everybody in a group that nothing came of it.
+/// Sends the error to all callers of a group.
 fn tell_failure(
     answers: Vec<Answer>,
     undecided: impl Iterator<Item = Waiting>,
@@ -250,7 +250,7 @@ fn decide(
     Ok(())
 }
 
-/// Tells what is committed.
+/// Sends the results of a committed group.
 fn tell(answer: Answer, desk: &Desk) {
     match answer {
         Answer::Charge(charge, ruling, caller) => {
@@ -270,7 +270,7 @@ fn tell(answer: Answer, desk: &Desk) {
                     Err(other_calendar(&desk.path, charge.day, stored))
                 }
             };
-            // Whoever is gone drops the verdict, and a grant in it turns into a refund.
+            // If the caller is gone, the verdict is dropped, and a grant in it becomes a refund.
             let _ = caller.send(verdict);
         }
         Answer::Used(day, used, caller) => {

@@ -1,17 +1,17 @@
-//! When to stop asking Redis, and when to ask again: a state machine without I/O, with the time as an argument.
+//! When to stop calling Redis, and when to resume: a state machine without I/O, with the time as an argument.
 //!
-//! Closed: requests ask. Open: none does; one probe at a time finds out, a quarter to a whole second apart, and at once
-//! when there is a connection again; the first that succeeds closes it. Invariant: while it is open, no request waits for
+//! Closed: requests call Redis. Open: none does; single probes follow a quarter of a second to a second apart, and at once when
+//! there is a connection again; the first that succeeds closes the breaker. Invariant: while it is open, no request waits for
 //! Redis.
 
 use std::time::{Duration, Instant};
 
 use crate::store::status::BreakerState;
 
-/// Lost calls in a row that open it.
+/// Lost calls in a row that open the breaker.
 const LOST_MAX: u32 = 2;
-/// Refused calls in a row that open it, however long they take to come: a server that takes no writes is to be seen on a
-/// quiet gateway too. One key's trouble opens it for no longer than a probe takes.
+/// Refused calls in a row that open the breaker, over any time: a server that rejects writes must be noticed on a quiet gateway
+/// too. If one key causes the errors, the next probe closes it.
 const REFUSED_MAX: u32 = 10;
 /// Calls in a window before their failures count, and how long a window is.
 const WINDOW_CALLS_MIN: u32 = 20;
@@ -20,23 +20,23 @@ const WINDOW: Duration = Duration::from_secs(1);
 const PROBE_MIN: Duration = Duration::from_millis(250);
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It was answered.
+    /// A reply came.
     Answered,
-    /// No answer came in time, or the connection broke.
+    /// No reply came in time, or the connection broke.
     Lost,
-    /// It was answered with an error.
+    /// An error reply came.
     Refused,
 }
 
 /// Whether there is a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Connection {
-    /// There is.
+    /// There is a connection.
     Up,
-    /// There is none.
+    /// There is no connection.
     Down,
 }
 
@@ -62,7 +62,7 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// A closed one.
+    /// A closed breaker.
     pub fn new(now: Instant) -> Breaker {
         Breaker {
             state: State::Closed,
@@ -74,12 +74,12 @@ impl Breaker {
         }
     }
 
-    /// Whether requests may ask Redis.
+    /// Whether requests may call Redis.
     pub fn is_closed(&self) -> bool {
         matches!(self.state, State::Closed)
     }
 
-    /// Which of its states it is in.
+    /// The state of the breaker.
     pub fn state(&self) -> BreakerState {
         match self.state {
             State::Closed => BreakerState::Closed,
@@ -88,7 +88,7 @@ impl Breaker {
         }
     }
 
-    /// Notes a call's end. What comes late, while it is open, says nothing new.
+    /// Records a call's outcome. Late outcomes, while the breaker is open, are ignored.
     pub fn record(&mut self, outcome: Outcome, now: Instant) {
         if !self.is_closed() {
             return;
@@ -116,7 +116,7 @@ impl Breaker {
         }
     }
 
-    /// Notes whether there is a connection: without one it opens, with a new one the next probe is due at once.
+    /// Records whether there is a connection: without one the breaker opens, with a new one the next probe is due at once.
     pub fn see(&mut self, seen: Connection, now: Instant) {
         match (&mut self.state, seen) {
             (State::Closed, Connection::Up) => {}
@@ -152,7 +152,7 @@ impl Breaker {
         }
     }
 
-    /// Notes what became of the probe; `jitter` (0 to 1) spreads the next one.
+    /// Records the probe's outcome; `jitter` (0 to 1) spreads the next probe.
     pub fn probed(&mut self, outcome: Outcome, now: Instant, jitter: f64) {
         match outcome {
             Outcome::Answered => {

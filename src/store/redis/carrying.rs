@@ -398,7 +398,7 @@ async fn take_events(
             (Some(_), Some(date)) => ask.cmd("HEXISTS").arg(names.claims(date)).arg(&event.id),
             (Some(_), None) => {
                 return Err(StoreError::Failed(format!(
-                    "the id {:?} is no event's",
+                    "{:?} is not the id of an event",
                     event.id
                 )));
             }

@@ -1,38 +1,38 @@
--- The charge: one round trip that merges the marks of producers' accounts, then grants within each account's limit.
+-- The charge: one round trip that merges the totals of producers' accounts, then grants within each account's limit.
 --
--- Invariant: t = sum of all g<producer> minus sum of all r<producer>. A grant never lifts t above the limit of its call. Merging
--- takes the larger number, so a call that is repeated, late or out of order changes nothing that a later one stated. Accounts are
--- independent: the answer to one, and what is stored of it, is the same alone and beside others. A hash of counts has one t, and
--- the boundaries in its name never change. Nothing expires: the clock of this server may leap, and gateways drop what was kept
--- long enough.
+-- Invariant: t = sum of all g<producer> minus sum of all r<producer>. A grant never raises t above the limit of its call. Merging
+-- takes the larger number, so a call that is repeated, late or out of order never lowers a total of a later one. Accounts are
+-- independent: the reply for one, and its stored values, are the same in a call of its own. A hash of counts has one t, and the
+-- boundaries in its name never change. Nothing expires, because the clock of this server may leap: gateways drop days whose
+-- retention is over.
 --
 -- Of each account, two keys:
 -- KEYS[1]  <prefix>:k:{id}         hash: ver (version of the record), rec (the record, packed)
 -- KEYS[2]  <prefix>:q:{id}:<date>  hash: t<s>-<e> (units used; s and e are the day's first second and the next day's),
---                                  g<producer> (units granted to it), r<producer> (units it returned),
---                                  a<second> (units in t that were merged after the day was closed, by when they came,
---                                  Unix seconds rounded down to 900)
+--                                  g<producer> (units granted to it), r<producer> (units it refunded),
+--                                  a<second> (units in t that were merged after the day was closed, by the time of the merge in
+--                                  Unix seconds, rounded down to 900)
 -- KEYS[3] begins the second account, and so on. One argument, whose numbers are little-endian doubles (exact up to 2^53):
 -- ARGV[1]  window, then the accounts in their order, each as
 --            s, e     the day's first second and the next day's (Unix seconds); only of the first account, and of one after next = 1
 --            ack      units the producer consumed so far
---            rack     units the producer returned so far
---            want     units asked for; 0 only merges
---            limit    units that all producers together may use (tier plus grants); it is the caller's and never stored
+--            rack     units the producer refunded so far
+--            want     units requested; 0 only merges
+--            limit    units that all producers together may use (tier plus grants); stated by the caller and never stored
 --            ver      version of the record that the waiting requests were checked against
---            pid      producer, unique by process and account; its length (one byte) before it
---            rec      that record, to mend a lost or older one; its length (four bytes) before it, 0 mends nothing
---            next     one byte: 0 the next account is of the same day; 1 s and e of its day follow
+--            pid      producer, unique by process and account, preceded by its length (one byte)
+--            rec      that record, to replace a lost or older one, preceded by its length (four bytes); 0 replaces nothing
+--            next     one byte: 0 if the next account is of the same day; 1 if s and e of its day follow
 --          window: how long after e the day is closed (seconds)
 --
--- Reply: one string, now and the answer to each account in their order
+-- Reply: one string, now and then the reply for each account in their order
 --   now      the store's time (Unix seconds; a double, as the other numbers without a size)
---   code     one byte: 0 granted; 1 not enough left (grant may be part of want); 3 the store's record is newer (rec holds it);
+--   code     one byte: 0 granted; 1 too few units left (grant may be part of want); 3 the store's record is newer (it is in rec);
 --            4 now is outside [s, e); 5 the store has the day with other boundaries. Codes 3, 4 and 5 grant nothing new.
---   grant    every unit granted to the producer and not acknowledged by this call, on every code
---   t        units used, with grant
+--   grant    every unit granted to the producer and not acknowledged by this call, whatever the code
+--   t        units used, including grant
 --   ver      version of the record in the store, -1 without one
---   rec      the record in the store with code 3, else empty; its length (four bytes) before it
+--   rec      the record in the store with code 3, else empty; preceded by its length (four bytes)
 local call, format, pack, unpack = redis.call, string.format, struct.pack, struct.unpack
 local now = call('TIME')[1] + 0
 local told, next_day = ARGV[1], 1
@@ -67,7 +67,7 @@ for i = 1, #KEYS, 2 do
   local g, returned = (held[2] or 0) + 0, 0
   local t0, g0 = t, g
   if g < ack then t, g = t + ack - g, ack end
-  -- What is stored of returned units matters only where the call states some: it is never lowered.
+  -- The stored refunds are read only if the call states some: they are never lowered.
   if rack > 0 then
     local r = (call('HGET', counts, 'r' .. pid) or 0) + 0
     if r < rack then t, returned = t - (rack - r), rack end

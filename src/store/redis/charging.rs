@@ -1,8 +1,7 @@
-//! Charges: the accounts of this process, and the tasks that carry their calls to the store and back.
+//! Charges: the accounts of this process, and the tasks that send their calls to the store.
 //!
-//! Every decision is [`Account`]'s; here are its lock, its map and its deadlines. Calls are carried by tasks of their own
-//! (`carrier`), so that a request that is cancelled cannot lose the reply; units that reach nobody go back by being
-//! dropped ([`Units`]).
+//! [`Account`] decides; this module has its lock, its map and its deadlines. Separate tasks (`carrier`) send the calls, so that
+//! a cancelled request cannot lose the reply; units that reach no request are refunded when they are dropped ([`Units`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -34,35 +33,35 @@ mod offline;
 use carrier::Carrier;
 pub use offline::{Bound, Changed, Offer, Rule, Wanted};
 
-/// The most accounts kept; above it, idle ones of the running day are dropped too.
+/// The most accounts; beyond, idle ones of the current day are dropped too.
 pub const ACCOUNTS_MAX: usize = 200_000;
 /// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
-/// How many accounts are settled at the same time.
+/// The most accounts that are settled concurrently.
 const SETTLING_MAX: usize = 64;
-/// How old knowledge of a count may be to answer without asking.
+/// The greatest age of a known count that is returned without a call.
 const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
-/// What a call needs beside the account: the record it was judged by and its day.
+/// The context of a call: the key record of its charges, and its day.
 #[derive(Debug, Clone)]
 pub struct Context {
     entry: Option<Arc<KeyEntry>>,
     day: Day,
 }
 
-/// Records of equal version are equal, and the version is compared with the terms.
+/// Compares days only: records of equal version are equal, and the terms compare the version.
 impl PartialEq for Context {
     fn eq(&self, other: &Context) -> bool {
         self.day == other.day
     }
 }
 
-/// What a waiter receives.
+/// The result for a waiter.
 #[derive(Debug)]
 pub enum Answer {
-    /// Units of its own.
+    /// The granted units.
     Granted(Units),
-    /// Anything else that the store said.
+    /// Any other verdict of the store.
     Other(Verdict),
     /// No reply.
     Failed(StoreError),
@@ -81,7 +80,7 @@ pub struct Slot {
     counts_name: String,
     /// The hash slot of both names in a cluster.
     place: u16,
-    /// The record's versions below this one were in the store by its last reply; 0 before the first, and if it held none.
+    /// By the last reply, the store has all record versions below this one; 0 before the first reply, or if it had no record.
     held_below: AtomicU64,
     state: Mutex<SlotState>,
 }
@@ -89,17 +88,17 @@ pub struct Slot {
 #[derive(Debug)]
 struct SlotState {
     account: Account<Waiter, Context>,
-    /// Whether it stands on the list of accounts to settle.
+    /// Whether it is in the list of accounts to settle.
     listed: bool,
-    /// Whether it stands in the queue of accounts whose calls are to be carried.
+    /// Whether it is in the queue of accounts with a call to send.
     queued: bool,
-    /// Whether Redis refused the last call for it alone: it goes alone until that passes.
+    /// Whether Redis refused this account's own last call: it gets calls of its own until one succeeds.
     shunned: bool,
-    /// What concerns the journal and the service without Redis.
+    /// The state for the journal and the service without Redis.
     offline: offline::Notes,
 }
 
-/// Granted units: taken by who asked, or given back when dropped.
+/// Granted units: taken by the caller, or refunded when dropped.
 #[derive(Debug)]
 pub struct Units {
     accounts: Arc<Accounts>,
@@ -109,17 +108,17 @@ pub struct Units {
     source: Source,
 }
 
-/// Where units came from.
+/// The source of units.
 #[derive(Debug, Clone, Copy)]
 enum Source {
     /// Redis granted them.
     Store,
-    /// This node's share, without Redis.
+    /// They are part of this node's share without Redis.
     Share,
 }
 
 impl Units {
-    /// Takes them; answers the units used on the day, these included.
+    /// Takes the units. Returns the units used on the day, including these.
     pub fn take(mut self) -> u64 {
         self.units = 0;
         self.used
@@ -155,15 +154,15 @@ pub struct Accounts {
     slots: Shards<Slots>,
     to_settle: Mutex<VecDeque<Arc<Slot>>>,
     to_note: Mutex<VecDeque<Arc<Slot>>>,
-    /// All accounts, the one whose count was looked at longest ago first.
+    /// All accounts, the one whose count was checked longest ago first.
     to_read: Mutex<VecDeque<Arc<Slot>>>,
-    /// Units served without Redis that it may not know.
+    /// Units served without Redis that it may not have.
     untold: AtomicU64,
-    /// Accounts whose calls are to be carried, and who carries them.
+    /// Accounts with a call to send, and the tasks that send them.
     due: Mutex<carrier::Due>,
-    /// Carriers on their way, those that were sent by nobody's request too.
+    /// Running carrier tasks, including those that no request started.
     carrying: AtomicUsize,
-    /// Whether Redis takes no calls for several accounts at once.
+    /// Whether Redis rejects calls for several accounts.
     apart: AtomicBool,
 }
 
@@ -240,7 +239,7 @@ impl Accounts {
         }
     }
 
-    /// Asks for units; waits for the store until `timeout` from now.
+    /// Requests units; waits at most `timeout` for the store.
     pub async fn charge(
         self: &Arc<Self>,
         entry: &Arc<KeyEntry>,
@@ -260,7 +259,7 @@ impl Accounts {
         self.ask(&slot, cost, terms).await
     }
 
-    /// Units used: known for less than a second, else asked for once for all who wait.
+    /// Units used: a count of the last second, else one read that concurrent callers share.
     pub async fn used(self: &Arc<Self>, key: KeyId, day: Day) -> Result<u64, StoreError> {
         let slot = self.slot(key, day);
         let known = {
@@ -278,7 +277,7 @@ impl Accounts {
             Answer::Failed(error) => Err(error),
             Answer::Granted(units) => Ok(units.used),
             Answer::Other(verdict) => Err(StoreError::Failed(format!(
-                "a question was answered {verdict:?}"
+                "a read of the count returned {verdict:?}"
             ))),
         }
     }
@@ -303,7 +302,7 @@ impl Accounts {
                 Asked::Denied { used, .. } => {
                     return Answer::Other(Verdict::Exhausted { used });
                 }
-                // Whoever awaits a call of the account takes the next one with it.
+                // The task that awaits a call of the account sends the next one too.
                 Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
             }
         };
@@ -337,8 +336,8 @@ impl Accounts {
         }
     }
 
-    /// One round trip for the calls of different accounts, a reply each. A newer record in a reply is in the key table when
-    /// this returns.
+    /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
+    /// when this returns.
     async fn call(&self, load: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
         let mut keys = Vec::with_capacity(2 * load.len());
         let mut argument = self.argument(load.len());
@@ -385,7 +384,8 @@ impl Accounts {
         ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
     }
 
-    /// The record that a call states; sent along unless the store is known to hold it. One that grants nothing mends the store with the newest that we know.
+    /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
+    /// record, to repair the store.
     fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
         let newest = || self.keys.get(slot.key);
         match &call.terms.context.entry {
@@ -397,7 +397,7 @@ impl Accounts {
         }
     }
 
-    /// Gives units back on the day of their charge. Answers the units used afterwards, if that is known.
+    /// Refunds units on the day of their charge. Returns the units used afterwards, if they are known.
     pub fn refund(&self, key: KeyId, day: Day, units: u32) -> Option<u64> {
         let slot = self.slot(key, day);
         let used = slot.state.lock().account.refund(units);
@@ -405,7 +405,7 @@ impl Accounts {
         used
     }
 
-    /// Runs the script for the accounts whose names these are, and learns the time from its reply.
+    /// Runs the script for the accounts with these names, and takes the store's time from its reply.
     async fn run(&self, keys: &[&str], argument: ChargeArgument) -> Result<Vec<Reply>, LinkError> {
         let asked = self.clock.now();
         let deadline = Instant::now() + self.timeout;
@@ -427,23 +427,23 @@ impl Accounts {
         }
     }
 
-    /// Whether the store was told everything; not meaningful while [`Accounts::settle`] runs.
+    /// Whether all totals were sent to the store; not meaningful while [`Accounts::settle`] runs.
     pub fn is_settled(&self) -> bool {
         self.carrying.load(Ordering::SeqCst) == 0
             && self.due.lock().is_empty()
             && self.to_settle.lock().is_empty()
     }
 
-    /// Tells the store what it was not told yet, a bounded number of accounts at a time. What fails stays listed.
+    /// Sends the store all unsent totals, a bounded number of accounts at a time. Accounts whose call fails remain listed.
     pub async fn settle(self: &Arc<Self>) {
         self.carry_forgotten();
         if self.guard.require().is_err() {
             return;
         }
-        // Not a `JoinSet`: whoever stops waiting for these calls must not stop them.
+        // Not a `JoinSet`: a caller that stops waiting must not abort these calls.
         let mut running = VecDeque::new();
         let together = self.together_max();
-        // Those that are listed meanwhile wait for the next turn.
+        // Accounts that are listed meanwhile wait for the next turn.
         let listed = self.to_settle.lock().len();
         for _ in 0..listed.div_ceil(together) {
             let slots = self.take_listed(together);
@@ -460,7 +460,7 @@ impl Accounts {
         }
     }
 
-    /// Takes accounts off the list of those to settle; one that an abandoned call may still change goes to its end.
+    /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end.
     fn take_listed(&self, most: usize) -> Vec<Arc<Slot>> {
         let slots: Vec<_> = {
             let mut listed = self.to_settle.lock();
@@ -481,7 +481,7 @@ impl Accounts {
         slots
     }
 
-    /// Has every account say everything again: the store may have lost it.
+    /// Makes every account send its totals again: the store may have lost them.
     pub async fn repeat_all(&self) {
         let repeat = |slot: &Arc<Slot>| {
             slot.state.lock().account.repeat();
@@ -492,7 +492,7 @@ impl Accounts {
             .await;
     }
 
-    /// Drops idle accounts of days that are over; of the running day too where there are too many.
+    /// Drops idle accounts of past days, and of the current day if there are too many.
     pub async fn sweep(&self) {
         let now = self.clock.now().as_second();
         let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
@@ -519,7 +519,7 @@ impl Accounts {
     }
 }
 
-/// What is said of a day that the store knows otherwise.
+/// The error for a day that the store has with other boundaries.
 pub fn other_calendar(key: KeyId, day: Day) -> StoreError {
     StoreError::OtherCalendar(format!(
         "the day {} of key {key} is stored with other boundaries than {} to {}: another time zone or another version of the zone table was used",

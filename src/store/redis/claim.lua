@@ -1,16 +1,16 @@
--- Claims an event for one node and keeps it to be delivered, in one step.
+-- Claims an event for one node and stores it for delivery, in one step.
 --
 -- KEYS[1]  hash: event id -> the node that claimed it
 -- KEYS[2]  sorted set: the events to be delivered, by the time of their claim
 -- ARGV[1]  the event's id
 -- ARGV[2]  the node
--- ARGV[3]  Unix seconds after which KEYS[1] may go
--- ARGV[4]  the event, or empty where it is not to be delivered
+-- ARGV[3]  Unix seconds after which KEYS[1] may expire
+-- ARGV[4]  the event, or empty if it is not to be delivered
 -- ARGV[5]  Unix milliseconds of the event
--- ARGV[6]  events that are kept at most
+-- ARGV[6]  the most events that are kept
 --
--- Answers 1: claimed by this node, now or before; 2: so, but the event is not kept; 0: another node has it.
--- Invariant: an event is kept by the call that claims it or never, so a repeated call keeps nothing twice.
+-- Reply: 1 claimed by this node, now or before; 2 the same, but the event is not kept; 0 another node has it.
+-- Invariant: only the call that claims an event stores it, so a repeated call stores nothing twice.
 if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then
     if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
         return 1

@@ -1,13 +1,13 @@
-//! A Redis Cluster: a line to each of its masters, and which of them serves which slot.
+//! A Redis Cluster: a line to each of its masters, and the master of each slot.
 //!
-//! The client library's own cluster connection is not used: it waits for nodes that are down and sends again what may
-//! have run (docs/decisions/redis-link.md). Here a command goes to the node that serves its key's slot and fails at once where that
-//! one is away, while the other nodes' keys go on. `MOVED`, `ASK` and `TRYAGAIN` say that a node did not run a command;
-//! only these are followed, within the call's deadline. The map is asked for again every second, and at once after a
-//! redirection or a failure; of the nodes' opinions a healthy one of the latest epoch counts.
+//! The client library's own cluster connection is not used: it waits for nodes that are down and resends commands
+//! that may have run (docs/decisions/redis-link.md). Here a command is sent to the node of its key's slot, and fails at once if that one
+//! is unavailable; keys of other nodes are unaffected. `MOVED`, `ASK` and `TRYAGAIN` state that a node did not run a command;
+//! only these are followed, within the call's deadline. The map is read again every second, and at once after a
+//! redirection or a failure; of the nodes' maps, a healthy one of the latest epoch is used.
 //!
-//! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) is
-//! told to try again until the slot has arrived: the charge may time out, and is settled like any other that did.
+//! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
+//! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,7 +33,7 @@ use crate::store::StoreError;
 const REFRESH_EVERY: Duration = Duration::from_secs(1);
 /// How long after one refresh the next begins, however many calls fail meanwhile.
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
-/// How long a node may take to tell the map, and new lines to come up before the map is used without them.
+/// How long a node may take to return the map, and new lines to come up before the map is used without them.
 const MAP_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long preparing the cluster may take.
 const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -80,7 +80,7 @@ impl Drop for Node {
     }
 }
 
-/// The map as it is used.
+/// The map in use.
 struct Table {
     view: Arc<View>,
     nodes: Vec<Arc<Node>>,
@@ -137,7 +137,7 @@ impl Cluster {
             && table.view.owners().all(|owner| table.is_line_up(owner))
     }
 
-    /// Fails at once where no slot is served.
+    /// Fails at once if no slot is served.
     pub fn require(&self) -> Result<(), LinkError> {
         if self.is_up() {
             return Ok(());
@@ -152,7 +152,7 @@ impl Cluster {
         )))
     }
 
-    /// Sends each command to where its key is, and waits for all results until `deadline`.
+    /// Sends each command to the node of its key, and waits for all results until `deadline`.
     pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
         self.require()?;
         self.route(parts, deadline).await
@@ -240,7 +240,7 @@ impl Cluster {
                 }
             };
         }
-        Err(LinkError::Lost("redirected for ever".into()))
+        Err(LinkError::Lost("redirected too often".into()))
     }
 
     /// The node that a redirection names; one that was not known is connected to, and serves later calls.
@@ -404,7 +404,7 @@ impl Cluster {
         }
         let view = View::latest(views).ok_or_else(|| {
             StoreError::Unavailable(format!(
-                "no node of the cluster tells the map: {}",
+                "no node of the cluster returned the map: {}",
                 troubles.join("; ")
             ))
         })?;
@@ -466,7 +466,7 @@ impl Cluster {
         view
     }
 
-    /// One attempt to find, prepare and show the cluster.
+    /// Tries once to find and prepare the cluster and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
         P: Fn(Connection) -> F,
@@ -551,7 +551,7 @@ fn answered(value: Value) -> Result<Value, LinkError> {
     }
 }
 
-/// Makes a fresh connection to a node ready: it answers, and knows the scripts.
+/// Prepares a new connection to a node: checks that it answers, and loads the scripts.
 async fn ready(mut connection: MultiplexedConnection) -> Result<(), StoreError> {
     let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
     for script in [&CHARGE, &RECORD] {

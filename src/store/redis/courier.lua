@@ -1,12 +1,12 @@
--- Takes, keeps or gives up the right to deliver events, and tells those that are to be delivered.
+-- Takes, renews or gives up the right to deliver events, and returns those that await delivery.
 --
 -- KEYS[1]  string: the node that delivers, until it expires
 -- KEYS[2]  sorted set: the events to be delivered, by the time of their claim
--- ARGV[1]  the node that asks
--- ARGV[2]  milliseconds that its right lasts; 0: it gives it up, and is told nothing
--- ARGV[3]  events told at most
+-- ARGV[1]  the calling node
+-- ARGV[2]  milliseconds that its right lasts; 0 gives it up and returns no events
+-- ARGV[3]  the most events to return
 --
--- Answers nil where another node delivers, else the events with their times, the oldest first.
+-- Reply: nil if another node delivers, else the events with their times, the oldest first.
 local courier = redis.call('GET', KEYS[1])
 if courier and courier ~= ARGV[1] then
     return false

@@ -52,7 +52,7 @@ pub async fn claim(
         1 => Ok(Claim::Made),
         2 => Ok(Claim::Undeliverable),
         other => Err(StoreError::Failed(format!(
-            "the claim script answered {other}"
+            "the claim script returned {other}"
         ))),
     }
 }

@@ -1,12 +1,12 @@
-//! A gateway's replica of the key table: loaded whole, followed, repaired, saved.
+//! A gateway's replica of the key table: loading, following, repairing and saving it.
 //!
-//! The table is followed through the feed (a Redis stream) on a connection of its own. Invariants: the place told as
-//! applied is never ahead of the table: loading begins only after the place it stands for was read; and no change is
-//! passed over: the place is given up, and all is loaded again, when the server was replaced or restarted, when the
-//! store's incarnation is gone or another, and when the stream ends before our place or no longer holds it.
+//! The table is followed through the feed (a Redis stream) on a connection of its own. Invariants: the position
+//! reported as applied is never ahead of the table, because loading begins only after that position was read. No change is
+//! missed: the position is discarded and all keys are loaded again when the server was replaced or restarted, when the store's
+//! incarnation is missing or another, and when the stream ends before the position or no longer contains it.
 //!
-//! Records that the store then lacks or holds older are written back, revoked ones too. What a dead command left out, or
-//! a failover lost, a walk over every name repairs each ten minutes.
+//! Records that the store then lacks or has in older versions are written back, even revoked ones. A walk over every name, every
+//! ten minutes, repairs the omissions of a dead command and the losses of a failover.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -31,71 +31,71 @@ use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::{KeyTable, StoreError};
 
-/// How long one read of the feed blocks, and by how much its reply may be late.
+/// How long one read of the feed blocks, and how late its reply may be.
 const READ_BLOCKS: Duration = Duration::from_secs(1);
 const READ_LATE: Duration = Duration::from_secs(1);
-/// Changes taken in one read.
+/// The most changes of one read.
 const READ_MAX: usize = 1_000;
 /// How often every name of the store is walked over, before jitter.
 const REPAIR_EVERY: Duration = Duration::from_secs(600);
 /// How long a lost feed waits before it connects again, before jitter.
 const RECONNECT: Duration = Duration::from_millis(500);
-/// How often changes are saved, and how often the instant at which the replica was current although nothing changed.
+/// How often changes are saved, and how often the instant of the last currency if nothing changed.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
-/// A saved instant may be so far ahead of this machine's clock before it is not believed.
+/// How far a saved instant may be ahead of this machine's clock and still be trusted.
 const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
 
-/// What a feed belongs to.
+/// The environment of a feed.
 pub struct Setting {
     /// The commands' link.
     pub link: Arc<Link>,
     /// The names.
     pub names: Names,
-    /// The table it feeds.
+    /// The table that the feed updates.
     pub keys: Arc<KeyTable>,
-    /// The zone of the quota days, to be remembered by a store that was emptied.
+    /// The time zone of the quota days, to be stored again in an emptied store.
     pub zone: String,
-    /// The wall clock, for what is saved.
+    /// The wall clock, for saved instants.
     pub clock: Clock,
 }
 
 /// The follower of the feed.
 pub struct Feed {
     setting: Setting,
-    /// The place of the last change applied; `None` before the table was loaded.
+    /// The position of the last applied change; `None` before the table is loaded.
     applied: watch::Sender<Option<u128>>,
-    /// Whose changes these places count.
+    /// The incarnation of the store to which these positions belong.
     origin: Mutex<Origin>,
-    /// Whether it was loaded, and when it was current.
+    /// Whether the table was loaded, and when it was current.
     current: Current,
-    /// Whether Redis itself was heard of since the start.
+    /// Whether Redis itself was read since the start.
     has_followed: watch::Sender<bool>,
     advanced: Notify,
-    /// Told when the store may have lost what it held.
+    /// Notified when the store may have lost writes.
     pub store_lost: Notify,
     replica: Option<Arc<Replica>>,
 }
 
-/// What the stream says of itself.
+/// The state of the stream.
 #[derive(Debug, Default)]
 struct StreamState {
     /// The last entry ever added, 0 without a stream.
     last: u128,
-    /// Whether entries were added that are no longer there.
+    /// Whether added entries are missing by now.
     trimmed: bool,
 }
 
-/// What one connection knows of a gateway's place.
+/// A gateway's position, as one connection knows it.
 struct Follower<'a> {
     feed: &'a Feed,
     connection: MultiplexedConnection,
-    /// The processes of all servers that could be reached when it was made.
+    /// The processes of all servers that were reachable when the connection was made.
     run_ids: BTreeSet<String>,
 }
 
 impl Feed {
-    /// A feed that has not begun; with a saved replica, it begins where that stands.
+    /// A feed that has not begun; with a saved replica, it begins at the replica's position.
     pub fn new(setting: Setting, replica: Option<Arc<Replica>>) -> Feed {
         Feed {
             setting,
@@ -109,14 +109,14 @@ impl Feed {
         }
     }
 
-    /// Begins with what was saved.
+    /// Begins with the saved records and position.
     pub fn begin_with(&self, records: Vec<KeyRecord>, at: Standing) {
         let keys = records.len();
         for record in records {
             self.setting.keys.apply(record);
         }
         let age = self.setting.clock.now().duration_since(at.current_at);
-        // A saved instant in the future says nothing of its age: the clock was set back.
+        // A saved instant in the future gives no age: the clock was set back.
         let age = if age < -CLOCK_BACK_MAX {
             Duration::MAX
         } else {
@@ -132,7 +132,7 @@ impl Feed {
         self.advance(at.place);
     }
 
-    /// Whether the table was loaded whole, from Redis or from the saved replica.
+    /// Whether the table was loaded completely, from Redis or from the saved replica.
     pub fn is_loaded(&self) -> bool {
         self.current.is_loaded()
     }
@@ -142,7 +142,7 @@ impl Feed {
         let _ = self.has_followed.subscribe().wait_for(|has| *has).await;
     }
 
-    /// How long ago the table was known to be current.
+    /// The time since the table was known to be current.
     pub fn age(&self) -> Duration {
         self.current.age()
     }
@@ -158,7 +158,7 @@ impl Feed {
         self.advanced.notify_one();
     }
 
-    /// Follows the feed for ever.
+    /// Follows the feed. Never returns.
     pub async fn follow(&self) {
         let mut logged = String::new();
         loop {
@@ -190,7 +190,7 @@ impl Feed {
         };
         loop {
             if link.made() != made {
-                // A server that was demoted goes on answering, and may be behind the one that is master now.
+                // A demoted server continues to answer, and may be behind the current master.
                 return Err(StoreError::Unavailable(
                     "another connection was made".into(),
                 ));
@@ -203,7 +203,7 @@ impl Feed {
         }
     }
 
-    /// Reads all records, then stands at `place`, which was read before.
+    /// Reads all records, then sets the position to `place`, which was read before.
     async fn load(&self, place: u128, run_ids: &BTreeSet<String>) -> Result<(), StoreError> {
         let (link, names) = (&self.setting.link, &self.setting.names);
         let before = index::state(link, names).await?;
@@ -227,7 +227,7 @@ impl Feed {
         Ok(())
     }
 
-    /// Takes in all records of a walk; answers their versions. What a walk over every name finds is entered in the index.
+    /// Adds all records of a walk to the table and returns their versions. A walk over every name also completes the index.
     async fn walk(
         &self,
         mut pages: Pages,
@@ -247,7 +247,7 @@ impl Feed {
         Ok(walked)
     }
 
-    /// Writes back what the store lacks or holds older.
+    /// Writes back the records that the store lacks or has in older versions.
     async fn write_back(&self, stored: &HashMap<KeyId, u64>) -> Result<(), StoreError> {
         let lacking: Vec<_> = self
             .setting
@@ -265,7 +265,7 @@ impl Feed {
         tracing::warn!(
             keys = lacking.len(),
             stored = stored.len(),
-            "Redis lacks keys of this gateway's replica or holds them older: writing them back"
+            "Redis lacks keys of this gateway's replica or has older versions: writing them back"
         );
         mend(&self.setting.link, &self.setting.names, &lacking).await?;
         Ok(())
@@ -281,10 +281,10 @@ impl Feed {
         }
     }
 
-    /// Enters in the index what is missing there, and writes back what the store lacks.
+    /// Completes the index, and writes back the records that the store lacks.
     pub async fn repair_once(&self) -> Result<(), StoreError> {
         self.remember_zone().await?;
-        // Whatever the index says: that is what is being checked.
+        // The walk does not use the index, which is what it checks.
         let walked = self
             .walk(Pages::everywhere(), &IndexState::default())
             .await?;
@@ -345,7 +345,7 @@ impl Feed {
         }
     }
 
-    /// Saves the replica; `false` where there is nothing that Redis said since the start.
+    /// Saves the replica; `false` if nothing was read from Redis since the start.
     pub async fn save(&self) -> Result<bool, StoreError> {
         let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
             return Ok(false);
@@ -359,7 +359,7 @@ impl Feed {
         Ok(true)
     }
 
-    /// Where the table stands; read before the table is, so that it is never ahead.
+    /// The position of the table; read before the table, so that it is never ahead of it.
     fn standing(&self) -> Option<Standing> {
         let origin = self.origin.lock().clone();
         let place = (*self.applied.borrow()).filter(|_| *self.has_followed.borrow())?;
@@ -374,7 +374,7 @@ impl Feed {
 }
 
 impl Follower<'_> {
-    /// Sees to it that no change before the next read is missed.
+    /// Ensures that no change before the next read is missed.
     async fn catch_up(&mut self) -> Result<(), StoreError> {
         let feed = self.feed;
         let state = self.stream_state().await?;
@@ -388,7 +388,7 @@ impl Follower<'_> {
             Some(why) => {
                 tracing::warn!(
                     why,
-                    "the feed of key changes lost our place: loading all keys again"
+                    "the feed of key changes no longer contains this gateway's position: loading all keys again"
                 );
                 feed.store_lost.notify_one();
                 feed.remember_zone().await?;
@@ -419,7 +419,7 @@ impl Follower<'_> {
                 return Ok(Some("a part of Redis was emptied"));
             }
             Ok(_) => {}
-            // Some master of a cluster is away, and the feed's is not: it is asked again with the next read.
+            // Another master of the cluster than the feed's is unavailable: the next read checks it again.
             Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
             Err(error) => return Err(error),
         }
@@ -427,7 +427,7 @@ impl Follower<'_> {
             return Ok(Some(why));
         }
         if place > 0 && state.last > place && !self.holds(place).await? {
-            return Ok(Some("the feed no longer holds our place"));
+            return Ok(Some("the feed no longer contains this gateway's position"));
         }
         Ok(None)
     }
@@ -443,7 +443,7 @@ impl Follower<'_> {
         Ok(!entries.is_empty())
     }
 
-    /// Applies the next changes, after waiting for them; answers how many there were.
+    /// Waits for the next changes, applies them and returns their number.
     async fn read_changes(&mut self) -> Result<usize, StoreError> {
         let feed = self.feed;
         let place = feed.applied.borrow().unwrap_or(0);
@@ -471,8 +471,8 @@ impl Follower<'_> {
                 Some(Ok(record)) => {
                     feed.setting.keys.apply(record);
                 }
-                Some(Err(error)) => tracing::error!(id, %error, "a change is left out"),
-                None => tracing::error!(id, "a change without a record is left out"),
+                Some(Err(error)) => tracing::error!(id, %error, "a change is skipped"),
+                None => tracing::error!(id, "a change without a record is skipped"),
             }
             last = parse_place(&id).or(last);
         }
@@ -522,12 +522,12 @@ async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreE
     Ok(run_id_in(&text).unwrap_or_default())
 }
 
-/// Why changes after `place` may be missing, by what the stream says of itself alone.
+/// Why changes after `place` may be missing, judged by the state of the stream alone.
 fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
     if state.last < place {
-        Some("the feed ends before our place")
+        Some("the feed ends before this gateway's position")
     } else if place == 0 && state.last > 0 && state.trimmed {
-        Some("the feed no longer holds its beginning")
+        Some("the feed has lost its first entries")
     } else {
         None
     }

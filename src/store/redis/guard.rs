@@ -1,6 +1,6 @@
-//! The breaker as all tasks of a gateway share it, and its probe.
+//! The breaker that all tasks of a gateway share, and its probe.
 //!
-//! Invariant: [`Guard::require`] never waits, and says no wherever a request would wait for a Redis that is away.
+//! Invariant: [`Guard::require`] never waits, and fails whenever a request would wait for an unavailable Redis.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,15 +15,15 @@ use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
 use crate::store::status::{BreakerFacts, BreakerState};
 
-/// How long the probe's entry lives in Redis.
+/// The lifetime of the probe's entry in Redis.
 const PROBE_LIVES: Duration = Duration::from_secs(5);
 
-/// A change of the breaker that somebody should hear of.
+/// A change of the breaker that is to be reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// It opened.
+    /// The breaker opened.
     Opened,
-    /// It closed, after having been open for so long.
+    /// The breaker closed, after it was open for this duration.
     Closed(Duration),
 }
 
@@ -35,14 +35,14 @@ pub struct Guard {
     closed: AtomicBool,
     /// When it opened, while it is open.
     opened: Mutex<Option<Instant>>,
-    /// When it last turned, or was made.
+    /// When it last turned, or was created.
     turned: Mutex<Instant>,
     /// The last call that failed.
     last_failure: Mutex<Option<(Instant, String)>>,
 }
 
 impl Guard {
-    /// A closed one.
+    /// A closed breaker.
     pub fn new(link: Arc<Link>, names: Names) -> Guard {
         Guard {
             link,
@@ -60,19 +60,19 @@ impl Guard {
         &self.link
     }
 
-    /// Whether requests ask Redis.
+    /// Whether requests call Redis.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire) && self.link.is_up()
     }
 
-    /// Since when it is open, as far as that was noticed.
+    /// When the breaker opened, or `None` if it is closed or that was not noticed yet.
     pub fn opened(&self) -> Option<Instant> {
         *self.opened.lock()
     }
 
-    /// How it stands, for operators.
+    /// The state of the breaker, for operators.
     pub fn facts(&self) -> BreakerFacts {
-        // Without a connection it opens with the next look.
+        // Without a connection, the breaker opens at the next look.
         let state = match (self.breaker.lock().state(), self.link.is_up()) {
             (BreakerState::Closed, false) => BreakerState::Open,
             (state, _) => state,
@@ -87,17 +87,17 @@ impl Guard {
         }
     }
 
-    /// Fails at once while it is open.
+    /// Fails at once while the breaker is open.
     pub fn require(&self) -> Result<(), LinkError> {
         self.link.require()?;
         if self.closed.load(Ordering::Acquire) {
             return Ok(());
         }
-        let why = "too many calls failed; a probe will tell when Redis can be asked again";
+        let why = "too many calls failed; calls resume when a probe of Redis succeeds";
         Err(LinkError::NoConnection(why.into()))
     }
 
-    /// Whether the server that was found must not be used: it counts by another calendar.
+    /// Whether the server must not be used because it counts by another calendar.
     pub fn is_foreign(&self) -> bool {
         let trouble = self.link.trouble();
         matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
@@ -118,8 +118,8 @@ impl Guard {
         self.closed.store(breaker.is_closed(), Ordering::Release);
     }
 
-    /// Looks at the connection, probes where that is due, and says whether the breaker turned since the last look. To be
-    /// called every few milliseconds by one task.
+    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. One task calls
+    /// this every few milliseconds.
     pub async fn look(&self) -> Option<Turn> {
         let now = Instant::now();
         let due = {
@@ -157,7 +157,8 @@ impl Guard {
         }
     }
 
-    /// One write: a server that answers but takes no writes is of no use. A cluster's masters may differ in that.
+    /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
+    /// `PING`.
     async fn probe(&self) -> Outcome {
         if self.link.is_cluster() {
             return outcome(&self.link.ask(&redis::cmd("PING")).await);

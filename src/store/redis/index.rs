@@ -180,7 +180,7 @@ pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, St
     for (name, packed) in names.iter().zip(packed) {
         match packed.as_deref().map(unpacked) {
             Some(Ok(record)) => records.push(record),
-            Some(Err(error)) => tracing::error!(name, %error, "a key's record is left out"),
+            Some(Err(error)) => tracing::error!(name, %error, "a key's record is skipped"),
             None => {}
         }
     }

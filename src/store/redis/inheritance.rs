@@ -1,4 +1,4 @@
-//! What killed processes of this machine had counted last: read from Redis into the journal.
+//! The last counts of this machine's killed processes: read from Redis into the journal.
 //!
 //! A gateway journals its counts every interval, so what it counted in its last one stands in Redis alone when it is
 //! killed. Its successor, which finds the name in the journal, reads the counts of all keys on the days in question, and
@@ -56,7 +56,7 @@ type Fields = HashMap<String, String>;
 
 /// Reads what other processes of this machine left in Redis.
 pub struct Inheritance {
-    /// The commands' link: long replies must not hold up charges.
+    /// The commands' link: long replies must not delay charges.
     pub link: Arc<Link>,
     /// Whether Redis is asked.
     pub guard: Arc<Guard>,
@@ -95,7 +95,7 @@ impl Inheritance {
                 Err(error) => {
                     let text = error.to_string();
                     if text != logged {
-                        tracing::warn!(%error, "what killed processes counted last is not read; trying again");
+                        tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
                         logged = text;
                     }
                     retry = (2 * retry).min(RETRY_AFTER_MAX);
@@ -126,7 +126,7 @@ impl Inheritance {
             keys = self.keys.len(),
             rows,
             took_ms = began.elapsed().as_secs_f64() * 1e3,
-            "what other processes of this journal had counted is read from Redis"
+            "the last counts of this journal's other processes are read from Redis"
         );
         // One that lives beside us, during an upgrade, will say so itself, or fall silent and be read again.
         due.retain(|process| self.is_silent(process));
@@ -212,7 +212,7 @@ impl Inheritance {
     }
 }
 
-/// What Redis holds of these processes on a key's day. Their unspent credit is in it: nobody can use it any more.
+/// Redis's rows of these processes on a key's day, including their unspent credit, which no process can use any more.
 fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -> Vec<CountRow> {
     let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
         return Vec::new();

@@ -1,18 +1,18 @@
-//! The journal: what this node has counted, on its own disk.
+//! The journal: this node's counts, on its own disk.
 //!
-//! Absolute values per key, day and producer, so that writing, reading and telling them twice does no harm. Two things
-//! are written: while Redis answers, every interval, the accounts and ledger sheets that changed; while it does not, each
-//! unit before it is served. One thread owns the file and writes all that waits in one transaction, forced to disk
-//! (`synchronous=FULL`) before anybody is answered. No keys, digests or customers are in it.
+//! It has absolute values per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
+//! answers, the changed accounts and ledger sheets are written every interval; while it does not, each unit is written before it
+//! is served. One thread owns the file and writes all queued errands in one transaction, forced to disk (`synchronous=FULL`)
+//! before any of them is answered. The file contains no keys, digests or customers.
 //!
-//! Several processes of one machine may share it (two gateways during an upgrade): what the others served without Redis
-//! and have not settled is taken off this process's allowance inside the same transaction that counts its own.
-//! Each enters its name, which stays where it is killed: its successor reads its last counts from Redis (`inheritance`).
+//! Several processes of one machine may share it (two gateways during an upgrade): the unsettled units that the others served
+//! without Redis reduce this process's allowance, in the same transaction that counts its own. Each process enters its name,
+//! which remains if it is killed: its successor reads its last counts from Redis (`inheritance`).
 //!
-//! Invariants: a count is never lowered; counts and sheets of a process on a key's day are written, told and dropped together,
-//! the sheets no newer than the counts, so that whoever reads the journal after a death finds no unit in the ledger that was not
-//! counted; and they are dropped only when the day is over and Redis is known to hold them as they are written here, or when
-//! Redis would not keep them any more.
+//! Invariants: a count is never lowered; the counts and sheets of a process on a key's day are written, sent and dropped
+//! together, the sheets no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
+//! counted; they are dropped only when the day is over and Redis is known to have the same values, or when Redis would not keep
+//! them any more.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,9 +35,9 @@ pub use file::facts;
 pub use processes::{Lacking, Process};
 pub use rows::{CountRow, Place, Rows, SheetRow, Written};
 
-/// Errands that may wait; above, the journal has failed for whoever comes.
+/// The most queued errands; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
-/// Rows of one transaction, about: it may not last as long as another process of this journal waits for it (`file`).
+/// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
 /// Rows written without a pause, each in some 10 µs.
 const ROWS_PER_TURN: u32 = 16;
@@ -73,7 +73,7 @@ impl Errand {
     }
 }
 
-/// Something else to do in a transaction.
+/// Any other work in a transaction.
 trait Work: Send {
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
     fn told(self: Box<Self>, result: Result<(), StoreError>);
@@ -92,7 +92,7 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
     }
 
     fn told(self: Box<Self>, result: Result<(), StoreError>) {
-        let missing = || StoreError::Failed("the journal gave no answer".into());
+        let missing = || StoreError::Failed("the journal's thread did not answer".into());
         let Asked {
             result: done, told, ..
         } = *self;
@@ -103,22 +103,21 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
 /// The journal of a gateway. Dropping it ends its thread when all is written.
 pub struct Journal {
     errands: mpsc::Sender<Errand>,
-    /// All producers of this process begin with this.
+    /// The common prefix of this process's producers.
     process: String,
     trouble: Arc<Trouble>,
 }
 
-/// Why the last thing could not be written; none where it was.
+/// Why the last write failed, or none if it succeeded.
 type Trouble = ArcSwapOption<String>;
 
 impl Journal {
-    /// A journal at `path` for the store that `home` names. Where it cannot be opened its thread tries again and again;
-    /// [`Journal::has_failed`] says so.
+    /// A journal at `path` for the store `home`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
     ///
     /// # Errors
-    /// [`StoreError::Failed`] where the file is another store's or another program's, with what to do.
+    /// [`StoreError::Failed`], with the remedy, if the file belongs to another store or program.
     pub async fn start(path: PathBuf, home: Home, process: &str) -> Result<Journal, StoreError> {
-        // Room is taken as it is needed: that of std's channel of this length is 20 MiB from the start.
+        // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
         let (errands, taken) = mpsc::channel(WAITING_MAX);
         let trouble = Arc::new(Trouble::empty());
         let opened = {
@@ -139,7 +138,7 @@ impl Journal {
             trouble: trouble.clone(),
         };
         if let Some(connection) = connection {
-            // What keeps it from being held is found again with the first write, and told then.
+            // A failure here recurs with the first write, which reports it.
             let _ = desk.hold(connection);
         }
         std::thread::Builder::new()
@@ -153,25 +152,25 @@ impl Journal {
         })
     }
 
-    /// Whether the last thing could not be written.
+    /// Whether the last write failed.
     pub fn has_failed(&self) -> bool {
         self.trouble.load().is_some()
     }
 
-    /// Why it could not.
+    /// Why the last write failed, or `None` if it succeeded.
     pub fn trouble(&self) -> Option<String> {
         self.trouble.load().as_deref().cloned()
     }
 
     fn send(&self, errand: Errand) {
-        // The sender in an errand that is not taken is dropped, which tells whoever waits.
+        // A rejected errand drops its sender, which ends the caller's wait.
         if self.errands.try_send(errand).is_err() {
-            let why = "more waits to be written than the journal takes";
+            let why = "the queue of the journal is full";
             self.trouble.store(Some(Arc::new(why.to_owned())));
         }
     }
 
-    /// Writes a unit down that is to be served, if it fits the allowance. Does not wait: the answer comes when the group
+    /// Journals units that are to be served, if they fit the allowance. Does not wait: the receiver gets the result when the group
     /// is on disk. Rows of one producer must be sent in the order of their values.
     pub fn serve(
         &self,
@@ -189,7 +188,7 @@ impl Journal {
         answer
     }
 
-    /// Writes down how the rows of a key's day are now, all of them or none. Does not wait: the answer comes when they are on disk.
+    /// Writes the current rows of a key's day, all or none. Does not wait: the receiver gets the result when they are on disk.
     /// Rows of one producer must be sent in the order of their values.
     pub fn note(&self, rows: Rows) -> oneshot::Receiver<Done> {
         let (told, answer) = oneshot::channel();
@@ -197,7 +196,7 @@ impl Journal {
         answer
     }
 
-    /// Has the work done, also where nobody waits for what this answers.
+    /// Queues the work, which is done even if the returned future is dropped.
     fn work<T, F>(&self, work: F) -> impl Future<Output = Result<T, StoreError>> + use<T, F>
     where
         T: Send + 'static,
@@ -208,53 +207,57 @@ impl Journal {
         let work = Box::new(Asked { work, result, told });
         self.send(Errand::Work(work));
         async {
-            let nobody = |_| Err(StoreError::Failed("the journal takes nothing more".into()));
+            let nobody = |_| {
+                Err(StoreError::Failed(
+                    "the journal is closed or its queue is full".into(),
+                ))
+            };
             answer.await.unwrap_or_else(nobody)
         }
     }
 
-    /// Enters this process, at `now` (Unix seconds): whoever finds the name later knows that it lives, or was killed.
+    /// Enters this process's name, at `now` (Unix seconds): while the name is there, the process is alive or was killed.
     pub async fn see(&self, now: i64) -> Result<(), StoreError> {
         let process = self.process.clone();
         self.work(move |connection| processes::see(connection, &process, now))
             .await
     }
 
-    /// Takes this process off: everything is written.
+    /// Removes this process's name: everything is written.
     pub async fn leave(&self) -> Result<(), StoreError> {
         let process = self.process.clone();
         self.work(move |connection| processes::leave(connection, &process))
             .await
     }
 
-    /// The other processes that write here, or did and were killed.
+    /// The other processes that write to this journal, or did and were killed.
     pub async fn other_processes(&self) -> Result<Vec<Process>, StoreError> {
         let own = self.process.clone();
         self.work(move |connection| processes::others(connection, &own))
             .await
     }
 
-    /// Takes processes off whose counts were read, but for those that have written since they were listed.
+    /// Removes the names of processes whose counts were read, unless they have written since they were listed.
     pub async fn forget(&self, processes: Vec<Process>) -> Result<(), StoreError> {
         self.work(move |connection| processes::forget(connection, &processes))
             .await
     }
 
-    /// What the journal lacks of counts of other processes that Redis holds.
+    /// The parts of `held`, counts of other processes in Redis, that the journal lacks.
     pub async fn lacking(&self, held: Vec<CountRow>) -> Result<Lacking, StoreError> {
         self.work(move |connection| processes::lacking(connection, &held))
             .await
     }
 
-    /// Writes rows of other processes that Redis holds, all of them or none; no number is lowered. Whether the journal holds
-    /// something of them that Redis does not.
+    /// Writes rows of other processes from Redis, all or none; no number is lowered. Returns whether the journal has something of
+    /// theirs that Redis lacks.
     pub async fn inherit(&self, held: Rows) -> Result<bool, StoreError> {
         self.work(move |connection| processes::inherit(connection, &held))
             .await
     }
 
-    /// Writes that this process lives at `now` (Unix seconds) and how many gateways do; drops what is no longer needed at
-    /// `settled`, the same of a clock that can be relied on.
+    /// Records that this process is alive at `now` (Unix seconds) and the number of live gateways; drops rows that are no longer
+    /// needed at `settled`, the time of a trusted clock.
     pub async fn keep(&self, nodes: u64, now: i64, settled: Option<i64>) -> Done {
         let process = self.process.clone();
         self.work(move |connection| {
@@ -269,17 +272,17 @@ impl Journal {
         .await
     }
 
-    /// Has the file looked at, as each transaction does.
+    /// Checks the file, as each transaction does.
     pub async fn look(&self) -> Done {
         self.work(|_| Ok(())).await
     }
 
-    /// The gateways that lived when this node last knew.
+    /// The last known number of live gateways.
     pub async fn nodes(&self) -> Result<Option<u64>, StoreError> {
         self.work(rows::nodes).await
     }
 
-    /// Units that earlier or other processes served without Redis and that it may not know.
+    /// Units that earlier or other processes served without Redis and that may be missing from it.
     pub async fn untold_by_others(&self) -> Result<u64, StoreError> {
         let own = self.own();
         self.work(move |connection| rows::untold_by_others(connection, &own))
@@ -290,7 +293,7 @@ impl Journal {
         format!("{}.*", self.process)
     }
 
-    /// Some days of keys of which earlier and other processes have written, in order, after `last`, with all that they wrote.
+    /// The next days of keys after `last`, `most` at most, that have rows of earlier and other processes, with those rows.
     pub async fn days_of_others(
         &self,
         last: Option<Place>,
@@ -301,7 +304,7 @@ impl Journal {
             .await
     }
 
-    /// Notes that Redis holds these rows; one that changed meanwhile stays as it is.
+    /// Marks rows that Redis has; a row that changed meanwhile is not marked.
     pub async fn settled(&self, rows: Rows) -> Result<(), StoreError> {
         self.work(move |connection| {
             each(&rows.counts, |row| rows::settle_count(connection, row))?;
@@ -311,7 +314,7 @@ impl Journal {
     }
 }
 
-/// Does something with each row, not all in one turn.
+/// Calls `write` for each row, with pauses.
 fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::Result<()> {
     let mut turns = Turns::of(ROWS_PER_TURN);
     for row in rows {
@@ -321,12 +324,12 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
     Ok(())
 }
 
-/// What the journal's thread owns.
+/// The state of the journal's thread.
 struct Desk {
     path: PathBuf,
     home: Home,
     connection: Option<HeldConnection>,
-    /// The file that was opened first.
+    /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
     trouble: Arc<Trouble>,
 }
@@ -363,8 +366,8 @@ impl Desk {
         }
     }
 
-    /// One transaction; what each unit came to, in order. Nothing is written, hence no unit served, unless the path leads to
-    /// the file that is open.
+    /// Runs one transaction and returns the outcome of each `Serve`, in order. Nothing is written, hence no unit served, unless the
+    /// path leads to the open file.
     fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
@@ -372,16 +375,15 @@ impl Desk {
         };
         let result = write_group(connection, group);
         if result.is_err() {
-            // It may have failed because of what became of the file.
+            // The file itself may be the cause.
             self.check_file()?;
-            // A new connection finds out whether the file is of use again.
+            // A new connection shows whether the file is usable again.
             self.close();
         }
         result.map_err(|error| StoreError::Failed(file::told(&self.path, &error)))
     }
 
-    /// Looks at the file, and opens it where it is not open. Another file is never taken for it: what this process counted
-    /// would be missing there.
+    /// Checks the file and opens it if it is closed. Another file is never accepted: it would lack this process's counts.
     fn look(&mut self) -> Result<(), StoreError> {
         self.check_file()?;
         if self.connection.is_none() {
@@ -391,7 +393,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Fails where the path does not lead to the file that is open, or that is damaged.
+    /// Fails if the path does not lead to the open file, or if the file is damaged.
     fn check_file(&self) -> Result<(), StoreError> {
         let trouble = self.file.as_ref().and_then(|file| file.look());
         trouble.map_or(Ok(()), |trouble| {
@@ -418,7 +420,7 @@ impl Desk {
         Ok(())
     }
 
-    /// Folds the log into the file, so that an operator who copies that has everything.
+    /// Folds the log into the file, so that an operator's copy of the file is complete.
     fn fold_log(&self) {
         let fold = |connection: &Connection| {
             connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
@@ -470,7 +472,7 @@ fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
         match errand {
             Errand::Serve { told, .. } => {
                 let next = written.as_mut().ok().and_then(|written| written.next());
-                let missing = || StoreError::Failed("the journal gave no answer".into());
+                let missing = || StoreError::Failed("the journal's thread did not answer".into());
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
                 let _ = told.send(answer);
             }
@@ -486,7 +488,7 @@ mod tests {
 
     use super::*;
 
-    /// What SQLite calls `synchronous=FULL`: each commit is on disk.
+    /// SQLite's number for `synchronous=FULL`: each commit is forced to disk.
     const FULL: i64 = 2;
 
     #[tokio::test]

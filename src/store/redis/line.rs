@@ -1,9 +1,9 @@
-//! One connection to one server that is either there or not: nobody ever waits for it to come.
+//! One connection to one server, up or down: no caller waits for it to be made.
 //!
 //! A call without a connection fails at once; a call with one ends by its deadline. The connection is dropped when it is
-//! broken, when the server says that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
-//! one task ([`Line::keep`]) then makes another, prepares it, and only then shows it. Behind Sentinel every new one is to
-//! the master of that moment. The client library's own reconnecting and retrying is not used: it hides both
+//! broken, when the server replies that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
+//! one task ([`Line::keep`]) then makes another, prepares it, and only then publishes it. Behind Sentinel, every new one
+//! is to the current master. The client library's own reconnecting and retrying is not used: it hides both
 //! (docs/decisions/redis-link.md).
 
 use std::sync::Arc;
@@ -32,11 +32,11 @@ const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
 
 struct Live {
     connection: MultiplexedConnection,
-    /// Whom the sentinels named for it; `None` without sentinels.
+    /// The master that the sentinels named for it; `None` without sentinels.
     master: Option<Address>,
 }
 
-/// The connection, there or not.
+/// The connection, if there is one.
 pub struct Line {
     server: Topology,
     response_timeout: Duration,
@@ -67,22 +67,22 @@ impl Line {
         self.live.load().is_some()
     }
 
-    /// Whom the sentinels named for the connection there is.
+    /// The master that the sentinels named for the current connection.
     pub fn named_master(&self) -> Option<Address> {
         self.live.load().as_ref()?.master.clone()
     }
 
-    /// Why there is no connection, where there is none.
+    /// Why there is no connection, or `None` if there is one.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         self.trouble.load_full()
     }
 
-    /// Whether a connection is there or was at least tried for.
+    /// Whether there is a connection or one was attempted.
     pub fn is_tried(&self) -> bool {
         self.is_up() || self.trouble.load().is_some()
     }
 
-    /// Fails at once where there is no connection.
+    /// Fails at once if there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
         if self.is_up() {
             Ok(())
@@ -99,7 +99,7 @@ impl Line {
         LinkError::NoConnection(format!("no connection to {}: {why}", self.server))
     }
 
-    /// Sends commands and waits for their result until `deadline`. What a cluster's node says of other nodes is told as
+    /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
     /// [`LinkError::Refused`].
     pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
         let Some(live) = self.live.load_full() else {
@@ -119,7 +119,7 @@ impl Line {
             }
             Ok(Err(error)) => {
                 self.timeouts.store(0, Ordering::Relaxed);
-                // A script of somebody else's runs for too long: it passes.
+                // Another client's script runs for too long: transient.
                 if error.code() == Some("BUSY") {
                     Err(LinkError::Lost(error.to_string()))
                 } else {
@@ -151,8 +151,8 @@ impl Line {
         }
     }
 
-    /// Drops the connection if the sentinels name another master by now: a former one that does not know it yet goes on
-    /// taking writes, for ten seconds and more, that it will lose.
+    /// Drops the connection if the sentinels now name another master: an unaware former master continues to accept writes for ten
+    /// seconds and more, and will lose them.
     async fn leave_former_master(&self) {
         let Some(live) = self.live.load_full() else {
             return;
@@ -168,7 +168,7 @@ impl Line {
         }
     }
 
-    /// One attempt to make, prepare and show a connection.
+    /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
         P: Fn(MultiplexedConnection) -> F,
@@ -202,7 +202,7 @@ impl Line {
         }
     }
 
-    /// Keeps a connection for ever: the line's one task. Logs every new reason for having none, once.
+    /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep<P, F>(&self, prepare: P)
     where
         P: Fn(MultiplexedConnection) -> F,
@@ -236,7 +236,7 @@ impl Line {
     }
 }
 
-/// Whether the connection is of no use after this error.
+/// Whether the connection is unusable after this error.
 pub fn breaks(error: &redis::RedisError) -> bool {
     error.is_unrecoverable_error()
         || error.is_io_error()

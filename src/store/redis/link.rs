@@ -1,9 +1,9 @@
-//! The way to Redis, whatever its topology: there or not, never waited for.
+//! The connection to Redis in any topology: up or down, never waited for.
 //!
 //! One server, or the master behind Sentinel, is one [`Line`]; a cluster is a line to each of its masters
-//! ([`Cluster`]). Callers see one thing: a request has its result by its deadline, or fails; without a connection it
-//! fails at once. Invariant: nothing is ever sent twice behind a caller's back, except where a node of a cluster said
-//! that it did not run it.
+//! ([`Cluster`]). For callers, a request has its result by its deadline or fails; without a connection it fails at
+//! once. Invariant: a request is never resent without the caller's knowledge, unless a node of a cluster replied that it did not
+//! run it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub enum LinkError {
     Lost(String),
     /// The server refused it.
     Refused(redis::RedisError),
-    /// It was answered, but not in the way that was asked for.
+    /// The reply does not have the expected form.
     Unreadable(String),
 }
 
@@ -43,14 +43,14 @@ impl From<LinkError> for StoreError {
     }
 }
 
-/// What a request consists of.
+/// The commands of a request.
 #[derive(Clone, Copy)]
 pub enum Parts<'a> {
     /// One command.
     One(&'a Cmd),
-    /// Several in one write; the first that is refused is the result of all.
+    /// Several in one write; the first error is the result of all.
     Many(&'a Pipeline),
-    /// Several in one write, a result each; what is refused is a value among them.
+    /// Several in one write, with a result each; errors are values among them.
     Each(&'a Pipeline),
 }
 
@@ -71,7 +71,7 @@ impl Parts<'_> {
     }
 }
 
-/// What can be sent: one command, or several. Several are no transaction, and have all their results told.
+/// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
 pub trait Request: Sync {
     /// The commands.
     fn parts(&self) -> Parts<'_>;
@@ -89,12 +89,12 @@ impl Request for Pipeline {
     }
 }
 
-/// A connection that is not shown yet, for preparing it.
+/// A new connection that is prepared before callers may use it.
 #[derive(Clone)]
 pub enum Connection {
     /// To one server.
     Server(MultiplexedConnection),
-    /// To the nodes of a cluster: each command goes where its key is.
+    /// To the nodes of a cluster: each command is sent to the node of its key.
     Cluster(Cluster),
 }
 
@@ -143,10 +143,10 @@ fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> 
     })
 }
 
-/// A server that takes writes.
+/// A server that accepts writes.
 #[derive(Debug, Clone)]
 pub struct Master {
-    /// Its address as operators know it.
+    /// Its address, for operators.
     pub shown: String,
     /// Where it is, in a cluster.
     node: Option<Address>,
@@ -158,7 +158,7 @@ pub fn run_id_in(info: &str) -> Option<String> {
     Some(run_id.trim().to_owned())
 }
 
-/// How far a scan over all names has come.
+/// The progress of a scan over all names.
 #[derive(Debug, Clone, Default)]
 pub struct ScanPlace {
     at: u64,
@@ -173,7 +173,7 @@ enum Way {
     Cluster(Cluster),
 }
 
-/// The way to Redis.
+/// The connection to Redis.
 pub struct Link {
     topology: Topology,
     response_timeout: Duration,
@@ -182,7 +182,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// A link without a connection; [`Link::keep`] makes it.
+    /// A link without a connection; [`Link::keep`] connects it.
     pub fn new(topology: Topology, response_timeout: Duration) -> Link {
         let made = Arc::new(AtomicU64::new(0));
         let way = match topology.seeds() {
@@ -212,7 +212,7 @@ impl Link {
         }
     }
 
-    /// Whether every command can be expected to be served: in a cluster, whatever slot its key is in.
+    /// Whether Redis is expected to serve every command: in a cluster, those of all slots.
     pub fn is_whole(&self) -> bool {
         match &self.way {
             Way::Server(line) => line.is_up(),
@@ -225,7 +225,7 @@ impl Link {
         self.made.load(Ordering::Acquire)
     }
 
-    /// Why there is no connection, where there is none.
+    /// Why there is no connection, or `None` if there is one.
     pub fn trouble(&self) -> Option<Arc<StoreError>> {
         match &self.way {
             Way::Server(line) => line.trouble(),
@@ -233,7 +233,7 @@ impl Link {
         }
     }
 
-    /// Fails at once where there is no connection.
+    /// Fails at once if there is no connection.
     pub fn require(&self) -> Result<(), LinkError> {
         match &self.way {
             Way::Server(line) => line.require(),
@@ -252,7 +252,7 @@ impl Link {
             Way::Cluster(cluster) => cluster.query(request.parts(), deadline).await,
         };
         match result {
-            // A cluster rearranges itself: that passes.
+            // A transient state while a cluster moves its slots.
             Err(LinkError::Refused(error)) if error.is_cluster_error() => {
                 Err(LinkError::Lost(error.to_string()))
             }
@@ -280,7 +280,7 @@ impl Link {
         matches!(self.way, Way::Cluster(_))
     }
 
-    /// The servers that take writes now.
+    /// The servers that accept writes now.
     pub fn masters(&self) -> Vec<Master> {
         match &self.way {
             Way::Server(line) => vec![Master {
@@ -341,8 +341,7 @@ impl Link {
         }
     }
 
-    /// One step of a scan over all names of all servers: where to go on, and the names found that match. A name may be
-    /// found twice.
+    /// One step of a scan over all names of all servers: where to continue, and the matching names. A name may be found twice.
     pub async fn scan(
         &self,
         place: ScanPlace,
@@ -394,7 +393,7 @@ impl Link {
         }
     }
 
-    /// One attempt to make, prepare and show a connection.
+    /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
         P: Fn(Connection) -> F,
@@ -409,7 +408,7 @@ impl Link {
         }
     }
 
-    /// Keeps a connection for ever: the link's one task. Logs every new reason for having none, once.
+    /// Keeps a connection, as the link's one task. Logs every new reason for having none, once. Never returns.
     pub async fn keep<P, F>(&self, prepare: P)
     where
         P: Fn(Connection) -> F,
@@ -424,7 +423,7 @@ impl Link {
 
 fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
     FromRedisValue::from_redis_value(value)
-        .map_err(|error| StoreError::Failed(format!("Redis answered what cannot be read: {error}")))
+        .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
 }
 
 /// Between half of `wait` and the whole, so that gateways do not come back all at once.

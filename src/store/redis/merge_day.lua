@@ -1,18 +1,18 @@
--- Merges what producers counted on a key's day, as a backup or another store tells it.
+-- Merges the counts of producers on a key's day, from a backup or another store.
 --
--- Invariants: no number is lowered, so an older telling changes nothing and telling twice does no harm; t stays the sum of all
+-- Invariants: no number is lowered, so older numbers change nothing and repeating a merge does no harm; t remains the sum of all
 -- g<producer> minus the sum of all r<producer>.
 --
 -- KEYS[1]  <prefix>:q:{id}:<date>  hash: the counts, see charge.lua
 -- KEYS[2]  <prefix>:e:{id}:<date>  hash: the ledger, <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  s: the day's first second (Unix seconds)
 -- ARGV[2]  e: the next day's first second (Unix seconds)
--- ARGV[3]  1: write; 0: only say what would come of it
--- ARGV[4]  how many accounts; then for each: producer, units granted, units given back
+-- ARGV[3]  1: write; 0: only reply what a write would do
+-- ARGV[4]  how many accounts; then for each: producer, units granted, units refunded
 -- then     how many sheets; then for each: field and value of KEYS[2]; a field is of one producer, so the tier is the same
--- then     how many late entries; then for each: when they came (Unix seconds), units charged minus units given back
+-- then     how many late entries; then for each: the time of the merge (Unix seconds), units charged minus units refunded
 --
--- Reply: 1 something was not there; 0 all of it was; -1 the store knows the day by other boundaries, nothing was written
+-- Reply: 1 something was new; 0 nothing was; -1 the store has the day with other boundaries, nothing was written
 local at = 3
 local function next_argument()
   at = at + 1

@@ -1,11 +1,11 @@
 -- Merges the totals of an earlier process into the ledger of a key's day.
 --
--- Invariant: no number is lowered, so a journal that is older than what Redis holds changes nothing, and merging twice
+-- Invariant: no number is lowered, so a journal that is older than Redis's values changes nothing, and merging twice
 -- does no harm.
 --
 -- KEYS[1]  <prefix>:e:{id}:<date>  hash: <producer>|<endpoint> -> numbers and the tier's name, with spaces between
 -- ARGV[1]  the field
--- ARGV[2]  its value as the journal has it; a field is of one process, so both have the same numbers and the same tier
+-- ARGV[2]  its value in the journal; a field is of one process, so both have the same numbers and the same tier
 local held = {}
 for word in string.gmatch(redis.call('HGET', KEYS[1], ARGV[1]) or '', '%S+') do
   held[#held + 1] = word

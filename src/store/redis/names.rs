@@ -1,4 +1,4 @@
-//! The names of our keys in Redis, and how long each is kept.
+//! The names of Touchline's keys in Redis, and the lifetime of each.
 //!
 //! | Name | Type | Holds |
 //! |---|---|---|
@@ -106,7 +106,7 @@ impl Names {
         format!("{}:e:{{{id}}}:{date}", self.prefix)
     }
 
-    /// Who claimed the events of a day.
+    /// The claims of a day's events.
     pub fn claims(&self, date: Date) -> String {
         format!("{}:{{events}}:claimed:{date}", self.prefix)
     }
@@ -116,7 +116,7 @@ impl Names {
         format!("{}:{{events}}:pending", self.prefix)
     }
 
-    /// Who delivers them.
+    /// The node that delivers the events.
     pub fn courier(&self) -> String {
         format!("{}:{{events}}:courier", self.prefix)
     }
@@ -136,7 +136,7 @@ impl Names {
         format!("{}:ids:{{{set}}}", self.prefix)
     }
 
-    /// What tells one life of the store's data from the next.
+    /// The incarnation: it changes when the store is emptied.
     pub fn incarnation(&self) -> String {
         format!("{}:incarnation", self.prefix)
     }

@@ -1,13 +1,12 @@
-//! Service without Redis, and settling it when Redis is back.
+//! Service without Redis, and its settlement once Redis is available again.
 //!
-//! Which charges come here: those that Redis did not decide, because the breaker is open or because the one call was
-//! lost or refused. Each unit is counted in its account, written to the journal and forced to disk, then served; nothing
-//! here waits for Redis. What a node may serve of a key's day is its share of what was left (`policy::quota::allowance`,
-//! with the bound); `open` knows no bound, `deny` serves nothing. Accounts settle as they always do: the next call that
-//! succeeds says everything. What earlier processes left in the journal is merged under their own names and never grants.
+//! It decides the charges that Redis did not decide, because the breaker is open or because the call was lost or refused. Each
+//! unit is counted in its account, written to the journal and forced to disk, then served; no charge here waits for Redis. A
+//! node may serve its share of the units that were left on a key's day (`policy::quota::allowance`, with the bound); `open` has
+//! no bound, `deny` serves nothing. Accounts settle as usual: the next successful call states their totals. The journaled counts
+//! of earlier processes are merged under their own names and never grant units.
 //!
-//! Not here: whether a key may be used, which the replica of the key table says; and the headers, which tell the
-//! remainder of the share.
+//! Not here: whether a key may be used (the replica of the key table), and the headers, which give the remainder of the share.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -38,28 +37,27 @@ use crate::policy::quota::Share;
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
-/// How often it is looked whether the journal's file is still the one that is open.
+/// How often the path of the journal is checked to be the open file.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest that a request waits for the disk.
 const JOURNAL_WAIT_MAX: Duration = Duration::from_secs(2);
-/// How often it is looked for accounts to re-read, and how many may be re-read then: 1,000 a second.
+/// How often old counts are re-read, and the most at a time: 1,000 a second.
 const READ_EVERY: Duration = Duration::from_millis(200);
 const READ_MAX: usize = 200;
-/// Days of keys that are handed to the journal before it is waited for, while no request is: about a transaction.
+/// Days of keys sent to the journal before their replies are awaited, outside of requests: about one transaction.
 const NOTED_TOGETHER: usize = 256;
-/// How often live gateways are counted, and for how long the largest number seen holds: a Redis that was emptied forgets
-/// them for a moment.
+/// How often live gateways are counted, and how long the largest number is used: an emptied Redis lacks them for a moment.
 const COUNT_NODES_EVERY: Duration = Duration::from_secs(1);
 const NODES_HOLD: Duration = Duration::from_secs(15);
-/// How long the first telling waits for the reading of what killed processes counted last, on which a start waits.
+/// How long the first settlement waits for the last counts of killed processes, for which the start waits too.
 const READ_FIRST_MAX: Duration = Duration::from_secs(2);
-/// Days of keys that are read from the journal at a time, and rows of it that are told at the same time.
+/// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
 const RESTORE_BATCH: usize = 64;
 
-/// What to do with a charge that Redis does not decide.
+/// How to decide a charge that Redis does not decide.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutagePolicy {
-    /// Serve this node's share of what was left.
+    /// Serve this node's share of the units that were left.
     Bounded,
     /// Serve nothing.
     Deny,
@@ -80,18 +78,18 @@ impl fmt::Display for OutagePolicy {
 /// The configuration of service without Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OutageSettings {
-    /// What to do.
+    /// How charges are decided without Redis.
     pub policy: OutagePolicy,
-    /// The journal's file: on a local disk, and of this machine alone.
+    /// The journal's file: on a local disk, used by this machine only.
     pub journal: PathBuf,
-    /// How often what changed is journaled while Redis answers, default 1 s: what an emptied Redis together with a death
-    /// of this process may cost.
+    /// How often changed counts are journaled while Redis answers, default 1 s: the most that is lost if Redis is emptied and this
+    /// process dies.
     pub journal_interval: Duration,
-    /// The gateways that share, at least; default 1.
+    /// The least number of gateways that share a limit; default 1.
     pub min_nodes: NonZeroU64,
-    /// The part of a limit served without knowing the count, in hundredths; default 2.
+    /// The part of a limit that is served if the count is unknown, in hundredths; default 2.
     pub cold_percent: u64,
-    /// A count that was older than this when Redis went away is unknown; default 5 min.
+    /// A count that was older than this when the outage began is treated as unknown; default 5 min.
     pub count_staleness: Duration,
 }
 
@@ -109,7 +107,7 @@ impl OutageSettings {
     }
 }
 
-/// The gateways that lived, by what was last seen.
+/// The recent numbers of live gateways.
 #[derive(Debug, Default)]
 struct Nodes(VecDeque<(Instant, u64)>);
 
@@ -138,11 +136,11 @@ pub struct Outage {
     names: Names,
     journal: Arc<Journal>,
     nodes: Mutex<Nodes>,
-    /// Units that other processes left in the journal and Redis may not know.
+    /// Journaled units of other processes that may be missing from Redis.
     inherited: AtomicU64,
-    /// Whether what other processes left must be told.
+    /// Whether the journaled counts of other processes must be sent to Redis.
     restore_due: AtomicBool,
-    /// Whether what killed processes had counted last is read from Redis.
+    /// Whether the last counts of killed processes have been read from Redis.
     is_read: AtomicBool,
     /// Held while rows are written, so that older ones never follow newer ones.
     noting: tokio::sync::Mutex<()>,
@@ -150,7 +148,7 @@ pub struct Outage {
     refused: AtomicU64,
 }
 
-/// A charge in the ledger that is taken back unless it is kept.
+/// A charge in the ledger that is withdrawn unless it is kept.
 struct LedgerEntry<'o> {
     ledger: &'o Ledger,
     charge: &'o Charge,
@@ -166,11 +164,11 @@ impl Drop for LedgerEntry<'_> {
 }
 
 impl Outage {
-    /// Opens the journal for the process with this name on the store that `home` names.
+    /// Opens the journal for the process `process` on the store `home`.
     ///
     /// # Errors
-    /// Where the journal is another store's; one that cannot be opened is tried again, and nothing is served without
-    /// Redis until it can.
+    /// If the journal belongs to another store. A journal that cannot be opened is no error: the thread retries, and nothing is
+    /// served without Redis until it succeeds.
     pub async fn open(
         settings: OutageSettings,
         process: &str,
@@ -179,11 +177,11 @@ impl Outage {
         (home, names): (Home, Names),
     ) -> Result<Arc<Outage>, StoreError> {
         let journal = Journal::start(settings.journal.clone(), home, process).await?;
-        // Before anything is counted, so that whoever comes after a death knows of it; what cannot be written is tried
-        // again with the first note.
+        // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
+        // with the first note.
         let _ = journal.see(clock.now().as_second()).await;
         let mut nodes = Nodes::default();
-        // What cannot be read is told by the journal itself.
+        // The journal itself logs read errors.
         if let Ok(Some(count)) = journal.nodes().await {
             nodes.see(count, Instant::now());
         }
@@ -274,7 +272,7 @@ impl Outage {
         ))
     }
 
-    /// Units used, as they are told while Redis is away; `None` where nothing was learnt of the day, or nothing is served.
+    /// Units used, as reported while Redis is unavailable; `None` if no count of the day is known or nothing is served.
     pub fn used(&self, key: KeyId, day: Day) -> Option<u64> {
         if self.settings.policy == OutagePolicy::Deny {
             return None;
@@ -302,7 +300,7 @@ impl Outage {
         })
     }
 
-    /// What becomes of charges while Redis is away.
+    /// How charges are decided while Redis is unavailable.
     pub fn service(&self) -> WithoutStore {
         match self.settings.policy {
             OutagePolicy::Deny => WithoutStore::Denies,
@@ -316,12 +314,12 @@ impl Outage {
         }
     }
 
-    /// Why the journal cannot be written, where it cannot.
+    /// Why the journal cannot be written, or `None` if it can.
     pub fn journal_trouble(&self) -> Option<String> {
         self.journal.trouble()
     }
 
-    /// The same for operators.
+    /// The state of service without Redis, for operators.
     pub fn facts(&self) -> ServiceFacts {
         ServiceFacts {
             outage: self.settings.policy.to_string(),
@@ -331,12 +329,12 @@ impl Outage {
         }
     }
 
-    /// Units served without Redis that it may not know.
+    /// Units served without Redis that it may not have.
     pub fn pending_units(&self) -> u64 {
         self.accounts.untold() + self.inherited.load(Ordering::Relaxed)
     }
 
-    /// Says that the breaker turned.
+    /// Logs a turn of the breaker.
     pub fn turned(&self, turn: Turn) {
         let (policy, pending_units) = (self.settings.policy, self.pending_units());
         match turn {
@@ -354,18 +352,18 @@ impl Outage {
                     units_served = self.served.load(Ordering::Relaxed),
                     refused = self.refused.load(Ordering::Relaxed),
                     pending_units,
-                    "Redis is back: settling"
+                    "Redis is back: settling the counts"
                 );
             }
         }
     }
 
-    /// Has what other processes left told again: Redis may have lost it.
+    /// Requests that the counts of other processes are sent again: Redis may have lost them.
     pub fn repeat_all(&self) {
         self.restore_due.store(true, Ordering::Release);
     }
 
-    /// Keeps journal, knowledge of counts and knowledge of live gateways fresh, for ever.
+    /// Keeps the journal, the known counts and the number of live gateways current. Never returns.
     pub async fn keep(self: Arc<Self>) {
         let (mut noted, mut counted) = (Instant::now(), None::<Instant>);
         let mut looked = noted;
@@ -380,7 +378,7 @@ impl Outage {
                 self.note_changes().await;
             } else if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
-                // The journal itself says why it could not be written.
+                // The journal itself logs why it could not be written.
                 let _ = self.journal.look().await;
             }
             if !self.guard.is_closed() {
@@ -393,7 +391,7 @@ impl Outage {
             }
             if counted.is_none_or(|at| at.elapsed() >= COUNT_NODES_EVERY) {
                 counted = Some(Instant::now());
-                // The last number stays where it cannot be told.
+                // On an error the last number remains in use.
                 if let Ok(count) = self.live_nodes().await {
                     self.nodes.lock().see(count, Instant::now());
                 }
@@ -408,7 +406,7 @@ impl Outage {
                     self.restore_due.store(true, Ordering::Release);
                     let text = error.to_string();
                     if text != logged {
-                        tracing::warn!(%error, "what earlier processes counted is not settled; trying again");
+                        tracing::warn!(%error, "the counts of earlier processes are not settled; trying again");
                         logged = text;
                     }
                 }
@@ -416,7 +414,7 @@ impl Outage {
         }
     }
 
-    /// Notes that what killed processes had counted last is read.
+    /// Records that the last counts of killed processes have been read.
     pub fn has_read(&self) {
         self.is_read.store(true, Ordering::Release);
     }
@@ -426,16 +424,16 @@ impl Outage {
         self.journal.clone()
     }
 
-    /// How often what changed is journaled.
+    /// How often changed counts are journaled.
     pub fn journal_interval(&self) -> Duration {
         self.settings.journal_interval
     }
 
-    /// Writes what changed to the journal, each key's day in one piece; whether that is done.
+    /// Writes changed counts to the journal, each key's day atomically. Returns whether all were written.
     pub async fn note_changes(&self) -> bool {
         let _turn = self.noting.lock().await;
         let mut all_written = true;
-        // What changes meanwhile is for the next turn.
+        // Later changes are for the next turn.
         for _ in 0..self.accounts.changed_count().div_ceil(NOTED_TOGETHER) {
             let noted = self
                 .accounts
@@ -445,7 +443,7 @@ impl Outage {
                 .written(noted.map(|(changed, noted)| (Some(changed), noted)))
                 .await;
         }
-        // Refused requests, and what Redis has of the ledger by now.
+        // Refused requests, and the rows of the ledger that Redis now has.
         for days in self.ledger.parts_to_note() {
             for days in days.chunks(NOTED_TOGETHER) {
                 let noted = days.iter().map(|day| {
@@ -461,8 +459,8 @@ impl Outage {
         all_written & self.journal.keep(nodes, now, settled).await.is_ok()
     }
 
-    /// Has the journal write a key's day, of which the count is told while its account is locked. The sheets are read after it:
-    /// what they tell was counted before.
+    /// Queues a key's day for the journal, with the count taken while its account is locked. The sheets are read after the count:
+    /// all that they contain was counted before.
     fn note(&self, day: KeyDay, count: Option<CountRow>) -> Noted {
         let counts = Vec::from_iter(count);
         let note = |sheets| self.journal.note(Rows { counts, sheets });
@@ -474,7 +472,7 @@ impl Outage {
         }
     }
 
-    /// Whether all of it is on disk; what is not is to be written still. The journal itself says why, once.
+    /// Returns whether all of it is on disk; the rest is marked to be written again. The journal itself logs why, once.
     async fn written(&self, noted: impl Iterator<Item = (Option<Changed>, Noted)>) -> bool {
         tokio::task::yield_now().await;
         let mut all_written = true;
@@ -496,8 +494,8 @@ impl Outage {
         Ok(entries.iter().filter(|entry| entry.is_live()).count() as u64)
     }
 
-    /// Tells Redis what earlier and other processes left in the journal: of a key's day the counts first, so that nothing stands in
-    /// the ledger there that was not counted.
+    /// Sends Redis the journaled rows of earlier and other processes: the counts of a key's day first, so that Redis's ledger never
+    /// contains units that were not counted.
     async fn restore(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut told = 0;
         let mut last: Option<Place> = None;
@@ -536,14 +534,14 @@ impl Outage {
     }
 }
 
-/// A key's day on its way into the journal.
+/// A key's day that is queued for the journal.
 struct Noted {
     day: KeyDay,
     tiers: Vec<TierName>,
     written: oneshot::Receiver<Result<(), StoreError>>,
 }
 
-/// Waits for all; the first error.
+/// Waits for all, or returns the first error.
 async fn all_done(mut running: JoinSet<Result<(), StoreError>>) -> Result<(), StoreError> {
     while let Some(done) = running.join_next().await {
         done.map_err(|error| StoreError::Unavailable(error.to_string()))??;

@@ -40,7 +40,7 @@ where
     match (role, &*error) {
         (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
         (Role::Command, error) => Err(StoreError::Unavailable(format!(
-            "{error}; see that Redis runs there and that store.redis in the configuration names it"
+            "{error}; check that Redis runs there and that store.redis in the configuration names it"
         ))),
         (Role::Gateway(_), _) => Ok(()),
     }

@@ -92,7 +92,7 @@ impl Presence {
         match before {
             Some(node) if node == self.node => {}
             Some(killed) if !signed_in => {
-                tracing::info!(%killed, "takes the place of a gateway that did not sign off");
+                tracing::info!(%killed, "takes over the entry of a gateway that did not sign off");
             }
             Some(other) => {
                 tracing::warn!(%other, "another gateway signs in at the same seat, which is a copy: this one takes another");
@@ -119,7 +119,7 @@ impl Presence {
         for entry in &silent {
             if !known.iter().any(|known| known.name == entry.name) {
                 let (gateway, since) = (&entry.name, entry.heard);
-                tracing::warn!(%gateway, %since, "a gateway did not sign off and is not heard of any more");
+                tracing::warn!(%gateway, %since, "a gateway has stopped without signing off");
             }
         }
         *known = silent;

@@ -1,15 +1,15 @@
--- Writes the record of a key, and the entry of the change that made it, if the stored version is the expected one.
+-- Writes the record of a key and the audit entry of its change, if the stored version is the expected one.
 --
 -- Invariants: ver is the version inside rec, and only rises; of two writers that expect the same version one succeeds; a
 -- record is written together with its entry; no entry is replaced or removed.
 --
 -- KEYS[1]  <prefix>:k:{id}  hash: ver (version of the record), rec (the record, packed)
 -- KEYS[2]  <prefix>:a:{id}  hash: version of the record that a change made -> its entry in the audit trail (JSON)
--- ARGV[1]  expected version; 0: there must be no record; -1: any older one or none (to mend what a store lost)
+-- ARGV[1]  expected version; 0: there must be no record; -1: any older one or none (to repair a store that lost writes)
 -- ARGV[2]  ver: the new version
 -- ARGV[3]  rec: the new record
 -- ARGV[4]  the entry of the new record
--- ARGV[5]  the entry of the expected record, in case the store lost it with the rest of its memory; '' where none is expected
+-- ARGV[5]  the entry of the expected record, in case the store lost it with the rest of its memory; '' if none is expected
 --
 -- Reply: 1 written; 0 not written, another version is stored; -1 not written, there is no record
 local stored = tonumber(redis.call('HGET', KEYS[1], 'ver'))

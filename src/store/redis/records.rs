@@ -1,9 +1,9 @@
 //! The key table in Redis: reading, creating and changing records.
 //!
 //! A change is four steps, each atomic in its own slot: claim the digests, enter a new id in the index, compare-and-set
-//! the record with its entry in the audit trail, tell the feed. Invariants: a record is in the index (an id there without a
-//! record harms nobody); a record is replaced only by one with a higher version; a digest belongs to one key. A claim
-//! without a record (a command that died between the steps) expires by itself. A record that the feed was not told of is
+//! the record with its entry in the audit trail, add the change to the feed. Invariants: a record is in the index (an id there without a
+//! record does no harm); a record is replaced only by one with a higher version; a digest belongs to one key. A claim
+//! without a record (a command that died between the steps) expires by itself. A record that is missing from the feed is
 //! found by the charge script at once and by every gateway's next full scan.
 
 use std::collections::BTreeMap;
@@ -267,7 +267,7 @@ impl Records {
         Ok(self.link.ask(&claim).await? == Value::Okay)
     }
 
-    /// Lets go of digests that this command claimed.
+    /// Releases digests that this command claimed.
     async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
         if digests.is_empty() {
             return Ok(());
@@ -295,7 +295,7 @@ impl Records {
         i64::from_redis_value(value).map_err(unreadable)
     }
 
-    /// Makes the digests the key's for good, and tells the gateways.
+    /// Makes the claims of the digests permanent, and adds the change to the feed.
     async fn tell(
         &self,
         entry: &KeyEntry,
@@ -317,7 +317,7 @@ impl Records {
     }
 }
 
-/// Tells the feed of a change.
+/// Adds a change to the feed.
 pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
     pipeline
         .cmd("XADD")
@@ -330,14 +330,14 @@ pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
         .arg(entry.packed());
 }
 
-/// The place in the feed that the reply to [`feed_entry`] tells.
+/// The position in the feed, from the reply to [`feed_entry`].
 pub fn place_told(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
     let place = reply.and_then(|reply| {
         let text = String::from_redis_value_ref(reply).ok()?;
         parse_place(&text)
     });
     place.map(ChangeMark).ok_or_else(|| {
-        StoreError::Failed("Redis answered no stream id for an entry of the feed".into())
+        StoreError::Failed("Redis returned no stream id for an entry of the feed".into())
     })
 }
 
@@ -429,7 +429,7 @@ pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
     let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
     let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
     Timestamp::from_microsecond(micros)
-        .map_err(|error| StoreError::Failed(format!("Redis tells an impossible time: {error}")))
+        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
 }
 
 /// The digests that a record holds.
@@ -443,9 +443,9 @@ pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
     digests
 }
 
-/// What is said of a reply of another type.
+/// The error for a reply of another type.
 pub fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("Redis answered what cannot be read: {error}"))
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
--- Reads the register of gateways with the time of this server, whose clock the entries go by.
+-- Reads the register of gateways with the time of this server, which is the clock of the entries.
 --
 -- KEYS[1]  <prefix>:{gateways}:register  hash, see sign_in.lua
 --
--- Reply: Unix milliseconds; seats and entries in turn
+-- Reply: Unix milliseconds; seats and entries alternately
 local now = redis.call('TIME')
 return { now[1] * 1000 + math.floor(now[2] / 1000), redis.call('HGETALL', KEYS[1]) }

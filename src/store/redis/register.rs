@@ -1,11 +1,11 @@
-//! The register of gateways: which live, how far each has followed the key table, and which have fallen silent.
+//! The register of gateways: the live ones, the last key change that each applied, and the silent ones.
 //!
-//! A gateway signs in with its first heartbeat and signs off when it ends in order. One that did neither lately is silent: it may
-//! be dead, or cut off from Redis and serving by the keys that it knows. It stays on the register, and is named by every command
+//! A gateway signs in with its first heartbeat and signs off when it ends in order. One without a recent heartbeat is silent: it may
+//! be dead, or disconnected from Redis and serving from its replica. It remains in the register, and is named by every command
 //! that changes a key, until a process signs in at its seat again or an operator strikes it off. The register is one hash, in one
 //! slot of a cluster; its times are those of the server that holds it.
 //!
-//! Invariant: no entry goes because of its age.
+//! Invariant: no entry is removed because of its age.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct Entry {
     pub seat: String,
     /// The process in it, or the last one that was.
     pub name: NodeName,
-    /// When it was last heard of.
+    /// The time of its last heartbeat.
     pub heard: Timestamp,
     /// How long ago that was, whichever way the server's clock was set since.
     pub age: Duration,
@@ -62,7 +62,7 @@ impl Entry {
         }
     }
 
-    /// Whether it was heard of lately.
+    /// Whether its last heartbeat is recent.
     pub fn is_live(&self) -> bool {
         self.age <= BEAT_HOLDS
     }
@@ -91,14 +91,14 @@ pub async fn sign_in(
     Ok((!before.is_empty()).then_some(NodeName(before)))
 }
 
-/// Takes a gateway off that ends in order.
+/// Removes a gateway that ends in order.
 pub async fn sign_off(link: &Link, names: &Names, seat: &str) -> Result<(), StoreError> {
     link.ask(redis::cmd("HDEL").arg(names.register()).arg(seat))
         .await?;
     Ok(())
 }
 
-/// Puts entries back that the store lost.
+/// Restores entries that the store lost.
 pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(), StoreError> {
     let mut pipeline = redis::pipe();
     for entry in entries {
@@ -159,7 +159,7 @@ pub async fn remove(link: &Link, names: &Names, entry: &Entry) -> Result<bool, S
     strike(link, names, entry, None).await
 }
 
-/// Strikes a silent gateway off, and enters that in the audit trail in the same step.
+/// Removes a silent gateway, with an entry in the audit trail in the same step.
 pub async fn strike_off(
     link: &Link,
     names: &Names,

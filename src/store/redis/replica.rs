@@ -92,7 +92,7 @@ impl Replica {
         let opened = match connect(path) {
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension("damaged");
-                tracing::error!(%error, path = %path.display(), aside = %aside.display(), "the saved replica of the key table is damaged: it is set aside and a new one begun");
+                tracing::error!(%error, path = %path.display(), aside = %aside.display(), "the saved replica of the key table is damaged: it is renamed and a new one is started");
                 set_aside(path, &aside).map_err(|error| unusable(path, &error))?;
                 connect(path)
             }
@@ -245,7 +245,7 @@ fn check_owner(connection: &Connection, path: &Path, home: &Home) -> Result<(), 
     match home.claim(connection).map_err(told)? {
         None => Ok(()),
         Some(theirs) => Err(StoreError::Failed(format!(
-            "{} is the replica of {theirs}, and the configuration says {home}: if that is the same store under another name, or the old one is of no use, remove the file; else point store.redis.replica at another",
+            "{} is the replica of {theirs}, and the configuration says {home}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
             path.display()
         ))),
     }
@@ -268,7 +268,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
     while let Some(row) = rows.next()? {
         match unpacked(row.get_ref(0)?.as_str()?) {
             Ok(record) => records.push(record),
-            Err(error) => tracing::error!(%error, "a saved key is left out"),
+            Err(error) => tracing::error!(%error, "a saved key is skipped"),
         }
     }
     Ok(Some(Saved {
@@ -290,7 +290,7 @@ fn is_damage(error: &rusqlite::Error) -> bool {
 
 fn unusable(path: &Path, error: &rusqlite::Error) -> StoreError {
     StoreError::Failed(format!(
-        "the replica of the key table {} cannot be used: {error}; check store.redis.replica, the room on its disk, and that this user may write the file and its directory",
+        "the replica of the key table {} cannot be used: {error}; check store.redis.replica, the free space on its disk, and that this user may write the file and its directory",
         path.display()
     ))
 }

@@ -45,7 +45,7 @@ impl Parts {
                 match self.take_off_expiries().await {
                     Ok(()) => are_unexpiring = true,
                     Err(error) => {
-                        tracing::debug!(%error, "the ledger's expiries stay for now");
+                        tracing::debug!(%error, "the ledger's expiries could not be removed; trying again");
                         continue;
                     }
                 }

@@ -265,7 +265,7 @@ impl ChargeArgument {
 /// The charge script's reply to a number of accounts, an answer each; see `charge.lua`.
 pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, String> {
     let Value::BulkString(packed) = value else {
-        return Err(format!("the charge script answered {value:?}"));
+        return Err(format!("the charge script returned {value:?}"));
     };
     let read = || {
         let mut rest = packed.as_slice();
@@ -277,7 +277,7 @@ pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, Stri
         rest.is_empty().then_some(replies)
     };
     read().ok_or_else(|| {
-        format!("the charge script answered something else than {accounts} accounts: {packed:?}")
+        format!("the charge script returned something else than {accounts} accounts: {packed:?}")
     })
 }
 

@@ -1,6 +1,6 @@
 -- Enters a gateway in the register with the time of this server, or renews its entry.
 --
--- KEYS[1]  <prefix>:{gateways}:register  hash: seat -> '<when it was last heard of, Unix milliseconds> <node> <heartbeat, JSON>'
+-- KEYS[1]  <prefix>:{gateways}:register  hash: seat -> '<time of its last heartbeat, Unix milliseconds> <node> <heartbeat, JSON>'
 -- ARGV[1]  the seat
 -- ARGV[2]  the node in it, without a space
 -- ARGV[3]  its heartbeat

@@ -77,7 +77,7 @@ impl View {
     /// What the node at `asked` answered.
     pub fn read(asked: &Address, answers: Value) -> Result<View, StoreError> {
         let unreadable = |error: redis::ParsingError| {
-            StoreError::Unavailable(format!("{asked} tells no map of a cluster: {error}"))
+            StoreError::Unavailable(format!("{asked} returned no cluster map: {error}"))
         };
         let (slots, nodes, info) =
             <(Vec<Value>, String, String)>::from_redis_value(answers).map_err(unreadable)?;

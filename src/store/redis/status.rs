@@ -1,4 +1,4 @@
-//! What Redis, its gateways and the feed say of themselves, and what of it breaks our promises.
+//! The state of Redis, its gateways and the feed, and the guarantees that it breaks.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -41,7 +41,7 @@ impl<'t> Info<'t> {
         self.0.get(field).copied().unwrap_or_default().to_owned()
     }
 
-    /// A number; 0 where there is none.
+    /// A number, or 0 if there is none.
     pub fn number(&self, field: &str) -> u64 {
         self.0
             .get(field)
@@ -50,7 +50,7 @@ impl<'t> Info<'t> {
     }
 }
 
-/// Asks for everything, each master for its own; `clock_difference_seconds` is the caller's to know.
+/// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(
     link: &Link,
     names: &Names,
@@ -72,7 +72,10 @@ pub async fn status(
                 warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
             }
             Err(error) if link.is_cluster() => {
-                warnings.push(format!("{}: it cannot be asked: {error}", master.shown));
+                warnings.push(format!(
+                    "{}: its state cannot be read: {error}",
+                    master.shown
+                ));
             }
             Err(error) => return Err(error),
         }
@@ -113,7 +116,7 @@ pub async fn status(
     })
 }
 
-/// What one master says of itself, and what of it breaks promises.
+/// The state of one master, and the guarantees that it breaks.
 async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
     let deadline = Instant::now() + INFO_PATIENCE;
     let value = link
@@ -139,13 +142,13 @@ async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String
     let min_replicas = configured(link, master, "min-replicas-to-write").await?;
     if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
         warnings.push(
-            "it has replicas but takes writes without them, so a cut-off master goes on counting: set min-replicas-to-write 1".into(),
+            "it has replicas but accepts writes without them, so an isolated master continues to count: set min-replicas-to-write 1".into(),
         );
     }
     Ok((server, warnings))
 }
 
-/// A setting of the server; `None` where it does not tell us (a managed service, an ACL).
+/// A setting of the server; `None` if it does not return it (a managed service, an ACL).
 async fn configured(
     link: &Link,
     master: &Master,
@@ -202,7 +205,7 @@ fn silent_facts(node: &Entry) -> SilentFacts {
 fn silent_warning(silent: &SilentFacts) -> String {
     let SilentFacts { name, since, .. } = silent;
     format!(
-        "the gateway {name} did not sign off and has not been heard of since {since}: until it is, it may serve keys as it knew them, for as long as its max_staleness; if it is gone for good, run `touchline store forget {name}`"
+        "the gateway {name} did not sign off and has sent no heartbeat since {since}: it may still serve keys from its old replica, until its max_staleness is over; if it is gone for good, run `touchline store forget {name}`"
     )
 }
 
@@ -233,11 +236,11 @@ fn milliseconds(count: u64) -> f64 {
     std::time::Duration::from_millis(count).as_secs_f64()
 }
 
-/// What a server's settings cost.
+/// Warnings about a server's settings.
 fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
     if !server.append_only {
-        warnings.push("it writes no append-only file, so a restart loses what came since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
+        warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
     }
     if server.append_only && server.append_fsync.as_deref() == Some("no") {
         warnings
@@ -245,7 +248,7 @@ fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
     }
     if server.maxmemory_policy != "noeviction" {
         warnings.push(format!(
-            "it throws keys and counts away when memory is full ({}): set maxmemory-policy noeviction",
+            "it evicts keys and counts when memory is full ({}): set maxmemory-policy noeviction",
             server.maxmemory_policy
         ));
     }
@@ -271,7 +274,7 @@ fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64
     let mut warnings = Vec::new();
     if clock_difference_seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS {
         warnings.push(format!(
-            "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day is its clock's; see that both follow NTP"
+            "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day follows its clock; make sure that both use NTP"
         ));
     }
     for gateway in gateways {
@@ -289,7 +292,7 @@ fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64
     warnings
 }
 
-/// What a gateway says of itself that somebody should look at.
+/// Warnings about a gateway's reported condition.
 fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
     let mut warnings = Vec::new();
     let name = &gateway.name;
@@ -317,7 +320,7 @@ fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
         && seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS
     {
         warnings.push(format!(
-            "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it goes by Redis's; see that both follow NTP"
+            "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it uses Redis's; make sure that both use NTP"
         ));
     }
     warnings

@@ -332,7 +332,7 @@ impl Topology {
                 let port = fields.get("port")?.parse().ok()?;
                 Some((epoch, Address { host, port }))
             });
-        named.ok_or_else(|| no_server(format!("{sentinel}: its answer cannot be read")))
+        named.ok_or_else(|| no_server(format!("{sentinel}: its reply cannot be read")))
     }
 
     async fn reach(
@@ -422,7 +422,7 @@ async fn verify_master(
     match timeout(patience, asked).await {
         Ok(Ok(role)) if role == "master" => Ok(()),
         Ok(Ok(role)) => Err(no_server(format!(
-            "{address}: the sentinels name it as the master, but it says it is a {role}"
+            "{address}: the sentinels name it as the master, but its role is {role}"
         ))),
         Ok(Err(error)) => Err(no_server(format!("{address}: {error}"))),
         Err(_) => Err(no_server(format!(

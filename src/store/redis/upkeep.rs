@@ -93,7 +93,7 @@ impl Parts {
             if let Some(turn) = self.guard.look().await {
                 match &self.outage {
                     Some(outage) => outage.turned(turn),
-                    None => tracing::warn!(?turn, "the breaker before Redis turned"),
+                    None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -156,7 +156,7 @@ impl Parts {
         self.clock.look();
     }
 
-    /// Writes refunds and ledger; says whether everything is written now.
+    /// Writes refunds and ledger; returns whether everything is written.
     pub(super) async fn flush(&self) -> bool {
         let _turn = self.flushing.lock().await;
         self.accounts.settle().await;

@@ -26,7 +26,7 @@ async fn a_row_that_no_charge_could_have_written_is_found_with_its_key_and_day()
     eventually_in_ledger(&file).await;
     for (corruption, fault) in [
         ("refunded = 5", "5 units were refunded of 4 charged"),
-        ("charged = 11", "no charge was judged by more than 10"),
+        ("charged = 11", "no charge had a limit above 10"),
         ("requests = 5", "5 requests were charged 4 units"),
         ("refused_burst = -1", "below zero"),
     ] {

@@ -247,7 +247,7 @@ impl Carrier {
 
 impl Drop for Carrier {
     fn drop(&mut self) {
-        let error = LinkError::Lost("the call was broken off".into());
+        let error = LinkError::Lost("the call was aborted".into());
         for (slot, call) in std::mem::take(&mut self.load) {
             self.accounts.give_up(&slot, call.number, &error);
             self.accounts.list(&slot);
@@ -308,7 +308,7 @@ impl Accounts {
         };
         let kind = redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot);
         if error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "Redis takes no calls for several keys, as a cluster's nodes do: each goes alone from now on. If it is a cluster, name its nodes under store.redis.cluster");
+            tracing::warn!(%error, "Redis rejects calls for several keys, as the nodes of a cluster do: from now on each key has its own call. If it is a cluster, name its nodes under store.redis.cluster");
         }
     }
 }

@@ -51,7 +51,7 @@ pub fn open(path: &Path, home: &Home) -> Result<Connection, Unusable> {
     match claim(&mut connection, home).map_err(failed)? {
         None => Ok(connection),
         Some((theirs, untold)) => Err(Unusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration says {home}; it holds {untold} units that were served without Redis and not told to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+            "{} is the journal of {theirs}, and the configuration says {home}; it holds {untold} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),
     }

@@ -13,7 +13,7 @@ use crate::store::Totals;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::turns::Turns;
 
-/// How long rows are kept after their day whatever becomes of them: as long as Redis keeps counts.
+/// How long rows are kept after their day in any case: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
 /// How long settled rows are kept after their day.
 const SETTLED_KEPT_AFTER_DAY_SECONDS: i64 = 120;
@@ -37,8 +37,8 @@ pub const TABLES: &str = "
         PRIMARY KEY (date, key, producer, endpoint)
     ) STRICT, WITHOUT ROWID;";
 
-/// What later versions added to the sheets: the other numbers of the totals, what the charges were judged by, and the tier
-/// ('' where it is not known). A process that does not know of a column goes on beside, because each has a default.
+/// The columns that later versions added to the sheets: the other totals, the ceiling of the charges, and the tier ('' if it is
+/// unknown). Each has a default, so that a process without knowledge of a column can still write.
 const ADDED_TO_SHEETS: [(&str, &str); 7] = [
     ("refused_burst", "INTEGER NOT NULL DEFAULT 0"),
     ("refused_concurrent", "INTEGER NOT NULL DEFAULT 0"),
@@ -101,7 +101,7 @@ const SUMS_OF_PROCESS: &str = "
         WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS counted,
     (SELECT coalesce(sum(charged), 0) AS charged, coalesce(sum(refunded), 0) AS refunded FROM sheets
         WHERE date = ?1 AND key = ?2 AND producer GLOB ?3) AS told";
-// Of the days that are over, those of keys of which Redis is not known to hold something.
+// Of the past days, those with rows that Redis is not known to have.
 const UNSETTLED: &str = "SELECT date, key FROM counts WHERE settled = 0 AND next < ?1
     UNION SELECT date, key FROM sheets WHERE settled = 0 AND next < ?1";
 const SETTLE_COUNT: &str = "
@@ -125,11 +125,11 @@ pub struct CountRow {
     pub producer: String,
     /// Units consumed.
     pub ack: u64,
-    /// Units given back.
+    /// Units refunded.
     pub rack: u64,
-    /// Units served without Redis that it may not know.
+    /// Units served without Redis that it may not have.
     pub untold: u64,
-    /// Whether Redis holds this.
+    /// Whether Redis has these values.
     pub settled: bool,
 }
 
@@ -142,15 +142,15 @@ pub struct SheetRow {
     pub day: Day,
     /// The producer's name.
     pub producer: String,
-    /// The tier; `None` where an older version wrote the row.
+    /// The tier; `None` if an older version wrote the row.
     pub tier: Option<TierName>,
-    /// By what the charges of the day were judged.
+    /// The ceiling of the day's charges.
     pub ceiling: Ceiling,
     /// The endpoint.
     pub endpoint: Arc<str>,
     /// Its totals.
     pub totals: Totals,
-    /// Whether Redis holds them.
+    /// Whether Redis has these totals.
     pub settled: bool,
 }
 
@@ -166,12 +166,12 @@ pub struct Rows {
     pub sheets: Vec<SheetRow>,
 }
 
-/// What became of a unit that was to be written down.
+/// The outcome of journaling units to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Written {
-    /// It is on disk. Others who share the journal have served so many units of the key's day.
+    /// The units are on disk. The other processes of the journal have served `others` units of the key's day.
     Durable {
-        /// Units of the others.
+        /// Units of the other processes.
         others: u64,
     },
     /// With what others served, it would pass the allowance: it is not written.

@@ -123,7 +123,7 @@ pub async fn take_in(
             1 => taken.key_days_added += 1,
             _ => {
                 return Err(StoreError::OtherCalendar(format!(
-                    "Redis has the day {} of the key {} by other boundaries than {} to {} (Unix seconds): two time zone \
+                    "Redis has the day {} of the key {} with other boundaries than {} to {} (Unix seconds): two time zone \
                      tables or calendars are in use",
                     told.date, told.key, told.start, told.end
                 )));

@@ -245,7 +245,7 @@ impl OneDay {
             .sum();
         if net != counts.used {
             faults.push(format!(
-                "the count is {}, and gateways were granted {net} more than they gave back",
+                "the count is {}, and gateways were granted {net} more than they refunded",
                 counts.used
             ));
         }
@@ -267,7 +267,7 @@ impl OneDay {
             ] {
                 if given > taken {
                     faults.push(format!(
-                        "of gateway {process}, {taken} units {what} {given} given back"
+                        "of gateway {process}, {taken} units {what} {given} refunded"
                     ));
                 }
             }
@@ -336,5 +336,5 @@ async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<D
 
 /// What is said of a reply of another type.
 pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
-    StoreError::Failed(format!("Redis answered what cannot be read: {error}"))
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
 }

@@ -25,7 +25,7 @@ use crate::{
 const FAILED_ONE_IN: u64 = 40;
 const LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// The log line of a gateway that has read the last counts of a killed predecessor.
-const INHERITED: &str = "what other processes of this journal had counted is read from Redis";
+const INHERITED: &str = "the last counts of this journal's other processes are read from Redis";
 /// Days around today that are read from the store.
 const USAGE_DAYS: u64 = 2;
 
