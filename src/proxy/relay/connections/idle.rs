@@ -89,8 +89,8 @@ impl Waiting {
         let mut byte = [0];
         // Without tokio's budget, which would make a connection look quiet.
         let mut read = pin!(unconstrained(self.stream.read(&mut byte)));
-        let mut nobody = Context::from_waker(Waker::noop());
-        read.as_mut().poll(&mut nobody).is_pending()
+        let mut context = Context::from_waker(Waker::noop());
+        read.as_mut().poll(&mut context).is_pending()
     }
 }
 
