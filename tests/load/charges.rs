@@ -13,31 +13,23 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::time::{ClockId, clock_gettime};
 use touchline::clock::Clock;
-use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::embedded::{EmbeddedStore, Settings, open};
-use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
+use touchline::policy::calendar::Calendar;
+use touchline::policy::key_record::KeyRecord;
+use touchline::store::embedded::{Settings, open};
+use touchline::store::{KeyEntry, NodeName, Role, Store};
+
+mod charging;
+
+use charging::{cpu, list, record, run, runtime};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 const BATCH: usize = 1_000;
-const ENDPOINTS: [&str; 6] = [
-    "/api/v1/data/markets",
-    "/api/v1/data/predictions",
-    "/api/v1/data/predictions/{fixture_id}",
-    "/api/v1/data/insights",
-    "/api/v1/data/sentiment",
-    "/api/v1/data/rankings",
-];
-
 fn main() {
     let charges = list("CHARGES", &[400_000])[0];
     println!(
@@ -51,20 +43,8 @@ fn main() {
             } else {
                 charges
             };
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()
-                .unwrap();
-            runtime.block_on(measure(keys, in_flight, charges));
+            runtime().block_on(measure(keys, in_flight, charges));
         }
-    }
-}
-
-fn list(name: &str, otherwise: &[usize]) -> Vec<usize> {
-    match std::env::var(name) {
-        Ok(text) => text.split(',').map(|one| one.parse().unwrap()).collect(),
-        Err(_) => otherwise.to_vec(),
     }
 }
 
@@ -76,7 +56,7 @@ async fn measure(keys: usize, in_flight: usize, charges: usize) {
         ..Settings::new(directory.path().join("touchline.db"))
     };
     let role = Role::Gateway(NodeName("bench".into()));
-    let store = open(settings, role, "UTC", Clock::system()).await.unwrap();
+    let store: Arc<dyn Store> = open(settings, role, "UTC", Clock::system()).await.unwrap();
     let entries = Arc::new(import(&store, keys).await);
     let day = Calendar::of_zone("UTC").unwrap();
     let day = day.day_at(store.now()).unwrap();
@@ -116,8 +96,8 @@ async fn measure(keys: usize, in_flight: usize, charges: usize) {
     store.close(PATIENCE).await;
 }
 
-async fn import(store: &Arc<EmbeddedStore>, keys: usize) -> Vec<Arc<KeyEntry>> {
-    let records: Vec<KeyRecord> = (0..keys).map(record).collect();
+async fn import(store: &Arc<dyn Store>, keys: usize) -> Vec<Arc<KeyEntry>> {
+    let records: Vec<KeyRecord> = std::iter::repeat_with(record).take(keys).collect();
     for batch in records.chunks(BATCH) {
         store.import_keys(batch.to_vec()).await.unwrap();
     }
@@ -128,65 +108,6 @@ async fn import(store: &Arc<EmbeddedStore>, keys: usize) -> Vec<Arc<KeyEntry>> {
     }
     let ids = records.iter().map(|record| record.id);
     ids.map(|id| store.keys().get(id).unwrap()).collect()
-}
-
-/// Charges random keys; returns the duration of each charge.
-async fn run(
-    store: &Arc<EmbeddedStore>,
-    entries: &Arc<Vec<Arc<KeyEntry>>>,
-    day: Day,
-    in_flight: usize,
-    charges: usize,
-) -> Vec<Duration> {
-    let endpoints = ENDPOINTS.map(Arc::<str>::from);
-    let left = Arc::new(AtomicU64::new(charges as u64));
-    let callers = (0..in_flight).map(|number| {
-        let (store, entries, left) = (store.clone(), entries.clone(), left.clone());
-        let endpoints = endpoints.clone();
-        let mut random = fastrand::Rng::with_seed(number as u64 + 1);
-        tokio::spawn(async move {
-            let mut took = Vec::new();
-            let take = |left: u64| left.checked_sub(1);
-            while left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-                .is_ok()
-            {
-                let charge = Charge {
-                    key: entries[random.usize(..entries.len())].clone(),
-                    day,
-                    limit: 1_000_000_000,
-                    cost: 1,
-                    endpoint: endpoints[random.usize(..endpoints.len())].clone(),
-                };
-                let started = Instant::now();
-                let decision = store.charge(charge).await.unwrap();
-                took.push(started.elapsed());
-                assert!(matches!(decision, Decision::Granted { .. }), "{decision:?}");
-            }
-            took
-        })
-    });
-    let mut took = Vec::new();
-    for caller in callers.collect::<Vec<_>>() {
-        took.extend(caller.await.unwrap());
-    }
-    took
-}
-
-fn record(number: usize) -> KeyRecord {
-    let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
-    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
-    let issued = LastChange::first(Action::Issue, "tester@here");
-    KeyRecord {
-        version: 1,
-        ..KeyRecord::new(&key, format!("Customer {number}"), tier, now, issued)
-    }
-}
-
-/// User and system time of this process.
-fn cpu() -> Duration {
-    let now = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
 /// The scheduler's run time of all threads of a name, in nanoseconds.

@@ -15,31 +15,22 @@
 )]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use harness::RedisServer;
-use rustix::time::{ClockId, clock_gettime};
 use touchline::clock::Clock;
-use touchline::policy::api_key::{ApiKey, KeyPrefix, os_entropy};
-use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::key_record::{Action, KeyRecord, LastChange};
-use touchline::store::redis::{OutageSettings, RedisStore, Settings, open};
-use touchline::store::{Charge, Decision, KeyEntry, NodeName, Role, Store};
+use touchline::policy::calendar::Calendar;
+use touchline::store::redis::{OutageSettings, Settings, open};
+use touchline::store::{KeyEntry, NodeName, Role, Store};
+
+mod charging;
+
+use charging::{cpu, list, record, run, runtime};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const ENDPOINTS: [&str; 6] = [
-    "/api/v1/data/markets",
-    "/api/v1/data/predictions",
-    "/api/v1/data/predictions/{fixture_id}",
-    "/api/v1/data/insights",
-    "/api/v1/data/sentiment",
-    "/api/v1/data/rankings",
-];
-
 /// The result of one round, for a charge.
 #[derive(Clone, Copy)]
 struct Round {
@@ -58,19 +49,7 @@ struct Used {
 }
 
 fn main() {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(measure());
-}
-
-fn list(name: &str, otherwise: &[usize]) -> Vec<usize> {
-    match std::env::var(name) {
-        Ok(text) => text.split(',').map(|one| one.parse().unwrap()).collect(),
-        Err(_) => otherwise.to_vec(),
-    }
+    runtime().block_on(measure());
 }
 
 async fn measure() {
@@ -89,7 +68,7 @@ async fn measure() {
         ..Settings::of_url(server.url())
     };
     let role = Role::Gateway(NodeName("bench".into()));
-    let store = open(settings, role, "UTC", Clock::system()).await.unwrap();
+    let store: Arc<dyn Store> = open(settings, role, "UTC", Clock::system()).await.unwrap();
     let mut entries = Vec::new();
     for _ in 0..list("KEYS", &[100])[0] {
         let (record, _) = store.create_key(record()).await.unwrap();
@@ -98,10 +77,8 @@ async fn measure() {
     let entries = Arc::new(entries);
     let day = Calendar::of_zone("UTC").unwrap();
     let day = day.day_at(store.now()).unwrap();
-    // The first charge of a day is not measured.
-    for entry in entries.iter() {
-        charged(&store, entry, day, ENDPOINTS[0]).await;
-    }
+    // The first charges of a day are not measured.
+    run(&store, &entries, day, 16, 20 * entries.len()).await;
     let mut found: Vec<Vec<Round>> = vec![Vec::new(); in_flight.len()];
     for _ in 0..rounds {
         for (place, callers) in in_flight.iter().enumerate() {
@@ -141,49 +118,8 @@ fn quantile(rounds: &[Round], share: f64, figure: fn(&Round) -> f64) -> f64 {
     figures[((figures.len() - 1) as f64 * share).round() as usize]
 }
 
-/// Charges random keys.
-async fn run(
-    store: &Arc<RedisStore>,
-    entries: &Arc<Vec<Arc<KeyEntry>>>,
-    day: Day,
-    in_flight: usize,
-    charges: usize,
-) {
-    let left = Arc::new(AtomicUsize::new(charges));
-    let callers = (0..in_flight).map(|number| {
-        let (store, entries, left) = (store.clone(), entries.clone(), left.clone());
-        let mut random = fastrand::Rng::with_seed(number as u64 + 1);
-        tokio::spawn(async move {
-            let take = |left: usize| left.checked_sub(1);
-            while left
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
-                .is_ok()
-            {
-                let entry = &entries[random.usize(..entries.len())];
-                let endpoint = ENDPOINTS[random.usize(..ENDPOINTS.len())];
-                charged(&store, entry, day, endpoint).await;
-            }
-        })
-    });
-    for caller in callers.collect::<Vec<_>>() {
-        caller.await.unwrap();
-    }
-}
-
-async fn charged(store: &Arc<RedisStore>, entry: &Arc<KeyEntry>, day: Day, endpoint: &'static str) {
-    let charge = Charge {
-        key: entry.clone(),
-        day,
-        limit: 1_000_000_000,
-        cost: 1,
-        endpoint: endpoint.into(),
-    };
-    let decision = store.charge(charge).await.unwrap();
-    assert!(matches!(decision, Decision::Granted { .. }), "{decision:?}");
-}
-
 async fn used(redis: &mut redis::aio::MultiplexedConnection) -> Used {
-    let gateway = clock_gettime(ClockId::ProcessCPUTime);
+    let gateway = cpu();
     let text: String = redis::cmd("INFO")
         .arg("cpu")
         .arg("commandstats")
@@ -204,16 +140,6 @@ async fn used(redis: &mut redis::aio::MultiplexedConnection) -> Used {
         calls: of_scripts("calls="),
         script_micros: of_scripts("usec="),
         redis: seconds("used_cpu_user:") + seconds("used_cpu_sys:"),
-        gateway: Duration::new(gateway.tv_sec as u64, gateway.tv_nsec as u32),
-    }
-}
-
-fn record() -> KeyRecord {
-    let key = ApiKey::generate(&KeyPrefix::default(), &mut os_entropy);
-    let (tier, now) = ("pro".parse().unwrap(), jiff::Timestamp::now());
-    let issued = LastChange::first(Action::Issue, "tester@here");
-    KeyRecord {
-        version: 1,
-        ..KeyRecord::new(&key, "Customer".to_owned(), tier, now, issued)
+        gateway,
     }
 }
