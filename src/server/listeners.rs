@@ -239,7 +239,7 @@ impl Bound {
         let _ = self.admin_stop.send(true);
     }
 
-    /// Waits until every client listener is closed and idle connections were told to close.
+    /// Waits until every client listener is closed and the close of idle connections has begun.
     pub async fn closed(&mut self) {
         while self.services.join_next().await.is_some() {}
     }

@@ -56,7 +56,7 @@ impl Outcome {
 /// to the new record. `verb` begins the question, such as `Suspend`; `author` is recorded in the audit trail.
 ///
 /// # Errors
-/// [`UsageError`] if a client would lose something, nobody confirmed it and there is no terminal to ask on. Nothing is changed then,
+/// [`UsageError`] if a client would lose something, the change is not confirmed and there is no terminal to ask on. Nothing is changed then,
 /// nor if the change is refused or the answer is no.
 pub(super) async fn make(
     session: &Session,

@@ -3,7 +3,7 @@
 //! The row is of bytes: the format, the places (date, tier and endpoint) that its entries are of, and the entries, each a
 //! key, the number of a place, and those of its numbers that are not 0. Whole numbers are LEB128.
 //!
-//! Groups are numbered without gaps. The `folding` row says how far they have been moved into the ledger; groups, mark and
+//! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger; groups, mark and
 //! ledger are read in one transaction, so that each unit is seen once, wherever it is at that instant.
 
 use std::collections::{BTreeMap, HashMap};

@@ -17,7 +17,7 @@ use super::guard::Guard;
 use super::link::{Link, LinkError};
 use super::names::Names;
 use super::producer::Producer;
-use super::script::{CHARGE, COUNT_MAX, ChargeArgument, Told, charge_replies};
+use super::script::{AccountCall, CHARGE, COUNT_MAX, ChargeArgument, charge_replies};
 use super::shards::Shards;
 use super::slots;
 use super::time::StoreClock;
@@ -348,7 +348,7 @@ impl Accounts {
                 .as_ref()
                 .map_or(call.terms.version, |entry| entry.record.version);
             let held = slot.held_below.load(Ordering::Relaxed) > version;
-            argument.tell(&Told {
+            argument.push(&AccountCall {
                 producer: &slot.producer,
                 ack: call.ack,
                 rack: call.rack,

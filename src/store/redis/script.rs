@@ -183,7 +183,7 @@ impl Argument<'_> {
 /// The largest number that a script reads exactly.
 pub const COUNT_MAX: u64 = 1 << 53;
 
-/// What the charge script is told of accounts, packed as it reads it; see `charge.lua`.
+/// The argument of the charge script: its accounts, packed as `charge.lua` reads them.
 #[derive(Debug)]
 pub struct ChargeArgument {
     packed: Vec<u8>,
@@ -193,9 +193,9 @@ pub struct ChargeArgument {
     next: usize,
 }
 
-/// What the charge script is told of one account.
+/// The part of one account in a call of the charge script.
 #[derive(Debug)]
-pub struct Told<'a> {
+pub struct AccountCall<'a> {
     /// The name that the account counts under.
     pub producer: &'a str,
     /// Units consumed so far.
@@ -214,13 +214,13 @@ pub struct Told<'a> {
     pub day: Day,
 }
 
-/// About how many bytes [`Told`] takes without a record.
-const TOLD_BYTES: usize = 96;
+/// About how many bytes [`AccountCall`] takes without a record.
+const ACCOUNT_BYTES: usize = 96;
 
 impl ChargeArgument {
     /// Of no account yet, with room for `accounts`; days are closed `settle_window` seconds after their end.
     pub fn new(settle_window: i64, accounts: usize) -> ChargeArgument {
-        let mut packed = Vec::with_capacity(TOLD_BYTES * accounts);
+        let mut packed = Vec::with_capacity(ACCOUNT_BYTES * accounts);
         packed.extend((settle_window as f64).to_le_bytes());
         ChargeArgument {
             packed,
@@ -230,28 +230,34 @@ impl ChargeArgument {
     }
 
     /// One more account.
-    pub fn tell(&mut self, told: &Told<'_>) {
-        if self.day != Some(told.day) {
+    pub fn push(&mut self, account: &AccountCall<'_>) {
+        if self.day != Some(account.day) {
             if let (Some(_), Some(next)) = (self.day, self.packed.get_mut(self.next)) {
                 *next = 1;
             }
-            for second in [told.day.start, told.day.end] {
+            for second in [account.day.start, account.day.end] {
                 self.packed.extend((second as f64).to_le_bytes());
             }
-            self.day = Some(told.day);
+            self.day = Some(account.day);
         }
-        for count in [told.ack, told.rack, told.want, told.limit, told.version] {
+        for count in [
+            account.ack,
+            account.rack,
+            account.want,
+            account.limit,
+            account.version,
+        ] {
             self.packed
                 .extend((count.min(COUNT_MAX) as f64).to_le_bytes());
         }
         // A producer's name is 25 bytes and the digits of a number, a record a few hundred.
-        let producer = told.producer.as_bytes();
+        let producer = account.producer.as_bytes();
         self.packed
             .push(u8::try_from(producer.len()).unwrap_or(u8::MAX));
         self.packed.extend_from_slice(producer);
-        let length = u32::try_from(told.record.len()).unwrap_or(u32::MAX);
+        let length = u32::try_from(account.record.len()).unwrap_or(u32::MAX);
         self.packed.extend(length.to_le_bytes());
-        self.packed.extend_from_slice(told.record.as_bytes());
+        self.packed.extend_from_slice(account.record.as_bytes());
         self.next = self.packed.len();
         self.packed.push(0);
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use jiff::civil::Date;
 
-use super::{Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Told, Units};
+use super::{AccountCall, Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Units};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
@@ -257,7 +257,7 @@ impl Accounts {
     pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
         let entry = self.keys.get(row.key);
         let mut argument = self.argument(1);
-        argument.tell(&Told {
+        argument.push(&AccountCall {
             producer: &row.producer,
             ack: row.ack,
             rack: row.rack,
