@@ -1,13 +1,15 @@
 //! Following the key table, saying that this gateway lives, and forcing the log to disk: the store's two helper threads.
 //!
-//! The follower asks for the last change every [`POLL`] on a connection of its own. For a gateway it sends a heartbeat
+//! Every [`POLL`] the follower looks whether the log was written ([`LogWatch`]), and if so reads the last change on a connection of
+//! its own. For a gateway it sends a heartbeat
 //! with the last applied change, at once when that moves on and each [`HEARTBEAT`] otherwise, through the writer, so
 //! that a heartbeat also proves that the store writes; with each, a few rows go that were kept long enough, and a few of a day that is to be closed are digested. The checkpointer folds the write-ahead log into the database,
 //! which syncs both, without holding up the writer.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use jiff::Timestamp;
 use parking_lot::{Condvar, Mutex};
@@ -21,8 +23,11 @@ use crate::store::NodeName;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::held_file::Trouble;
 
-/// How often the last change is asked for: some microseconds of CPU each.
+/// How often the follower looks for changes. A look without a change takes one `stat`.
 const POLL: Duration = Duration::from_millis(20);
+/// File systems record times in steps of the kernel's clock tick, 10 ms at most: a write that follows this much later has another
+/// time.
+const TIME_STEPS: Duration = Duration::from_millis(40);
 /// How often a gateway sends a heartbeat.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 /// A gateway that was not heard of for so long is dead: five heartbeats.
@@ -99,6 +104,51 @@ impl Polled {
     }
 }
 
+/// The time and the length of the write-ahead log at the last look. Every commit of any process is appended to the log, so an
+/// unchanged log holds no change of the key table, and a query is saved.
+#[derive(Debug)]
+struct LogWatch {
+    /// The log, or `None` for a database without a file.
+    path: Option<PathBuf>,
+    /// The state at the last look, or `None` if a later write might leave the same state.
+    seen: Option<(SystemTime, u64)>,
+}
+
+impl LogWatch {
+    fn of(desk: &Desk) -> LogWatch {
+        let path = desk.file.as_ref().map(|_| {
+            let mut path = desk.path.clone().into_os_string();
+            path.push("-wal");
+            PathBuf::from(path)
+        });
+        LogWatch { path, seen: None }
+    }
+
+    /// Whether the log may have been written since the last look.
+    fn look(&mut self, now: SystemTime) -> bool {
+        let found = self.path.as_ref().and_then(|path| {
+            let found = std::fs::metadata(path).ok()?;
+            Some((found.modified().ok()?, found.len()))
+        });
+        let settled = found.filter(|(modified, _)| is_settled(*modified, now));
+        let unchanged = settled.is_some() && settled == self.seen;
+        self.seen = settled;
+        !unchanged
+    }
+
+    /// Makes the next look report a change.
+    fn forget(&mut self) {
+        self.seen = None;
+    }
+}
+
+/// Whether a write at `now` would have another time. A file system that records whole seconds never settles.
+fn is_settled(modified: SystemTime, now: SystemTime) -> bool {
+    let since_epoch = modified.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let age = now.duration_since(modified).unwrap_or_default();
+    since_epoch.subsec_nanos() != 0 && age > TIME_STEPS
+}
+
 /// The body of the follower thread.
 pub(super) fn follow(
     connection: &Connection,
@@ -117,6 +167,7 @@ pub(super) fn follow(
     let mut said = (desk.keys.applied(), Instant::now());
     let under_way = Arc::new(AtomicBool::new(false));
     let mut looked = Instant::now();
+    let mut log = LogWatch::of(desk);
     while !stop.sleep(POLL) {
         if gateway.is_some() && looked.elapsed() >= LOOK_EVERY {
             looked = Instant::now();
@@ -126,9 +177,14 @@ pub(super) fn follow(
         if desk.file_trouble().is_some() {
             continue;
         }
-        match desk.keys.catch_up(connection, &mut mark) {
-            Ok(_) => polled.mark(),
+        let caught_up = match log.look(SystemTime::now()) {
+            true => desk.keys.catch_up(connection, &mut mark).map(|_| ()),
+            false => Ok(()),
+        };
+        match caught_up {
+            Ok(()) => polled.mark(),
             Err(error) => {
+                log.forget();
                 tracing::warn!(%error, "the changes of the key table could not be read");
                 continue;
             }
@@ -293,4 +349,45 @@ pub(super) fn checkpoint_regularly(
 /// Syncs the log and folds it into the database as far as no reader needs it.
 pub(super) fn checkpoint(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row(CHECKPOINT, [], |_| Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A log whose last write was `age` before `now`.
+    fn write(path: &PathBuf, text: &str, now: SystemTime, age: Duration) {
+        std::fs::write(path, text).unwrap();
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(now - age).unwrap();
+    }
+
+    #[test]
+    fn a_log_is_unchanged_only_if_a_write_would_have_shown() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("touchline.db-wal");
+        let mut watch = LogWatch {
+            path: Some(path.clone()),
+            seen: None,
+        };
+        let now = UNIX_EPOCH + Duration::from_nanos(1_800_000_000_500_000_000);
+        assert!(watch.look(now), "a missing log");
+        write(&path, "one", now, TIME_STEPS);
+        assert!(watch.look(now), "new");
+        assert!(watch.look(now), "the next write may have the same time");
+        let later = now + Duration::from_millis(1);
+        assert!(watch.look(later), "settled, and not seen before");
+        assert!(!watch.look(later), "unchanged");
+        write(&path, "two", later, TIME_STEPS * 2);
+        assert!(watch.look(later), "another time");
+        assert!(!watch.look(later));
+        watch.forget();
+        assert!(watch.look(later), "forgotten");
+        let whole_seconds = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        assert!(!is_settled(whole_seconds, now));
+        assert!(
+            !is_settled(now + Duration::from_secs(1), now),
+            "from the future"
+        );
+    }
 }
