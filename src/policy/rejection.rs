@@ -22,6 +22,8 @@ use super::token_bucket::Rate;
 const INTERNAL_RETRY_AFTER_SECONDS: u32 = 2;
 /// The `Retry-After` in seconds for a key with too many requests in flight: when one of them ends is unknown.
 const CONCURRENT_RETRY_AFTER_SECONDS: u32 = 1;
+/// More than the body of nearly every rejection: a 429 has about 400 bytes.
+const BODY_BYTES: usize = 512;
 /// The problem type of an exhausted quota, from the RateLimit draft.
 const QUOTA_EXCEEDED_TYPE: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 
@@ -401,11 +403,13 @@ impl Rejection {
             | Rejection::HeadersTooLarge
             | Rejection::NotFound => {}
         }
-        let body = serde_json::to_vec(&body).unwrap_or_default();
+        let mut text = Vec::with_capacity(BODY_BYTES);
+        // Writing to memory never fails.
+        let _ = serde_json::to_writer(&mut text, &body);
         Problem {
             status,
             headers,
-            body,
+            body: text,
         }
     }
 }
