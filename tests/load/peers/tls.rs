@@ -43,10 +43,9 @@ pub fn measure(
         .output()
         .unwrap_or_else(|error| panic!("{command:?}: {error} (make bench installs what it needs)"));
     assert!(output.status.success(), "{output:?}");
-    let (used, redis_used) = (
-        Cpu::of(measured).since(&before),
-        Cpu::of(redis).since(&redis_before),
-    );
+    let used = Cpu::of(measured);
+    let (cpu, workers) = (used.since(&before), used.of_workers_since(&before));
+    let redis_cpu = Cpu::of(redis).since(&redis_before);
     let status = calls.status.to_string();
     let (mut latencies, mut first, mut last) = (Vec::new(), u64::MAX, 0);
     for line in std::fs::read_to_string(&log).unwrap().lines() {
@@ -58,9 +57,11 @@ pub fn measure(
     }
     let count = f64::from(REQUESTS);
     assert_eq!(latencies.len() as f64, count, "{output:?}");
+    let per_request = |time: Duration| time.as_secs_f64() * 1e6 / count;
     Slice {
-        cpu_us: used.as_secs_f64() * 1e6 / count,
-        redis_cpu_us: redis_used.as_secs_f64() * 1e6 / count,
+        cpu_us: per_request(cpu),
+        workers_cpu_us: per_request(workers),
+        redis_cpu_us: per_request(redis_cpu),
         per_second: count * 1e6 / (last - first) as f64,
         p99_ms: percentile(&mut latencies, 0.99),
     }
