@@ -81,6 +81,7 @@ siege: ## run attacks beside honest clients, one by one and all together: IDLE, 
 lint: ## check formatting, clippy, documentation, licences and sources of dependencies
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo check --manifest-path tests/fuzz/Cargo.toml --target-dir target --locked
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked
 	@deploy/install cargo-deny
 	cargo deny --locked check licenses bans sources

@@ -14,8 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
         Value::Array(items) => items.len().saturating_sub(1),
         _ => 1,
     };
-    assert!(charge_replies(value.clone(), calls + 1).is_err(), "{value:?}");
-    let Ok(replies) = charge_replies(value.clone(), calls) else {
+    assert!(charge_replies(&value, calls + 1).is_err(), "{value:?}");
+    let Ok(replies) = charge_replies(&value, calls) else {
         return;
     };
     let Value::Array(items) = &value else {
