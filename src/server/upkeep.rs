@@ -24,8 +24,10 @@ use crate::proxy::Gate;
 use crate::proxy::upstreams::{Server, Upstream};
 use crate::telemetry::metrics::Metrics;
 
-/// The pause between two checks for due chores.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The longest pause between two looks for due chores: a changed configuration waits this long for its first checks.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// The pause while a chore runs.
+const LOOK_WHILE_DOING: Duration = Duration::from_millis(100);
 /// The pause between two checks of idle upstream connections: a server that closes one waits at most this long.
 const CLOSE_INTERVAL: Duration = Duration::from_secs(1);
 /// The timeout of one name. The system's resolver may take longer; its thread is then left behind.
@@ -75,17 +77,26 @@ impl Upkeep {
 
     /// Maintains them until it is dropped.
     pub async fn run(mut self) {
-        let mut looks = tokio::time::interval(LOOK_INTERVAL);
-        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut closed = Instant::now();
         loop {
-            looks.tick().await;
             self.look().await;
             if closed.elapsed() >= CLOSE_INTERVAL {
                 closed = Instant::now();
                 self.gate.connections.close_ended();
             }
+            tokio::time::sleep(self.until_next(Instant::now())).await;
         }
+    }
+
+    /// The time to the next look: until the next chore is due, but not longer than a changed configuration may wait.
+    fn until_next(&self, now: Instant) -> Duration {
+        if !self.doing.is_empty() {
+            return LOOK_WHILE_DOING;
+        }
+        let due = self.due.values().flatten().min();
+        due.map_or(LOOK_INTERVAL, |due| {
+            due.saturating_duration_since(now).min(LOOK_INTERVAL)
+        })
     }
 
     async fn look(&mut self) {

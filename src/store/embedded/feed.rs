@@ -23,8 +23,9 @@ use crate::store::NodeName;
 use crate::store::clock_watch::LOOK_EVERY;
 use crate::store::held_file::Trouble;
 
-/// How often the follower looks for changes. A look without a change takes one `stat`.
-const POLL: Duration = Duration::from_millis(20);
+/// How often the follower looks for changes, which the commands that make them wait for; charges check for themselves. A look
+/// without a change takes one `stat`.
+const POLL: Duration = Duration::from_millis(50);
 /// File systems record times in steps of the kernel's clock tick, 10 ms at most: a write that follows this much later has another
 /// time.
 const TIME_STEPS: Duration = Duration::from_millis(40);

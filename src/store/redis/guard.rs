@@ -119,7 +119,7 @@ impl Guard {
     }
 
     /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. One task calls
-    /// this every few milliseconds.
+    /// this again and again.
     pub async fn look(&self) -> Option<Turn> {
         let now = Instant::now();
         let due = {

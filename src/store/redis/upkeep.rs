@@ -17,8 +17,10 @@ use crate::store::clock_watch;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
-/// How often the breaker is looked after.
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often the breaker is looked after while it is open: a new connection is probed at once.
+const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
+/// And while it is closed: requests see a lost connection and failed calls without it, which then only remain to be logged.
+const LOOK_WHILE_CLOSED: Duration = Duration::from_millis(100);
 /// How often the connection is tried although nobody charges, so that `health` knows, and Redis asked for its time.
 const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
 /// How often idle accounts are dropped.
@@ -96,7 +98,11 @@ impl Parts {
                     None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
                 }
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(match self.guard.is_closed() {
+                true => LOOK_WHILE_CLOSED,
+                false => LOOK_WHILE_OPEN,
+            })
+            .await;
         }
     }
 
