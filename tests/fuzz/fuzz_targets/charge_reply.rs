@@ -1,41 +1,49 @@
-//! What a Redis may answer to the charge script. Laws: reading never panics; what is read is what was answered, with nothing below
-//! zero; and anything else than the script's own form is an error, never a grant.
+//! What a Redis may answer to the charge script: the first byte is the number of accounts, the rest the packed answers. Laws: reading
+//! never panics; what is read is what was answered, with nothing below zero; one text answers one number of accounts; and a value
+//! of another kind is an error, never a grant.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use redis::Value;
 use touchline::store::redis::charge_replies;
 
+/// Cuts bytes off the front.
+fn cut<'b>(rest: &mut &'b [u8], bytes: usize) -> &'b [u8] {
+    let (first, after) = rest.split_at(bytes);
+    *rest = after;
+    first
+}
+
+fn double(rest: &mut &[u8]) -> f64 {
+    f64::from_le_bytes(cut(rest, 8).try_into().unwrap())
+}
+
 fuzz_target!(|bytes: &[u8]| {
-    let Ok(value) = redis::parse_redis_value(bytes) else {
+    let Some((accounts, packed)) = bytes.split_first() else {
         return;
     };
-    let calls = match &value {
-        Value::Array(items) => items.len().saturating_sub(1),
-        _ => 1,
-    };
-    assert!(charge_replies(&value, calls + 1).is_err(), "{value:?}");
-    let Ok(replies) = charge_replies(&value, calls) else {
-        return;
-    };
-    let Value::Array(items) = &value else {
-        panic!("{value:?}")
-    };
-    let Some((Value::Int(now), answers)) = items.split_first() else {
-        panic!("{value:?}")
-    };
-    assert_eq!(replies.len(), answers.len());
-    for (answer, reply) in answers.iter().zip(replies) {
-        let Value::BulkString(answer) = answer else {
-            panic!("{value:?}")
-        };
-        let answer = std::str::from_utf8(answer).unwrap();
-        let parts: Vec<&str> = answer.splitn(5, ' ').collect();
-        let numbers: Vec<i64> = parts[..4].iter().map(|part| part.parse().unwrap()).collect();
-        assert!((0..=9).contains(&numbers[0]), "{value:?}");
-        assert_eq!(i64::try_from(reply.grant).unwrap(), numbers[1].max(0));
-        assert_eq!(i64::try_from(reply.used).unwrap(), numbers[2].max(0));
-        assert_eq!(reply.version, u64::try_from(numbers[3]).ok());
-        assert_eq!((reply.now, reply.record.as_str()), (*now, parts[4]));
+    let accounts = usize::from(*accounts % 16);
+    let text = String::from_utf8_lossy(packed).into_owned();
+    for other in [Value::SimpleString(text), Value::Nil, Value::Array(vec![Value::BulkString(packed.to_vec())])] {
+        assert!(charge_replies(&other, accounts).is_err(), "{other:?}");
     }
+    let value = Value::BulkString(packed.to_vec());
+    let Ok(replies) = charge_replies(&value, accounts) else {
+        return;
+    };
+    assert_eq!(replies.len(), accounts);
+    assert!(charge_replies(&value, accounts + 1).is_err(), "{packed:?}");
+    let mut rest = packed;
+    let now = double(&mut rest);
+    for reply in replies {
+        let code = cut(&mut rest, 1)[0];
+        assert!(code <= 9, "{packed:?}");
+        let [granted, used, version] = [(); 3].map(|()| double(&mut rest));
+        assert_eq!((reply.grant, reply.used), (granted as u64, used as u64));
+        assert_eq!(reply.version.is_some(), version >= 0.0);
+        assert_eq!(reply.now, now as i64);
+        let length = u32::from_le_bytes(cut(&mut rest, 4).try_into().unwrap());
+        assert_eq!(reply.record.as_bytes(), cut(&mut rest, length as usize));
+    }
+    assert!(rest.is_empty(), "{packed:?}");
 });
