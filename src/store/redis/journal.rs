@@ -21,8 +21,8 @@ use arc_swap::ArcSwapOption;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::home::Home;
-use super::turns::Turns;
+use super::identity::Home;
+use super::yielding::Turns;
 use crate::store::StoreError;
 use crate::store::held_file::{HeldConnection, HeldFile, Purpose};
 

@@ -22,18 +22,18 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::charging::{Accounts, Bound, Changed, Offer, Rule, Wanted};
-use super::guard::{Guard, Turn};
-use super::home::Home;
+use super::clock::StoreClock;
+use super::identity::Home;
 use super::journal::{CountRow, Journal, Place, Rows, Written};
-use super::ledger::{KeyDay, Ledger};
 use super::names::Names;
-use super::register;
-use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::Share;
+use crate::store::redis::counts::accounts::{Accounts, Bound, Changed, Offer, Rule, Wanted};
+use crate::store::redis::counts::ledger::{KeyDay, Ledger};
+use crate::store::redis::gateways::register;
+use crate::store::redis::wire::guard::{Guard, Turn};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::super::home::Home;
 use super::{processes, rows};
 use crate::store::StoreError;
+use crate::store::redis::identity::Home;
 use crate::store::status::JournalFacts;
 
 /// How long another process may hold the file.

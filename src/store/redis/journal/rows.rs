@@ -11,7 +11,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
-use crate::store::redis::turns::Turns;
+use crate::store::redis::yielding::Turns;
 
 /// How long rows are kept after their day in any case: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;

@@ -9,11 +9,11 @@ use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
-use super::link::Link;
-use super::names::Names;
-use super::records::unreadable;
-use super::script::{Arguments, CLAIM, COURIER};
 use crate::policy::crossing::{Crossing, Event};
+use crate::store::redis::keys::records::unreadable;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, CLAIM, COURIER};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,

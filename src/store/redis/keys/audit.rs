@@ -7,12 +7,12 @@ use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, Pipeline};
 
-use super::link::Link;
-use super::names::Names;
 use super::records::unreadable;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
 
 /// Trails read in one round trip.
 const BATCH: usize = 500;

@@ -10,9 +10,9 @@ use parking_lot::Mutex;
 
 use super::breaker::{Breaker, Connection, Outcome};
 use super::link::{Link, LinkError};
-use super::names::Names;
 use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
+use crate::store::redis::names::Names;
 use crate::store::status::{BreakerFacts, BreakerState};
 
 /// The lifetime of the probe's entry in Redis.

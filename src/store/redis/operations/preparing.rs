@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{Connection, Link};
-use super::names::Names;
-use super::time::StoreClock;
-use super::{records, script};
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::keys::records;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::{Connection, Link};
+use crate::store::redis::wire::script;
 use crate::store::{Role, StoreError};
 
 /// How often a command tries to connect, which nobody does for it later: a server that was busy for half a second is there.
@@ -15,11 +16,7 @@ const COMMAND_ATTEMPTS: u32 = 4;
 const COMMAND_PAUSE: Duration = Duration::from_millis(100);
 
 /// Connects once, for a command a few times. Only a command minds if the server is away; both mind another zone.
-pub(super) async fn first_attempt<P, F>(
-    link: &Link,
-    role: &Role,
-    prepare: &P,
-) -> Result<(), StoreError>
+pub async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
 where
     P: Fn(Connection) -> F,
     F: Future<Output = Result<(), StoreError>>,
@@ -47,7 +44,7 @@ where
 }
 
 /// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
-pub(super) async fn prepared(
+pub async fn prepared(
     mut connection: Connection,
     names: Names,
     zone: String,

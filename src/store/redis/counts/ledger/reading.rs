@@ -12,8 +12,8 @@ use crate::policy::calendar::Day;
 use crate::store::carried::{Account, Late, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::SheetRow;
-use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
 
 /// Key-days read in one round trip.

@@ -8,9 +8,9 @@ use super::reading::{Counts, Fields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::carried::{Account, KeyDay, Late, Sheet, Taken, Taking, accounts_of};
-use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
-use crate::store::redis::script::{Arguments, MERGE_DAY};
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
 use crate::store::{StoreError, Totals};
 
 /// What Redis holds of some keys' day, without those that it holds nothing of. The ledger is read before the counts, so that

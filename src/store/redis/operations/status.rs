@@ -6,11 +6,11 @@ use std::time::Duration;
 use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
-use super::index;
-use super::link::{Link, LinkError, Master};
-use super::names::Names;
-use super::records::{parse_place, unreadable};
-use super::register::{self, Entry};
+use crate::store::redis::gateways::register::{self, Entry};
+use crate::store::redis::keys::index;
+use crate::store::redis::keys::records::{parse_place, unreadable};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::{Link, LinkError, Master};
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,

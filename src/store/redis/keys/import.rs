@@ -9,11 +9,11 @@ use std::collections::HashMap;
 use redis::{FromRedisValue, Pipeline, Value};
 
 use super::index;
-use super::link::Link;
-use super::names::Names;
 use super::records::{CLAIM_LASTS, digests, feed_entry, place_told, put, unpacked, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
 use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
 
 /// Adds the keys that nobody has; answers what became of each, and the place of the last in the feed.

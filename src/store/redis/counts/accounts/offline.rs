@@ -11,7 +11,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
 use crate::store::redis::journal::CountRow;
-use crate::store::redis::link::LinkError;
+use crate::store::redis::wire::link::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
 /// Accounts looked at for one turn of re-reading, for each one that may be re-read.

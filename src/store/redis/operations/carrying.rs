@@ -11,12 +11,6 @@ use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::sync::mpsc;
 
-use super::index::{self, Pages};
-use super::ledger;
-use super::link::Link;
-use super::names::Names;
-use super::records::{digests, feed_entry, put, read_time, unpacked, unreadable};
-use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
@@ -26,6 +20,14 @@ use crate::store::carried::{
     Carried, CarriedEvent, CarriedKey, HeldClaim, KeyDay, Taken, Taking, WaitingEvent,
     secret_in_use,
 };
+use crate::store::redis::counts::ledger;
+use crate::store::redis::keys::audit;
+use crate::store::redis::keys::index::{self, Pages};
+use crate::store::redis::keys::records::{
+    digests, feed_entry, put, read_time, unpacked, unreadable,
+};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
 use crate::store::{KeyEntry, StoreError};
 
 /// Key-days read in one round trip.
@@ -46,7 +48,7 @@ pub async fn carry_out(
     let Some(keys) = tell_keys(link, names, told).await? else {
         return Ok(());
     };
-    for entry in trail::of_gateways(link, names).await? {
+    for entry in audit::of_gateways(link, names).await? {
         if told.send(Carried::Audit(Box::new(entry))).await.is_err() {
             return Ok(());
         }
@@ -115,7 +117,7 @@ async fn trails(
     let packed = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
     let trails = packed.iter().map(|entries| {
         let entries = entries.iter().map(|packed| {
-            let entry = trail::unpacked(packed)?;
+            let entry = audit::unpacked(packed)?;
             Ok((entry.version, entry))
         });
         entries.collect::<Result<_, StoreError>>()
@@ -235,7 +237,7 @@ async fn take_entries(
     if entries.is_empty() {
         return Ok(taken);
     }
-    let held = trail::of_gateways(link, names).await?;
+    let held = audit::of_gateways(link, names).await?;
     let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
     let mut tell = Pipeline::new();
     for entry in entries {

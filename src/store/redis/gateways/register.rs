@@ -15,11 +15,11 @@ use redis::FromRedisValue;
 use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
-use super::link::Link;
-use super::names::Names;
-use super::records::{parse_place, read_time, unreadable};
-use super::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
 use crate::policy::audit::{self, Author};
+use crate::store::redis::keys::records::{parse_place, read_time, unreadable};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
 use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
 
 /// How often it is looked whether gateways have applied a change.

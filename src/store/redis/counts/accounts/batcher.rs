@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Accounts, Answer, Context, Slot, Waiter, is_waiting};
 use crate::policy::quota::{Call, Reply};
-use crate::store::redis::link::LinkError;
+use crate::store::redis::wire::link::LinkError;
 
 /// The most accounts in one script call: Redis serves no other client meanwhile, for 4 to 8 µs each.
 const TOGETHER_MAX: usize = 64;

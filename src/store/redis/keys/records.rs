@@ -16,17 +16,17 @@ use jiff::Timestamp;
 use redis::{Cmd, FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
+use super::audit;
 use super::import;
 use super::index::{self, Pages};
-use super::link::{Link, LinkError, Master};
-use super::names::Names;
-use super::script::{Arguments, RECORD};
-use super::status::Info;
-use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::key_table::Customers;
+use crate::store::redis::names::Names;
+use crate::store::redis::operations::status::Info;
+use crate::store::redis::wire::link::{Link, LinkError, Master};
+use crate::store::redis::wire::script::{Arguments, RECORD};
 use crate::store::status::Replicas;
 use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
 
@@ -204,13 +204,13 @@ impl Records {
         import::import(&self.link, &self.names, stamped.collect()).await
     }
 
-    /// The audit trail; see [`super::trail`].
+    /// The audit trail; see [`super::audit`].
     pub async fn trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
         let records = match wanted.key {
             Some(id) => self.get(id).await?.into_iter().collect(),
             None => self.all().await?,
         };
-        trail::read(&self.link, &self.names, &records, wanted).await
+        audit::read(&self.link, &self.names, &records, wanted).await
     }
 
     async fn write(

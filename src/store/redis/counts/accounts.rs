@@ -13,24 +13,26 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::guard::Guard;
-use super::link::{Link, LinkError};
-use super::names::Names;
-use super::producer::Producer;
-use super::script::{AccountCall, CHARGE, COUNT_MAX, ChargeArgument, charge_replies};
-use super::shards::Shards;
-use super::slots;
-use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::names::Names;
+use crate::store::redis::producer::Producer;
+use crate::store::redis::shards::Shards;
+use crate::store::redis::wire::guard::Guard;
+use crate::store::redis::wire::link::{Link, LinkError};
+use crate::store::redis::wire::script::{
+    AccountCall, CHARGE, COUNT_MAX, ChargeArgument, charge_replies,
+};
+use crate::store::redis::wire::slots;
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
-mod carrier;
+mod batcher;
 mod offline;
 
-use carrier::Carrier;
+use batcher::Carrier;
 pub use offline::{Bound, Changed, Offer, Rule, Wanted};
 
 /// The most accounts; beyond, idle ones of the current day are dropped too.
@@ -144,7 +146,7 @@ impl Drop for Units {
 
 /// All accounts of this process.
 pub struct Accounts {
-    pub(super) link: Arc<Link>,
+    pub link: Arc<Link>,
     guard: Arc<Guard>,
     names: Names,
     producer: Arc<Producer>,
@@ -159,7 +161,7 @@ pub struct Accounts {
     /// Units served without Redis that it may not have.
     untold: AtomicU64,
     /// Accounts with a call to send, and the tasks that send them.
-    due: Mutex<carrier::Due>,
+    due: Mutex<batcher::Due>,
     /// Running carrier tasks, including those that no request started.
     carrying: AtomicUsize,
     /// Whether Redis rejects calls for several accounts.

@@ -13,12 +13,12 @@ use jiff::civil::Date;
 use redis::{FromRedisValue, Pipeline};
 use tokio::time::Instant;
 
-use super::Parts;
 use super::events;
-use super::link::{LinkError, ScanPlace};
-use super::records::unreadable;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
+use crate::store::redis::Parts;
+use crate::store::redis::keys::records::unreadable;
+use crate::store::redis::wire::link::{LinkError, ScanPlace};
 
 /// How often it is looked for days that go: one goes a day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);
@@ -33,7 +33,7 @@ const STEP: u32 = 1_000;
 
 impl Parts {
     /// Drops old days again and again, for ever.
-    pub(super) async fn retain_for_ever(&self) {
+    pub async fn retain_for_ever(&self) {
         let mut dropped: Option<Instant> = None;
         let mut are_unexpiring = false;
         loop {

@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::Parts;
-use super::feed::Feed;
-use super::link::Connection;
-use super::records::read_time;
 use crate::store::StoreError;
 use crate::store::clock_watch;
+use crate::store::redis::Parts;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::keys::records::read_time;
+use crate::store::redis::wire::link::Connection;
 
 /// How often refunds and ledger are written.
 const FLUSH_EVERY: Duration = Duration::from_millis(200);
@@ -30,7 +30,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(10);
 type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 /// Starts the tasks that keep the store going.
-pub(super) fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
+pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
 where
     P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Result<(), StoreError>> + Send + 'static,
@@ -163,7 +163,7 @@ impl Parts {
     }
 
     /// Writes refunds and ledger; returns whether everything is written.
-    pub(super) async fn flush(&self) -> bool {
+    pub async fn flush(&self) -> bool {
         let _turn = self.flushing.lock().await;
         self.accounts.settle().await;
         if let Err(error) = self.ledger.write().await {

@@ -12,50 +12,50 @@ use crate::policy::quota::{Code, Reply};
 
 /// The charge.
 pub static CHARGE: Script = Script {
-    source: include_str!("charge.lua"),
+    source: include_str!("../charge.lua"),
     sha: OnceLock::new(),
 };
 /// The compare-and-set of a record.
 pub static RECORD: Script = Script {
-    source: include_str!("record.lua"),
+    source: include_str!("../record.lua"),
     sha: OnceLock::new(),
 };
 /// The merge of totals that an earlier process left in its journal.
 pub static MERGE_TOTALS: Script = Script {
-    source: include_str!("merge_totals.lua"),
+    source: include_str!("../merge_totals.lua"),
     sha: OnceLock::new(),
 };
 
 /// The merge of a key's day that was carried here.
 pub static MERGE_DAY: Script = Script {
-    source: include_str!("merge_day.lua"),
+    source: include_str!("../merge_day.lua"),
     sha: OnceLock::new(),
 };
 
 /// The claim of an event.
 pub static CLAIM: Script = Script {
-    source: include_str!("claim.lua"),
+    source: include_str!("../claim.lua"),
     sha: OnceLock::new(),
 };
 /// The right to deliver events.
 pub static COURIER: Script = Script {
-    source: include_str!("courier.lua"),
+    source: include_str!("../courier.lua"),
     sha: OnceLock::new(),
 };
 
 /// The entry of a gateway in the register.
 pub static SIGN_IN: Script = Script {
-    source: include_str!("sign_in.lua"),
+    source: include_str!("../sign_in.lua"),
     sha: OnceLock::new(),
 };
 /// The register of gateways.
 pub static REGISTER: Script = Script {
-    source: include_str!("register.lua"),
+    source: include_str!("../register.lua"),
     sha: OnceLock::new(),
 };
 /// The removal of a gateway that did not sign off.
 pub static STRIKE_OFF: Script = Script {
-    source: include_str!("strike_off.lua"),
+    source: include_str!("../strike_off.lua"),
     sha: OnceLock::new(),
 };
 

@@ -18,9 +18,9 @@ use redis::{
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::home::Home;
-use super::settings::{Place, Settings, Tls, without_password};
 use crate::store::StoreError;
+use crate::store::redis::identity::Home;
+use crate::store::redis::settings::{Place, Settings, Tls, without_password};
 
 /// How long unacknowledged bytes may be under way before the kernel gives the connection up.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);

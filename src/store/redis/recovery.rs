@@ -23,18 +23,18 @@ use redis::{FromRedisValue, Pipeline};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::feed::Feed;
-use super::guard::Guard;
+use super::clock::StoreClock;
 use super::journal::{CountRow, Process, Rows, SheetRow};
-use super::ledger;
-use super::link::Link;
 use super::names::Names;
 use super::outage::Outage;
-use super::records::unreadable;
-use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
 use crate::store::carried::process_of;
+use crate::store::redis::counts::ledger;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::keys::records::unreadable;
+use crate::store::redis::wire::guard::Guard;
+use crate::store::redis::wire::link::Link;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.

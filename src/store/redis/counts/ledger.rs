@@ -14,27 +14,27 @@ use jiff::civil::Date;
 use redis::Pipeline;
 use tokio::time::Instant;
 
-use super::journal::SheetRow;
-use super::link::{Link, LinkError};
-use super::names::Names;
-use super::producer::Producer;
-use super::script::{Arguments, MERGE_TOTALS};
-use super::shards::Shards;
-use super::time::StoreClock;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::journal::SheetRow;
+use crate::store::redis::names::Names;
+use crate::store::redis::producer::Producer;
+use crate::store::redis::shards::Shards;
+use crate::store::redis::wire::link::{Link, LinkError};
+use crate::store::redis::wire::script::{Arguments, MERGE_TOTALS};
 use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 
 mod carrying;
 mod cells;
+mod producer_totals;
 mod reading;
-mod sheets;
 
 pub use carrying::{key_days, take_in};
+pub use producer_totals::KeyDay;
+use producer_totals::{Page, Place, Sheets};
 pub use reading::{held, prove, usage};
-pub use sheets::KeyDay;
-use sheets::{Page, Place, Sheets};
 
 /// Key-days written in one round trip.
 const WRITE_BATCH: usize = 256;

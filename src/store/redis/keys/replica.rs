@@ -15,11 +15,11 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
-use super::home::{Home, joined, meta, split};
 use super::records::{parse_place, stream_id, unpacked};
-use super::turns::Turns;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
+use crate::store::redis::identity::{Home, joined, meta, split};
+use crate::store::redis::yielding::Turns;
 use crate::store::{KeyTable, StoreError};
 
 /// What `PRAGMA user_version` says of a file that this code understands.

@@ -14,12 +14,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::{Instant, timeout};
 
-use super::feed::Feed;
 use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
-use super::link::Link;
-use super::names::Names;
 use super::register::{self, Entry};
 use super::seat::Seat;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
 use crate::store::{NodeName, StoreError};
 
 /// How often a gateway reads the register.
