@@ -5,7 +5,7 @@
 //! | Layer | Owns |
 //! |---|---|
 //! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
-//! | [`outage`], `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
+//! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
 //! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `seat`: this gateway's entry, its contents, and the entry that it takes over |
 //! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
 //! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
@@ -51,7 +51,8 @@ mod journal;
 mod keys;
 mod names;
 mod operations;
-pub mod outage;
+mod outage;
+mod parts;
 mod producer;
 mod recovery;
 pub mod settings;
@@ -72,10 +73,10 @@ use names::Names;
 use operations::preparing::{first_attempt, prepared};
 use operations::upkeep::tasks;
 use outage::Outage;
-pub use outage::{OutagePolicy, OutageSettings};
+use parts::Parts;
 use producer::Producer;
 use recovery::Inheritance;
-pub use settings::{Place, Settings, Tls};
+pub use settings::{OutagePolicy, OutageSettings, Place, Settings, Tls};
 use wire::guard::Guard;
 use wire::link::Link;
 pub use wire::script::charge_replies;
@@ -95,38 +96,6 @@ const INHERIT_PATIENCE: Duration = Duration::from_secs(2);
 pub struct RedisStore {
     parts: Arc<Parts>,
     tasks: Vec<AbortHandle>,
-}
-
-struct Parts {
-    keys: Arc<KeyTable>,
-    clock: Arc<StoreClock>,
-    local_clock: Clock,
-    names: Names,
-    /// For the calls that requests wait for.
-    link: Arc<Link>,
-    /// For the calls that only commands wait for: long replies must not delay charges.
-    command_link: Arc<Link>,
-    guard: Arc<Guard>,
-    /// How often Redis may have lost writes.
-    losses: AtomicU64,
-    accounts: Arc<Accounts>,
-    ledger: Arc<Ledger>,
-    /// A gateway's service without Redis; commands have none.
-    outage: Option<Arc<Outage>>,
-    /// Held while refunds and ledger are written, so that a close can wait for them.
-    flushing: tokio::sync::Mutex<()>,
-    records: Records,
-    /// The counts of killed processes; `None` without a journal.
-    inheritance: Option<Inheritance>,
-    /// A gateway's replica; commands have none.
-    feed: Option<Feed>,
-    /// A gateway's entry in the register; commands have none.
-    presence: Option<Presence>,
-    max_staleness: Duration,
-    /// The configured journal, even of a command.
-    journal: Option<PathBuf>,
-    /// The zone of the quota days.
-    zone: String,
 }
 
 /// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
@@ -299,26 +268,6 @@ async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result
         feed.begin_with(saved.records, saved.standing);
     }
     Ok(feed)
-}
-
-impl Parts {
-    /// The given key, or all keys.
-    async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
-        match key {
-            Some(key) => Ok(vec![key]),
-            None => {
-                let all = self.records.all().await?;
-                Ok(all.into_iter().map(|record| record.id).collect())
-            }
-        }
-    }
-
-    /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
-    fn give_back(&self, receipt: &Receipt) -> Option<u64> {
-        self.ledger.refunded(receipt);
-        self.accounts
-            .refund(receipt.key, receipt.day, receipt.units)
-    }
 }
 
 impl RedisStore {

@@ -3,8 +3,10 @@
 pub mod breaker;
 pub mod cluster;
 pub mod guard;
+pub mod info;
 pub mod line;
 pub mod link;
+pub mod request;
 pub mod script;
 pub mod slots;
 pub mod topology;

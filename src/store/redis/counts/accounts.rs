@@ -1,6 +1,6 @@
 //! Charges: the accounts of this process, and the tasks that send their calls to the store.
 //!
-//! [`Account`] decides; this module has its lock, its map and its deadlines. Separate tasks (`carrier`) send the calls, so that
+//! [`Account`] decides; this module has its lock, its map and its deadlines. Separate tasks (`batcher`) send the calls, so that
 //! a cancelled request cannot lose the reply; units that reach no request are refunded when they are dropped ([`Units`]).
 
 use std::collections::{HashMap, VecDeque};
@@ -11,38 +11,28 @@ use std::time::Duration;
 use jiff::civil::Date;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
-use tokio::time::Instant;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
+use crate::policy::quota::{Account, Terms, Verdict};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
 use crate::store::redis::wire::guard::Guard;
-use crate::store::redis::wire::link::{Link, LinkError};
-use crate::store::redis::wire::script::{
-    AccountCall, CHARGE, COUNT_MAX, ChargeArgument, charge_replies,
-};
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{AccountCall, COUNT_MAX};
 use crate::store::redis::wire::slots;
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
 mod batcher;
-mod offline;
-
-use batcher::Carrier;
-pub use offline::{Bound, Changed, Offer, Rule, Wanted};
+mod charging;
+pub mod offline;
 
 /// The most accounts; beyond, idle ones of the current day are dropped too.
 pub const ACCOUNTS_MAX: usize = 200_000;
 /// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
-/// The most accounts that are settled concurrently.
-const SETTLING_MAX: usize = 64;
-/// The greatest age of a known count that is returned without a call.
-const KNOWN_LASTS: Duration = Duration::from_secs(1);
 
 /// The context of a call: the key record of its charges, and its day.
 #[derive(Debug, Clone)]
@@ -97,7 +87,26 @@ struct SlotState {
     /// Whether Redis refused this account's own last call: it gets calls of its own until one succeeds.
     shunned: bool,
     /// The state for the journal and the service without Redis.
-    offline: offline::Notes,
+    offline: Notes,
+}
+
+/// What an account remembers beside its counts.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// The limit of the last charge.
+    pub limit: u64,
+    /// Whether it stands on the list of accounts to be written to the journal.
+    pub listed: bool,
+    /// Its part of the sum of untold units.
+    untold: u64,
+}
+
+/// Accounts whose calls are to be carried.
+#[derive(Debug, Default)]
+pub struct Pending {
+    slots: VecDeque<Arc<Slot>>,
+    /// Carriers that take from it.
+    batchers: usize,
 }
 
 /// Granted units: taken by the caller, or refunded when dropped.
@@ -161,9 +170,9 @@ pub struct Accounts {
     /// Units served without Redis that it may not have.
     untold: AtomicU64,
     /// Accounts with a call to send, and the tasks that send them.
-    due: Mutex<batcher::Due>,
-    /// Running carrier tasks, including those that no request started.
-    carrying: AtomicUsize,
+    due: Mutex<Pending>,
+    /// Running batcher tasks, including those that no request started.
+    batchers: AtomicUsize,
     /// Whether Redis rejects calls for several accounts.
     apart: AtomicBool,
 }
@@ -198,7 +207,7 @@ impl Accounts {
             to_read: Mutex::default(),
             untold: AtomicU64::new(0),
             due: Mutex::default(),
-            carrying: AtomicUsize::new(0),
+            batchers: AtomicUsize::new(0),
             apart: AtomicBool::new(false),
         })
     }
@@ -219,7 +228,7 @@ impl Accounts {
                     listed: false,
                     queued: false,
                     shunned: false,
-                    offline: offline::Notes::default(),
+                    offline: Notes::default(),
                 }),
             });
             self.to_read.lock().push_back(slot.clone());
@@ -241,184 +250,12 @@ impl Accounts {
         }
     }
 
-    /// Requests units; waits at most `timeout` for the store.
-    pub async fn charge(
-        self: &Arc<Self>,
-        entry: &Arc<KeyEntry>,
-        day: Day,
-        limit: u64,
-        cost: u32,
-    ) -> Answer {
-        let terms = Terms {
-            limit,
-            version: entry.record.version,
-            context: Context {
-                entry: Some(entry.clone()),
-                day,
-            },
-        };
-        let slot = self.slot(entry.record.id, day);
-        self.ask(&slot, cost, terms).await
-    }
-
-    /// Units used: a count of the last second, else one read that concurrent callers share.
-    pub async fn used(self: &Arc<Self>, key: KeyId, day: Day) -> Result<u64, StoreError> {
-        let slot = self.slot(key, day);
-        let known = {
-            let now = std::time::Instant::now();
-            let since = now.checked_sub(KNOWN_LASTS).unwrap_or(now);
-            slot.state.lock().account.used_since(since)
-        };
-        if let Some(used) = known {
-            return Ok(used);
-        }
-        let terms = self.terms(key, day);
-        match self.ask(&slot, 0, terms).await {
-            Answer::Other(Verdict::Told { used } | Verdict::Exhausted { used }) => Ok(used),
-            Answer::Other(Verdict::OtherCalendar) => Err(other_calendar(key, day)),
-            Answer::Failed(error) => Err(error),
-            Answer::Granted(units) => Ok(units.used),
-            Answer::Other(verdict) => Err(StoreError::Failed(format!(
-                "a read of the count returned {verdict:?}"
-            ))),
-        }
-    }
-
-    async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
-        let deadline = Instant::now() + self.timeout;
-        if let Err(error) = self.guard.require() {
-            return Answer::Failed(error.into());
-        }
-        let (sender, receiver) = oneshot::channel();
-        let due = {
-            let SlotState {
-                account,
-                offline,
-                queued,
-                ..
-            } = &mut *slot.state.lock();
-            if cost > 0 {
-                offline.limit = terms.limit;
-            }
-            match account.ask(sender, cost, terms, std::time::Instant::now()) {
-                Asked::Denied { used, .. } => {
-                    return Answer::Other(Verdict::Exhausted { used });
-                }
-                // The task that awaits a call of the account sends the next one too.
-                Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
-            }
-        };
-        if due {
-            self.carry(slot);
-        }
-        match tokio::time::timeout_at(deadline, receiver).await {
-            Ok(Ok(answer)) => answer,
-            Ok(Err(_)) => Answer::Failed(StoreError::Unavailable("the store is closed".into())),
-            Err(_) => Answer::Failed(StoreError::Unavailable(format!(
-                "no answer within {:?}",
-                self.timeout
-            ))),
-        }
-    }
-
-    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
-        match verdict {
-            Verdict::Granted { used } => Answer::Granted(Units {
-                accounts: self.clone(),
-                slot: slot.clone(),
-                used,
-                units: cost,
-                source: Source::Store,
-            }),
-            Verdict::Exhausted { .. }
-            | Verdict::Told { .. }
-            | Verdict::KeyChanged
-            | Verdict::OtherDay { .. }
-            | Verdict::OtherCalendar => Answer::Other(verdict),
-        }
-    }
-
-    /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
-    /// when this returns.
-    async fn call(&self, load: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
-        let mut keys = Vec::with_capacity(2 * load.len());
-        let mut argument = self.argument(load.len());
-        for (slot, call) in load {
-            keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
-            let entry = self.said_with(slot, call);
-            let version = entry
-                .as_ref()
-                .map_or(call.terms.version, |entry| entry.record.version);
-            let held = slot.held_below.load(Ordering::Relaxed) > version;
-            argument.push(&AccountCall {
-                producer: &slot.producer,
-                ack: call.ack,
-                rack: call.rack,
-                want: call.want,
-                limit: call.terms.limit,
-                version,
-                record: entry
-                    .as_deref()
-                    .filter(|_| !held)
-                    .map_or("", KeyEntry::packed),
-                day: call.terms.context.day,
-            });
-        }
-        let replies = self.run(&keys, argument).await?;
-        for (reply, (slot, _)) in replies.iter().zip(load) {
-            if reply.record.is_empty() {
-                continue;
-            }
-            match serde_json::from_str::<KeyRecord>(&reply.record) {
-                Ok(record) => {
-                    self.keys.apply(record);
-                }
-                Err(error) => {
-                    tracing::error!(key = %slot.key, %error, "the store's record cannot be read");
-                }
-            }
-        }
-        Ok(replies)
-    }
-
-    /// The argument of a call for a number of accounts.
-    fn argument(&self, accounts: usize) -> ChargeArgument {
-        ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
-    }
-
-    /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
-    /// record, to repair the store.
-    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
-        let newest = || self.keys.get(slot.key);
-        match &call.terms.context.entry {
-            None => newest(),
-            Some(judged) if call.want == 0 => newest()
-                .filter(|held| held.record.version > judged.record.version)
-                .or_else(|| Some(judged.clone())),
-            Some(judged) => Some(judged.clone()),
-        }
-    }
-
     /// Refunds units on the day of their charge. Returns the units used afterwards, if they are known.
     pub fn refund(&self, key: KeyId, day: Day, units: u32) -> Option<u64> {
         let slot = self.slot(key, day);
         let used = slot.state.lock().account.refund(units);
         self.list(&slot);
         used
-    }
-
-    /// Runs the script for the accounts with these names, and takes the store's time from its reply.
-    async fn run(&self, keys: &[&str], argument: ChargeArgument) -> Result<Vec<Reply>, LinkError> {
-        let asked = self.clock.now();
-        let deadline = Instant::now() + self.timeout;
-        let arguments = argument.arguments();
-        let value = CHARGE.run(&self.link, keys, &arguments, deadline).await;
-        self.guard.record(&value);
-        let replies = charge_replies(&value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
-        if let Some(reply) = replies.first() {
-            self.clock.learn_second(asked, reply.now);
-        }
-        Ok(replies)
     }
 
     fn list(&self, slot: &Arc<Slot>) {
@@ -431,35 +268,9 @@ impl Accounts {
 
     /// Whether all totals were sent to the store; not meaningful while [`Accounts::settle`] runs.
     pub fn is_settled(&self) -> bool {
-        self.carrying.load(Ordering::SeqCst) == 0
+        self.batchers.load(Ordering::SeqCst) == 0
             && self.due.lock().is_empty()
             && self.to_settle.lock().is_empty()
-    }
-
-    /// Sends the store all unsent totals, a bounded number of accounts at a time. Accounts whose call fails remain listed.
-    pub async fn settle(self: &Arc<Self>) {
-        self.carry_forgotten();
-        if self.guard.require().is_err() {
-            return;
-        }
-        // Not a `JoinSet`: a caller that stops waiting must not abort these calls.
-        let mut running = VecDeque::new();
-        let together = self.together_max();
-        // Accounts that are listed meanwhile wait for the next turn.
-        let listed = self.to_settle.lock().len();
-        for _ in 0..listed.div_ceil(together) {
-            let slots = self.take_listed(together);
-            let carrier = Carrier::of(self.clone());
-            running.push_back(tokio::spawn(carrier.carry_these(slots)));
-            if running.len() >= SETTLING_MAX.div_ceil(together)
-                && let Some(first) = running.pop_front()
-            {
-                let _ = first.await;
-            }
-        }
-        for call in running {
-            let _ = call.await;
-        }
     }
 
     /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end.
@@ -527,8 +338,4 @@ pub fn other_calendar(key: KeyId, day: Day) -> StoreError {
         "the day {} of key {key} is stored with other boundaries than {} to {}: another time zone or another version of the zone table was used",
         day.date, day.start, day.end
     ))
-}
-
-fn is_waiting(waiter: &Waiter) -> bool {
-    !waiter.is_closed()
 }

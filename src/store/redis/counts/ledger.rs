@@ -22,7 +22,8 @@ use crate::store::redis::journal::SheetRow;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
-use crate::store::redis::wire::link::{Link, LinkError};
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{Arguments, MERGE_TOTALS};
 use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
 
@@ -209,8 +210,8 @@ impl Ledger {
             .text(value);
         let name = self.names.ledger(row.key, row.day.date);
         let deadline = Instant::now() + MERGE_TIMEOUT;
-        MERGE_TOTALS
-            .run(&self.link, &[&name], &arguments, deadline)
+        self.link
+            .run(&MERGE_TOTALS, &[&name], &arguments, deadline)
             .await?;
         let mut list = redis::cmd("SADD");
         list.arg(self.names.days()).arg(row.day.date.to_string());

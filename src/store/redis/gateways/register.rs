@@ -16,7 +16,7 @@ use tokio::time::Instant;
 
 use super::heartbeat::{BEAT_HOLDS, Heartbeat};
 use crate::policy::audit::{self, Author};
-use crate::store::redis::keys::records::{parse_place, read_time, unreadable};
+use crate::store::redis::keys::codec::{parse_place, read_time, unreadable};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
@@ -84,8 +84,8 @@ pub async fn sign_in(
     let text = serde_json::to_string(heartbeat)
         .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
     let arguments = Arguments::new().text(seat).text(&node.0).text(text);
-    let value = SIGN_IN
-        .run(link, &[&names.register()], &arguments, link.deadline())
+    let value = link
+        .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
         .await?;
     let before = String::from_redis_value(value).map_err(unreadable)?;
     Ok((!before.is_empty()).then_some(NodeName(before)))
@@ -117,8 +117,8 @@ pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(
 /// All gateways on the register, by name.
 pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
     let keys = names.register();
-    let value = REGISTER
-        .run(link, &[&keys], &Arguments::new(), link.deadline())
+    let value = link
+        .run(&REGISTER, &[&keys], &Arguments::new(), link.deadline())
         .await?;
     let (now_ms, all) =
         <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
@@ -199,8 +199,8 @@ async fn strike(
         .text(told.unwrap_or_default());
     let keys = [names.register(), names.gateway_trail()];
     let keys = keys.each_ref().map(String::as_str);
-    let value = STRIKE_OFF
-        .run(link, &keys, &arguments, link.deadline())
+    let value = link
+        .run(&STRIKE_OFF, &keys, &arguments, link.deadline())
         .await?;
     Ok(i64::from_redis_value(value).map_err(unreadable)? == 1)
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, Pipeline};
 
-use super::records::unreadable;
+use super::codec::unreadable;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;

@@ -19,16 +19,18 @@ use redis::{FromRedisValue, Value};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 
+use super::codec::{parse_place, stream_id, unpacked, unreadable};
 use super::current::Current;
 use super::index::{self, IndexState, Pages};
-use super::records::{mend, mend_ways, parse_place, stream_id, unpacked, unreadable};
+use super::records::{mend, mend_ways};
 use super::replica::{Origin, Replica, Standing};
 use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Link, jittered, run_id_in};
+use crate::store::redis::wire::link::{Link, run_id_in};
+use crate::store::redis::wire::request::jittered;
 use crate::store::{KeyTable, StoreError};
 
 /// How long one read of the feed blocks, and how late its reply may be.

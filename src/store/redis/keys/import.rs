@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked, unreadable};
 use super::index;
-use super::records::{CLAIM_LASTS, digests, feed_entry, place_told, put, unpacked, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::names::Names;
@@ -153,7 +153,7 @@ async fn tell(
     replies::<Value>(link, &hold).await?;
     places
         .last()
-        .map(|place| place_told(Some(place)))
+        .map(|place| change_mark(Some(place)))
         .transpose()
 }
 

@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 
 use redis::{FromRedisValue, Pipeline, Value};
 
-use super::records::{unpacked, unreadable};
+use super::codec::{unpacked, unreadable};
 use crate::policy::api_key::{KeyId, os_entropy};
 use crate::policy::key_record::KeyRecord;
 use crate::store::StoreError;
 use crate::store::redis::names::{ID_SETS, Names};
-use crate::store::redis::wire::link::{Link, LinkError, ScanPlace};
+use crate::store::redis::wire::link::{Link, ScanPlace};
+use crate::store::redis::wire::request::LinkError;
 
 /// Members or names that one step of a walk looks at.
 const STEP: u32 = 1_000;

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use parking_lot::Mutex;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 
-use super::records::{parse_place, stream_id, unpacked};
+use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
 use crate::store::redis::identity::{Home, joined, meta, split};

@@ -22,10 +22,8 @@ use crate::store::carried::{
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
+use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
 use crate::store::redis::keys::index::{self, Pages};
-use crate::store::redis::keys::records::{
-    digests, feed_entry, put, read_time, unpacked, unreadable,
-};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::{KeyEntry, StoreError};

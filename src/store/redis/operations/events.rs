@@ -10,7 +10,7 @@ use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
 use crate::policy::crossing::{Crossing, Event};
-use crate::store::redis::keys::records::unreadable;
+use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, CLAIM, COURIER};
@@ -46,7 +46,7 @@ pub async fn claim(
         .count(EVENTS_MAX);
     let keys = [names.claims(day.date), names.events()];
     let keys = keys.each_ref().map(String::as_str);
-    let answer = CLAIM.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
+    let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
     match i64::from_redis_value(answer.await?).map_err(unreadable)? {
         0 => Ok(Claim::Held),
         1 => Ok(Claim::Made),
@@ -95,7 +95,7 @@ async fn right(
         .count(EVENTS_TOLD_MAX);
     let keys = [names.courier(), names.events()];
     let keys = keys.each_ref().map(String::as_str);
-    let answer = COURIER.run(link, &keys, &arguments, Instant::now() + TIMEOUT);
+    let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
     Ok(answer.await?)
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::store::redis::clock::StoreClock;
-use crate::store::redis::keys::records;
+use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::{Connection, Link};
 use crate::store::redis::wire::script;
@@ -88,6 +88,6 @@ pub async fn prepared(
         .query_async(&mut connection)
         .await
         .map_err(failed)?;
-    clock.learn(asked, records::read_time(time)?);
+    clock.learn(asked, read_time(time)?);
     Ok(())
 }

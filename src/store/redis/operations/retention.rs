@@ -16,9 +16,10 @@ use tokio::time::Instant;
 use super::events;
 use crate::policy::calendar::Calendar;
 use crate::store::StoreError;
-use crate::store::redis::Parts;
-use crate::store::redis::keys::records::unreadable;
-use crate::store::redis::wire::link::{LinkError, ScanPlace};
+use crate::store::redis::keys::codec::unreadable;
+use crate::store::redis::parts::Parts;
+use crate::store::redis::wire::link::ScanPlace;
+use crate::store::redis::wire::request::LinkError;
 
 /// How often it is looked for days that go: one goes a day.
 const DROP_EVERY: Duration = Duration::from_secs(3_600);

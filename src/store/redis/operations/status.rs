@@ -7,10 +7,12 @@ use redis::{FromRedisValue, Value};
 use tokio::time::Instant;
 
 use crate::store::redis::gateways::register::{self, Entry};
+use crate::store::redis::keys::codec::{parse_place, unreadable};
 use crate::store::redis::keys::index;
-use crate::store::redis::keys::records::{parse_place, unreadable};
 use crate::store::redis::names::Names;
-use crate::store::redis::wire::link::{Link, LinkError, Master};
+use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::link::{Link, Master};
+use crate::store::redis::wire::request::LinkError;
 use crate::store::status::{
     BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
     ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
@@ -23,32 +25,6 @@ const INFO_PATIENCE: Duration = Duration::from_secs(2);
 const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
 /// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
 const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
-
-/// The reply of `INFO` by field.
-#[derive(Debug, Default)]
-pub struct Info<'t>(HashMap<&'t str, &'t str>);
-
-impl<'t> Info<'t> {
-    /// The fields of a reply.
-    pub fn of(text: &'t str) -> Info<'t> {
-        let fields = text
-            .lines()
-            .filter_map(|line| line.trim_end().split_once(':'));
-        Info(fields.collect())
-    }
-
-    fn text(&self, field: &str) -> String {
-        self.0.get(field).copied().unwrap_or_default().to_owned()
-    }
-
-    /// A number, or 0 if there is none.
-    pub fn number(&self, field: &str) -> u64 {
-        self.0
-            .get(field)
-            .and_then(|text| text.parse().ok())
-            .unwrap_or(0)
-    }
-}
 
 /// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
 pub async fn status(

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use crate::store::StoreError;
 use crate::store::clock_watch;
-use crate::store::redis::Parts;
+use crate::store::redis::keys::codec::read_time;
 use crate::store::redis::keys::feed::Feed;
-use crate::store::redis::keys::records::read_time;
+use crate::store::redis::parts::Parts;
 use crate::store::redis::wire::link::Connection;
 
 /// How often refunds and ledger are written.

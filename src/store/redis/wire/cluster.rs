@@ -23,7 +23,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::line::{Line, breaks};
-use super::link::{Connection, LinkError, Parts, jittered};
+use super::request::{LinkError, Parts, jittered};
 use super::script::{CHARGE, RECORD};
 use super::slots::{View, slot_of};
 use super::topology::{Address, Topology};
@@ -469,12 +469,12 @@ impl Cluster {
     /// Tries once to find and prepare the cluster and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
-        P: Fn(Connection) -> F,
+        P: Fn(Cluster) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
         let attempt = async {
             self.refresh().await?;
-            let prepared = prepare(Connection::Cluster(self.clone()));
+            let prepared = prepare(self.clone());
             timeout(PREPARE_TIMEOUT, prepared)
                 .await
                 .unwrap_or_else(|_| {
@@ -501,7 +501,7 @@ impl Cluster {
     /// Keeps the map for ever; a cluster that was lost whole is prepared again. Logs every new reason, once.
     pub async fn keep<P, F>(&self, prepare: P)
     where
-        P: Fn(Connection) -> F,
+        P: Fn(Cluster) -> F,
         F: Future<Output = Result<(), StoreError>>,
     {
         let mut wait = RECONNECT_MIN;

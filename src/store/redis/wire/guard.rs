@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::breaker::{Breaker, Connection, Outcome};
-use super::link::{Link, LinkError};
+use super::link::Link;
+use super::request::LinkError;
 use crate::policy::api_key::os_entropy;
 use crate::store::StoreError;
 use crate::store::redis::names::Names;

@@ -16,7 +16,7 @@ use redis::{ErrorKind, ServerErrorKind, Value};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::link::{LinkError, Parts, jittered};
+use super::request::{LinkError, Parts, jittered};
 use super::topology::{Address, Dialled, Topology};
 use crate::store::StoreError;
 

@@ -16,78 +16,11 @@ use tokio::time::Instant;
 
 use super::cluster::Cluster;
 use super::line::Line;
+use super::request::{LinkError, Parts, Request};
+use super::script::{Arguments, Script};
 use super::slots::View;
 use super::topology::{Address, Topology};
 use crate::store::StoreError;
-
-/// Why a command has no result.
-#[derive(Debug, Clone)]
-pub enum LinkError {
-    /// There was no connection: the command was not sent.
-    NoConnection(String),
-    /// No result in time or the connection broke: whether the command ran is unknown.
-    Lost(String),
-    /// The server refused it.
-    Refused(redis::RedisError),
-    /// The reply does not have the expected form.
-    Unreadable(String),
-}
-
-impl From<LinkError> for StoreError {
-    fn from(error: LinkError) -> StoreError {
-        match error {
-            LinkError::NoConnection(why) | LinkError::Lost(why) => StoreError::Unavailable(why),
-            LinkError::Refused(error) => StoreError::Failed(error.to_string()),
-            LinkError::Unreadable(what) => StoreError::Failed(what),
-        }
-    }
-}
-
-/// The commands of a request.
-#[derive(Clone, Copy)]
-pub enum Parts<'a> {
-    /// One command.
-    One(&'a Cmd),
-    /// Several in one write; the first error is the result of all.
-    Many(&'a Pipeline),
-    /// Several in one write, with a result each; errors are values among them.
-    Each(&'a Pipeline),
-}
-
-impl Parts<'_> {
-    /// Sends them on one connection and waits for the result.
-    pub async fn send(
-        self,
-        connection: &mut MultiplexedConnection,
-    ) -> Result<Value, redis::RedisError> {
-        match self {
-            Parts::One(command) => command.query_async(connection).await,
-            Parts::Many(pipeline) => pipeline.query_async(connection).await,
-            Parts::Each(pipeline) => connection
-                .send_packed_commands(pipeline, 0, pipeline.len())
-                .await
-                .map(Value::Array),
-        }
-    }
-}
-
-/// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
-pub trait Request: Sync {
-    /// The commands.
-    fn parts(&self) -> Parts<'_>;
-}
-
-impl Request for Cmd {
-    fn parts(&self) -> Parts<'_> {
-        Parts::One(self)
-    }
-}
-
-impl Request for Pipeline {
-    fn parts(&self) -> Parts<'_> {
-        Parts::Many(self)
-    }
-}
 
 /// A new connection that is prepared before callers may use it.
 #[derive(Clone)]
@@ -393,6 +326,26 @@ impl Link {
         }
     }
 
+    /// Runs a script: by its name, and once by its text if the server has forgotten it.
+    ///
+    /// # Errors
+    /// [`LinkError`] if there is no reply by the deadline.
+    pub async fn run(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &Arguments<'_>,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        if let Some(by_name) = script.by_name(keys, arguments) {
+            match self.query(&by_name, deadline).await {
+                Err(LinkError::Refused(error)) if is_unknown_script(&error) => {}
+                other => return other,
+            }
+        }
+        self.query(&script.by_text(keys, arguments), deadline).await
+    }
+
     /// Tries once to make and prepare a connection and to publish it to callers.
     pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
     where
@@ -404,7 +357,11 @@ impl Link {
                 line.connect(&|made| prepare(Connection::Server(made)))
                     .await
             }
-            Way::Cluster(cluster) => cluster.connect(prepare).await,
+            Way::Cluster(cluster) => {
+                cluster
+                    .connect(&|made| prepare(Connection::Cluster(made)))
+                    .await
+            }
         }
     }
 
@@ -416,7 +373,11 @@ impl Link {
     {
         match &self.way {
             Way::Server(line) => line.keep(|made| prepare(Connection::Server(made))).await,
-            Way::Cluster(cluster) => cluster.keep(prepare).await,
+            Way::Cluster(cluster) => {
+                cluster
+                    .keep(|made| prepare(Connection::Cluster(made)))
+                    .await
+            }
         }
     }
 }
@@ -426,9 +387,6 @@ fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
         .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
 }
 
-/// Between half of `wait` and the whole, so that gateways do not come back all at once.
-pub fn jittered(wait: Duration) -> Duration {
-    let mut random = [0; 1];
-    crate::policy::api_key::os_entropy(&mut random);
-    wait.mul_f64(0.5 + f64::from(u8::from_ne_bytes(random)) / 512.0)
+fn is_unknown_script(error: &redis::RedisError) -> bool {
+    error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript)
 }

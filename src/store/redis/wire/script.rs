@@ -4,9 +4,7 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use redis::{Cmd, Value};
-use tokio::time::Instant;
 
-use super::link::{Link, LinkError};
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Code, Reply};
 
@@ -81,32 +79,16 @@ impl Script {
         Ok(())
     }
 
-    /// Runs it: by its name, and once by its text where the server has forgotten it.
-    pub async fn run(
-        &self,
-        link: &Link,
-        keys: &[&str],
-        arguments: &Arguments<'_>,
-        deadline: Instant,
-    ) -> Result<Value, LinkError> {
-        if let Some(sha) = self.sha.get() {
-            let by_name = arguments.command("EVALSHA", sha, keys);
-            match link.query(&by_name, deadline).await {
-                Err(LinkError::Refused(error)) if is_unknown_script(&error) => {}
-                other => return other,
-            }
-        }
-        link.query(&self.by_text(keys, arguments), deadline).await
+    /// The command that runs it by its name, if it was loaded.
+    pub fn by_name(&self, keys: &[&str], arguments: &Arguments<'_>) -> Option<Cmd> {
+        let sha = self.sha.get()?;
+        Some(arguments.command("EVALSHA", sha, keys))
     }
 
     /// The command that runs it by its text.
     pub fn by_text(&self, keys: &[&str], arguments: &Arguments<'_>) -> Cmd {
         arguments.command("EVAL", self.source, keys)
     }
-}
-
-fn is_unknown_script(error: &redis::RedisError) -> bool {
-    error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript)
 }
 
 /// Arguments of a script.

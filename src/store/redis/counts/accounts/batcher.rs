@@ -1,39 +1,35 @@
 //! The tasks that carry the calls of accounts to Redis and their replies back: what is due at the same time in one script
 //! call, whatever its keys.
 //!
-//! Accounts that somebody waits for stand in one queue ([`Due`]). A carrier takes what stands there, brings the replies
+//! Accounts that somebody waits for stand in one queue ([`Pending`]). A batcher takes what stands there, brings the replies
 //! back, and takes what has come meanwhile, until nobody waits; so calls are the larger the busier the gateway is, and
 //! nobody waits for a timer. Two are under way at most, so that a request seldom waits for another's round trip. In a
 //! cluster the keys of one call must be in one hash slot: only accounts of the same slot share a call there.
 //!
 //! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose answers cannot
 //! be read, is tried again for each alone, so that an account that Redis cannot count for harms itself only; and whatever
-//! ends a carrier, a panic included, no call stays awaited for ever: that would keep a key from being charged until the
+//! ends a batcher, a panic included, no call stays awaited for ever: that would keep a key from being charged until the
 //! process ends.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Accounts, Answer, Context, Slot, Waiter, is_waiting};
-use crate::policy::quota::{Call, Reply};
-use crate::store::redis::wire::link::LinkError;
+use tokio::time::Instant;
+
+use super::{Accounts, Answer, Context, Pending, Slot, Source, Units, Waiter};
+use crate::policy::key_record::KeyRecord;
+use crate::policy::quota::{Call, Reply, Verdict};
+use crate::store::KeyEntry;
+use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, charge_replies};
 
 /// The most accounts in one script call: Redis serves no other client meanwhile, for 4 to 8 µs each.
 const TOGETHER_MAX: usize = 64;
-/// The most carriers that take from the queue, where a call may be for several accounts.
-const CARRIERS_MAX: usize = 2;
+/// The most batchers that take from the queue, where a call may be for several accounts.
+const BATCHERS_MAX: usize = 2;
 
-/// Accounts whose calls are to be carried.
-#[derive(Debug, Default)]
-pub struct Due {
-    slots: VecDeque<Arc<Slot>>,
-    /// Carriers that take from it.
-    carriers: usize,
-}
-
-impl Due {
+impl Pending {
     /// Takes what one call may be for: in a cluster the first account and those of its hash slot, else up to `most`.
     fn take(&mut self, is_cluster: bool, most: usize) -> Vec<Arc<Slot>> {
         if !is_cluster {
@@ -60,33 +56,33 @@ impl Due {
 
 impl Accounts {
     /// Has the account's next call carried; it was just marked as queued.
-    pub(super) fn carry(self: &Arc<Self>, slot: &Arc<Slot>) {
+    pub(super) fn enqueue(self: &Arc<Self>, slot: &Arc<Slot>) {
         self.due.lock().slots.push_back(slot.clone());
-        self.send_carrier();
+        self.start_batcher();
     }
 
-    /// Sends for what stands in the queue although its carrier is gone.
-    pub(super) fn carry_forgotten(self: &Arc<Self>) {
+    /// Sends for what stands in the queue although its batcher is gone.
+    pub(super) fn flush_forgotten(self: &Arc<Self>) {
         if !self.due.lock().is_empty() {
-            self.send_carrier();
+            self.start_batcher();
         }
     }
 
-    fn send_carrier(self: &Arc<Self>) {
-        let carriers_max = match self.together_max() {
+    fn start_batcher(self: &Arc<Self>) {
+        let batchers_max = match self.together_max() {
             1 => usize::MAX,
-            _ => CARRIERS_MAX,
+            _ => BATCHERS_MAX,
         };
         {
             let mut due = self.due.lock();
-            if due.carriers >= carriers_max {
+            if due.batchers >= batchers_max {
                 return;
             }
-            due.carriers += 1;
+            due.batchers += 1;
         }
-        let mut carrier = Carrier::of(self.clone());
-        carrier.takes = true;
-        tokio::spawn(carrier.carry_due());
+        let mut batcher = Batcher::of(self.clone());
+        batcher.takes = true;
+        tokio::spawn(batcher.flush_due());
     }
 
     /// The most accounts in one call, whatever their keys.
@@ -98,38 +94,136 @@ impl Accounts {
     }
 }
 
+impl Accounts {
+    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
+        match verdict {
+            Verdict::Granted { used } => Answer::Granted(Units {
+                accounts: self.clone(),
+                slot: slot.clone(),
+                used,
+                units: cost,
+                source: Source::Store,
+            }),
+            Verdict::Exhausted { .. }
+            | Verdict::Told { .. }
+            | Verdict::KeyChanged
+            | Verdict::OtherDay { .. }
+            | Verdict::OtherCalendar => Answer::Other(verdict),
+        }
+    }
+
+    /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
+    /// when this returns.
+    async fn call(&self, calls: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
+        let mut keys = Vec::with_capacity(2 * calls.len());
+        let mut argument = self.argument(calls.len());
+        for (slot, call) in calls {
+            keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
+            let entry = self.said_with(slot, call);
+            let version = entry
+                .as_ref()
+                .map_or(call.terms.version, |entry| entry.record.version);
+            let held = slot.held_below.load(Ordering::Relaxed) > version;
+            argument.push(&AccountCall {
+                producer: &slot.producer,
+                ack: call.ack,
+                rack: call.rack,
+                want: call.want,
+                limit: call.terms.limit,
+                version,
+                record: entry
+                    .as_deref()
+                    .filter(|_| !held)
+                    .map_or("", KeyEntry::packed),
+                day: call.terms.context.day,
+            });
+        }
+        let replies = self.run(&keys, argument).await?;
+        for (reply, (slot, _)) in replies.iter().zip(calls) {
+            if reply.record.is_empty() {
+                continue;
+            }
+            match serde_json::from_str::<KeyRecord>(&reply.record) {
+                Ok(record) => {
+                    self.keys.apply(record);
+                }
+                Err(error) => {
+                    tracing::error!(key = %slot.key, %error, "the store's record cannot be read");
+                }
+            }
+        }
+        Ok(replies)
+    }
+
+    /// The argument of a call for a number of accounts.
+    pub(super) fn argument(&self, accounts: usize) -> ChargeArgument {
+        ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
+    }
+
+    /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
+    /// record, to repair the store.
+    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+        let newest = || self.keys.get(slot.key);
+        match &call.terms.context.entry {
+            None => newest(),
+            Some(judged) if call.want == 0 => newest()
+                .filter(|held| held.record.version > judged.record.version)
+                .or_else(|| Some(judged.clone())),
+            Some(judged) => Some(judged.clone()),
+        }
+    }
+
+    /// Runs the script for the accounts with these names, and takes the store's time from its reply.
+    pub(super) async fn run(
+        &self,
+        keys: &[&str],
+        argument: ChargeArgument,
+    ) -> Result<Vec<Reply>, LinkError> {
+        let asked = self.clock.now();
+        let deadline = Instant::now() + self.timeout;
+        let arguments = argument.arguments();
+        let value = self.link.run(&CHARGE, keys, &arguments, deadline).await;
+        self.guard.record(&value);
+        let replies = charge_replies(&value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
+        if let Some(reply) = replies.first() {
+            self.clock.learn_second(asked, reply.now);
+        }
+        Ok(replies)
+    }
+}
+
 /// Carries calls.
-pub struct Carrier {
+pub struct Batcher {
     accounts: Arc<Accounts>,
     /// The calls that are awaited, of different accounts.
-    load: Vec<(Arc<Slot>, Call<Context>)>,
+    calls: Vec<(Arc<Slot>, Call<Context>)>,
     /// Whether it takes from the queue.
     takes: bool,
 }
 
-impl Carrier {
+impl Batcher {
     /// One with nothing to carry yet. Counted from the moment it is made, before it runs.
-    pub fn of(accounts: Arc<Accounts>) -> Carrier {
-        accounts.carrying.fetch_add(1, Ordering::SeqCst);
-        Carrier {
+    pub fn of(accounts: Arc<Accounts>) -> Batcher {
+        accounts.batchers.fetch_add(1, Ordering::SeqCst);
+        Batcher {
             accounts,
-            load: Vec::new(),
+            calls: Vec::new(),
             takes: false,
         }
     }
 
     /// Carries the calls of these accounts; those that become due meanwhile are left to others.
-    pub async fn carry_these(mut self, slots: Vec<Arc<Slot>>) {
-        self.take_up(slots);
-        self.deliver().await;
+    pub async fn flush_these(mut self, slots: Vec<Arc<Slot>>) {
+        self.begin_calls(slots);
+        self.flush().await;
     }
 
     /// Carries what stands in the queue until nobody does.
-    async fn carry_due(mut self) {
+    async fn flush_due(mut self) {
         // Whoever is ready to ask in this moment asks first: their calls go together.
         tokio::task::yield_now().await;
         while self.take_due() {
-            self.deliver().await;
+            self.flush().await;
         }
     }
 
@@ -140,19 +234,19 @@ impl Carrier {
         let slots = {
             let mut due = self.accounts.due.lock();
             if due.slots.is_empty() {
-                due.carriers -= 1;
+                due.batchers -= 1;
                 self.takes = false;
                 return false;
             }
             due.take(self.accounts.link.is_cluster() && !apart, together)
         };
-        self.take_up(slots);
+        self.begin_calls(slots);
         true
     }
 
     /// Begins the next calls of these accounts, where one is due and none is awaited. While the breaker is open nobody waits
     /// for Redis.
-    fn take_up(&mut self, slots: Vec<Arc<Slot>>) {
+    fn begin_calls(&mut self, slots: Vec<Arc<Slot>>) {
         let closed = self.accounts.guard.require().err();
         for slot in slots {
             let mut state = slot.state.lock();
@@ -171,7 +265,7 @@ impl Carrier {
             drop(state);
             match call {
                 Some(call) if alone => self.send_alone(slot, call),
-                Some(call) => self.load.push((slot, call)),
+                Some(call) => self.calls.push((slot, call)),
                 None if due => self.accounts.list(&slot),
                 None => {}
             }
@@ -179,46 +273,46 @@ impl Carrier {
     }
 
     fn send_alone(&self, slot: Arc<Slot>, call: Call<Context>) {
-        let mut carrier = Carrier::of(self.accounts.clone());
-        carrier.load.push((slot, call));
-        tokio::spawn(carrier.deliver_alone());
+        let mut batcher = Batcher::of(self.accounts.clone());
+        batcher.calls.push((slot, call));
+        tokio::spawn(batcher.flush_alone());
     }
 
-    /// As [`Carrier::deliver`], which it is called by.
-    fn deliver_alone(mut self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
-        Box::pin(async move { self.deliver().await })
+    /// As [`Batcher::flush`], which it is called by.
+    fn flush_alone(mut self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move { self.flush().await })
     }
 
     /// Carries what was taken up, and tells everybody what came of it.
-    async fn deliver(&mut self) {
-        if self.load.is_empty() {
+    async fn flush(&mut self) {
+        if self.calls.is_empty() {
             return;
         }
-        match self.accounts.call(&self.load).await {
-            Ok(replies) => self.bring(replies),
+        match self.accounts.call(&self.calls).await {
+            Ok(replies) => self.answer_waiters(replies),
             // What did run is shown again as credit, as of any call that is repeated.
-            Err(error) if is_of_one(&error) && self.load.len() > 1 => {
+            Err(error) if is_of_one(&error) && self.calls.len() > 1 => {
                 self.accounts.note_refusal(&error);
-                for (slot, call) in std::mem::take(&mut self.load) {
+                for (slot, call) in std::mem::take(&mut self.calls) {
                     self.send_alone(slot, call);
                 }
             }
             Err(error) => {
-                while let Some((slot, call)) = self.load.last() {
+                while let Some((slot, call)) = self.calls.last() {
                     slot.state.lock().shunned = is_of_one(&error);
                     self.accounts.give_up(slot, call.number, &error);
-                    self.load.pop();
+                    self.calls.pop();
                 }
             }
         }
         if !self.takes {
-            self.accounts.carry_forgotten();
+            self.accounts.flush_forgotten();
         }
     }
 
     /// Brings the replies to everybody who waited for them. A call counts as awaited until its waiters are answered.
-    fn bring(&mut self, mut replies: Vec<Reply>) {
-        while let (Some((slot, call)), Some(reply)) = (self.load.last(), replies.pop()) {
+    fn answer_waiters(&mut self, mut replies: Vec<Reply>) {
+        while let (Some((slot, call)), Some(reply)) = (self.calls.last(), replies.pop()) {
             let verdicts = {
                 let mut state = slot.state.lock();
                 state.shunned = false;
@@ -240,22 +334,22 @@ impl Carrier {
                 let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
             }
             self.accounts.go_on(slot, After::Reply);
-            self.load.pop();
+            self.calls.pop();
         }
     }
 }
 
-impl Drop for Carrier {
+impl Drop for Batcher {
     fn drop(&mut self) {
         let error = LinkError::Lost("the call was aborted".into());
-        for (slot, call) in std::mem::take(&mut self.load) {
+        for (slot, call) in std::mem::take(&mut self.calls) {
             self.accounts.give_up(&slot, call.number, &error);
             self.accounts.list(&slot);
         }
         if self.takes {
-            self.accounts.due.lock().carriers -= 1;
+            self.accounts.due.lock().batchers -= 1;
         }
-        self.accounts.carrying.fetch_sub(1, Ordering::SeqCst);
+        self.accounts.batchers.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -325,4 +419,8 @@ fn fail(waiters: Vec<Waiter>, error: &LinkError) {
     for waiter in waiters {
         let _ = waiter.send(Answer::Failed(error.clone().into()));
     }
+}
+
+fn is_waiting(waiter: &Waiter) -> bool {
+    !waiter.is_closed()
 }

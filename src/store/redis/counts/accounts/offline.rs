@@ -11,22 +11,11 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::quota::{Share, Terms};
 use crate::store::redis::journal::CountRow;
-use crate::store::redis::wire::link::LinkError;
+use crate::store::redis::wire::request::LinkError;
 use crate::store::{Charge, UNBOUNDED};
 
 /// Accounts looked at for one turn of re-reading, for each one that may be re-read.
 const LOOKED_AT_PER_READ: usize = 10;
-
-/// What an account remembers beside its counts.
-#[derive(Debug, Default)]
-pub struct Notes {
-    /// The limit of the last charge.
-    pub limit: u64,
-    /// Whether it stands on the list of accounts to be written to the journal.
-    pub listed: bool,
-    /// Its part of the sum of untold units.
-    untold: u64,
-}
 
 /// Whether service without Redis has a bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
