@@ -65,7 +65,7 @@ use counts::accounts::{Accounts, Answer, other_calendar};
 use counts::ledger::Ledger;
 use gateways::heartbeat::Condition;
 use gateways::presence::Presence;
-use identity::Home;
+use identity::StoreIdentity;
 use keys::feed::{Feed, Setting};
 use keys::records::Records;
 use keys::replica::Replica;
@@ -75,7 +75,7 @@ use operations::upkeep::tasks;
 use outage::Outage;
 use parts::Parts;
 use producer::Producer;
-use recovery::Inheritance;
+use recovery::CrashRecovery;
 pub use settings::{OutagePolicy, OutageSettings, Place, Settings, Tls};
 use wire::guard::Guard;
 use wire::link::Link;
@@ -90,7 +90,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it then waits for the last counts of killed processes.
-const INHERIT_PATIENCE: Duration = Duration::from_secs(2);
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
@@ -167,7 +167,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    (topology.home(&key_prefix), names.clone()),
+                    (topology.identity(&key_prefix), names.clone()),
                 )
                 .await?,
             )
@@ -184,15 +184,15 @@ pub async fn open(
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
             };
-            let home = topology.home(&key_prefix);
-            let feed = follower(setting, settings.replica.clone(), home).await?;
+            let identity = topology.identity(&key_prefix);
+            let feed = follower(setting, settings.replica.clone(), identity).await?;
             let condition = condition(&guard, outage.clone(), clock.clone());
             let way = (command_link.clone(), names.clone());
             let presence = Presence::new(way, node, settings.replica, condition).await?;
             (Some(feed), Some(presence))
         }
     };
-    let inheritance = outage.clone().map(|outage| Inheritance {
+    let recovery = outage.clone().map(|outage| CrashRecovery {
         link: command_link.clone(),
         guard: guard.clone(),
         names: names.clone(),
@@ -205,7 +205,7 @@ pub async fn open(
     let parts = Arc::new(Parts {
         ledger,
         outage,
-        inheritance,
+        recovery,
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
@@ -234,8 +234,8 @@ pub async fn open(
         .filter(|_| store.parts.link.is_up())
     {
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
-        if let Some(inheritance) = &store.parts.inheritance {
-            let _ = timeout(INHERIT_PATIENCE, inheritance.done()).await;
+        if let Some(recovery) = &store.parts.recovery {
+            let _ = timeout(RECOVERY_PATIENCE, recovery.done()).await;
         }
     }
     Ok(Arc::new(store))
@@ -256,11 +256,15 @@ fn condition(
 }
 
 /// A gateway's feed, which begins with the replica saved on this machine.
-async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result<Feed, StoreError> {
+async fn follower(
+    setting: Setting,
+    path: Option<PathBuf>,
+    identity: StoreIdentity,
+) -> Result<Feed, StoreError> {
     let Some(path) = path else {
         return Ok(Feed::new(setting, None));
     };
-    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &home))
+    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &identity))
         .await
         .map_err(|error| StoreError::Failed(format!("opening the replica panicked: {error}")))??;
     let feed = Feed::new(setting, Some(Arc::new(replica)));

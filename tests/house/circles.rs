@@ -1,7 +1,4 @@
-//! No two files of a room import each other, not even through others, and the layers of a room are imported downwards only.
-//!
-//! A file with files in a folder of its own (`account.rs`, `account/batcher.rs`) is one module in several files, which may import each
-//! other; not so the file of a whole room, and nowhere in `store/redis`, whose files are too many for that.
+//! No two files of a room import each other (so far of `store/redis`), not even through others, and the layers of a room are imported downwards only.
 //!
 //! A file imports another if it names it in a `use`, or in a path that begins with `crate`, `super`, `self` or one of its own
 //! modules. Declaring a module imports nothing; code for tests does not count.
@@ -205,14 +202,6 @@ fn circles(imports: &Imports) -> Vec<BTreeSet<Module>> {
         }
     }
     found.into_iter().collect()
-}
-
-/// Whether a circle is one module in several files.
-fn is_one_module(circle: &BTreeSet<Module>) -> bool {
-    let all_in = |top: &Module| circle.iter().all(|file| file.starts_with(top));
-    circle
-        .iter()
-        .any(|top| top.len() > 1 && !top.starts_with(&module("store::redis")) && all_in(top))
 }
 
 /// The imports within a circle, as text.

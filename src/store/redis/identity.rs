@@ -18,27 +18,27 @@ const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
 /// The store that a file is of. It is the same store where the name is and, if there are nodes, one of them is: the
 /// list of sentinels or of a cluster's nodes may be written in another order, shortened or extended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Home {
+pub struct StoreIdentity {
     /// Server and database, or the sentinels' name for the master, or that it is a cluster; with the prefix.
     pub name: String,
     /// The sentinels or the cluster's nodes; none of a single server.
     pub nodes: BTreeSet<String>,
 }
 
-impl Home {
+impl StoreIdentity {
     /// Whose the file is, by its table `meta`; `None` where nobody said so yet.
-    pub fn of(connection: &Connection) -> rusqlite::Result<Option<Home>> {
+    pub fn of(connection: &Connection) -> rusqlite::Result<Option<StoreIdentity>> {
         let Some(name) = meta(connection, "home")? else {
             return Ok(None);
         };
         let nodes = split(&meta(connection, "home_nodes")?.unwrap_or_default());
-        Ok(Some(Home { name, nodes }))
+        Ok(Some(StoreIdentity { name, nodes }))
     }
 
     /// Writes down in the file's table `meta` that it is this store's, with the nodes as they are configured now. Answers
     /// the store that it is of, and writes nothing, where that is another.
-    pub fn claim(&self, connection: &Connection) -> rusqlite::Result<Option<Home>> {
-        match Home::of(connection)? {
+    pub fn claim(&self, connection: &Connection) -> rusqlite::Result<Option<StoreIdentity>> {
+        match StoreIdentity::of(connection)? {
             Some(theirs) if !theirs.is_of(self) => return Ok(Some(theirs)),
             Some(theirs) if theirs == *self => {}
             Some(_) | None => {
@@ -50,13 +50,13 @@ impl Home {
         Ok(None)
     }
 
-    fn is_of(&self, other: &Home) -> bool {
+    fn is_of(&self, other: &StoreIdentity) -> bool {
         self.name == other.name
             && (self.nodes == other.nodes || !self.nodes.is_disjoint(&other.nodes))
     }
 }
 
-impl fmt::Display for Home {
+impl fmt::Display for StoreIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.name)?;
         if !self.nodes.is_empty() {
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn a_store_is_known_again_by_its_name_and_one_of_its_nodes() {
-        let home = |name: &str, nodes: &str| Home {
+        let home = |name: &str, nodes: &str| StoreIdentity {
             name: name.into(),
             nodes: split(nodes),
         };

@@ -26,7 +26,6 @@
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::calendar::Day;
 use crate::store::Keeping;
 
 /// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.

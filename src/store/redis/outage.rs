@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::clock::StoreClock;
-use super::identity::Home;
+use super::identity::StoreIdentity;
 use super::journal::{CountRow, Journal, Place, Rows, Written};
 use super::names::Names;
 use super::settings::{OutagePolicy, OutageSettings};
@@ -111,7 +111,7 @@ impl Drop for LedgerEntry<'_> {
 }
 
 impl Outage {
-    /// Opens the journal for the process `process` on the store `home`.
+    /// Opens the journal for the process `process` on the store `identity`.
     ///
     /// # Errors
     /// If the journal belongs to another store. A journal that cannot be opened is no error: the thread retries, and nothing is
@@ -121,9 +121,9 @@ impl Outage {
         process: &str,
         guard: Arc<Guard>,
         (accounts, ledger, clock): (Arc<Accounts>, Arc<Ledger>, Arc<StoreClock>),
-        (home, names): (Home, Names),
+        (identity, names): (StoreIdentity, Names),
     ) -> Result<Arc<Outage>, StoreError> {
-        let journal = Journal::start(settings.journal.clone(), home, process).await?;
+        let journal = Journal::start(settings.journal.clone(), identity, process).await?;
         // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
         // with the first note.
         let _ = journal.see(clock.now().as_second()).await;

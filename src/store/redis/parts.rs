@@ -13,7 +13,7 @@ use super::keys::feed::Feed;
 use super::keys::records::Records;
 use super::names::Names;
 use super::outage::Outage;
-use super::recovery::Inheritance;
+use super::recovery::CrashRecovery;
 use super::wire::guard::Guard;
 use super::wire::link::Link;
 use crate::clock::Clock;
@@ -41,7 +41,7 @@ pub struct Parts {
     pub flushing: tokio::sync::Mutex<()>,
     pub records: Records,
     /// The counts of killed processes; `None` without a journal.
-    pub inheritance: Option<Inheritance>,
+    pub recovery: Option<CrashRecovery>,
     /// A gateway's replica; commands have none.
     pub feed: Option<Feed>,
     /// A gateway's entry in the register; commands have none.

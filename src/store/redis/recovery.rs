@@ -24,7 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::clock::StoreClock;
-use super::journal::{CountRow, Process, Rows, SheetRow};
+use super::journal::{CountRow, Process, Rows, TotalsRow};
 use super::names::Names;
 use super::outage::Outage;
 use crate::policy::api_key::KeyId;
@@ -55,7 +55,7 @@ const WAIT_PAUSE: Duration = Duration::from_millis(20);
 type Fields = HashMap<String, String>;
 
 /// Reads what other processes of this machine left in Redis.
-pub struct Inheritance {
+pub struct CrashRecovery {
     /// The commands' link: long replies must not delay charges.
     pub link: Arc<Link>,
     /// Whether Redis is asked.
@@ -74,7 +74,7 @@ pub struct Inheritance {
     pub done: watch::Sender<bool>,
 }
 
-impl Inheritance {
+impl CrashRecovery {
     /// Waits until what was there at the start is read, if anything was.
     pub async fn done(&self) {
         let _ = self.done.subscribe().wait_for(|done| *done).await;
@@ -185,7 +185,7 @@ impl Inheritance {
         for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
             rows.counts
                 .extend(rows_of(key, day.date, &counts, processes));
-            let theirs = |sheet: &SheetRow| processes.contains(process_of(&sheet.producer));
+            let theirs = |sheet: &TotalsRow| processes.contains(process_of(&sheet.producer));
             rows.sheets.extend(sheets.into_iter().filter(theirs));
         }
         let inherited = rows.counts.len();

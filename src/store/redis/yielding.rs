@@ -3,15 +3,15 @@
 
 /// Counts steps of long work.
 #[derive(Debug)]
-pub struct Turns {
+pub struct CooperativeYield {
     steps: u32,
     left: u32,
 }
 
-impl Turns {
+impl CooperativeYield {
     /// Gives the processor away after each so many steps; they should take 0.1 to 0.2 ms together.
-    pub fn of(steps: u32) -> Turns {
-        Turns { steps, left: steps }
+    pub fn of(steps: u32) -> CooperativeYield {
+        CooperativeYield { steps, left: steps }
     }
 
     /// A step is done.

@@ -18,7 +18,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
 use crate::store::redis::clock::StoreClock;
-use crate::store::redis::journal::SheetRow;
+use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
 use crate::store::redis::shards::Shards;
@@ -34,7 +34,7 @@ mod reading;
 
 pub use carrying::{key_days, take_in};
 pub use producer_totals::KeyDay;
-use producer_totals::{Page, Place, Sheets};
+use producer_totals::{Page, Place, ProducerTotals};
 pub use reading::{held, prove, usage};
 
 /// Key-days written in one round trip.
@@ -49,7 +49,7 @@ pub struct Ledger {
     names: Names,
     producer: Arc<Producer>,
     clock: Arc<StoreClock>,
-    sheets: Shards<Sheets>,
+    sheets: Shards<ProducerTotals>,
 }
 
 impl Ledger {
@@ -75,7 +75,7 @@ impl Ledger {
         day: Day,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-        tell: impl FnOnce(SheetRow) -> R,
+        tell: impl FnOnce(TotalsRow) -> R,
     ) -> R {
         let producer = || self.producer.next_name();
         let mut sheets = self.sheets.of(place.0);
@@ -84,7 +84,7 @@ impl Ledger {
 
     /// A request was charged; what `tell` says to the totals with it. It must not wait: rows of a sheet come to it in the order of
     /// their values.
-    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(SheetRow) -> R) -> R {
+    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(TotalsRow) -> R) -> R {
         let (record, date) = (&charge.key.record, charge.day.date);
         let judged = Ceiling::of(record, date, charge.limit);
         self.record(
@@ -132,7 +132,7 @@ impl Ledger {
 
     /// Has everything written again: the store may have lost it.
     pub async fn repeat_all(&self) {
-        self.sheets.walk(Sheets::repeat_all).await;
+        self.sheets.walk(ProducerTotals::repeat_all).await;
     }
 
     /// Whether everything is stored.
@@ -187,7 +187,7 @@ impl Ledger {
     pub fn tell_changes<R>(
         &self,
         day: KeyDay,
-        tell: impl FnOnce(Vec<SheetRow>) -> R,
+        tell: impl FnOnce(Vec<TotalsRow>) -> R,
     ) -> (Vec<TierName>, R) {
         let mut sheets = self.sheets.of(day.0);
         let (tiers, rows) = sheets.take_rows(day);
@@ -200,7 +200,7 @@ impl Ledger {
     }
 
     /// Tells Redis what another producer counted.
-    pub async fn merge(&self, row: &SheetRow) -> Result<(), StoreError> {
+    pub async fn merge(&self, row: &TotalsRow) -> Result<(), StoreError> {
         if self.is_closed(row.day) {
             return Ok(());
         }

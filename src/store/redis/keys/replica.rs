@@ -18,8 +18,8 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use super::codec::{parse_place, stream_id, unpacked};
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
-use crate::store::redis::identity::{Home, joined, meta, split};
-use crate::store::redis::yielding::Turns;
+use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
+use crate::store::redis::yielding::CooperativeYield;
 use crate::store::{KeyTable, StoreError};
 
 /// What `PRAGMA user_version` says of a file that this code understands.
@@ -83,12 +83,15 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Opens the file, which is made where it is missing, for the store that `home` names; reads what was saved.
+    /// Opens the file, which is made where it is missing, for the store that `identity` names; reads what was saved.
     /// A damaged file is set aside.
     ///
     /// # Errors
     /// [`StoreError::Failed`] where it cannot be opened or is another store's, with what to do.
-    pub fn open(path: &Path, home: &Home) -> Result<(Replica, Option<Saved>), StoreError> {
+    pub fn open(
+        path: &Path,
+        identity: &StoreIdentity,
+    ) -> Result<(Replica, Option<Saved>), StoreError> {
         let opened = match connect(path) {
             Err(error) if is_damage(&error) => {
                 let aside = path.with_extension("damaged");
@@ -99,7 +102,7 @@ impl Replica {
             opened => opened,
         };
         let connection = opened.map_err(|error| unusable(path, &error))?;
-        check_owner(&connection, path, home)?;
+        check_owner(&connection, path, identity)?;
         let saved = read(&connection).map_err(|error| unusable(path, &error))?;
         let versions = saved
             .iter()
@@ -118,7 +121,7 @@ impl Replica {
     pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
         let mut versions = self.versions.lock();
         let mut changed = keys.entries();
-        let mut turns = Turns::of(KEYS_PER_TURN);
+        let mut turns = CooperativeYield::of(KEYS_PER_TURN);
         changed.retain(|entry| {
             turns.step();
             let saved = versions.get(&entry.record.id);
@@ -130,7 +133,7 @@ impl Replica {
                 connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
             {
                 let mut keep = transaction.prepare(KEEP)?;
-                let mut turns = Turns::of(ROWS_PER_TURN);
+                let mut turns = CooperativeYield::of(ROWS_PER_TURN);
                 for entry in &changed {
                     let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
                     keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
@@ -229,7 +232,11 @@ fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
 }
 
 /// Refuses the file of another program, version or store: its keys must not be let in here, nor written to this Redis.
-fn check_owner(connection: &Connection, path: &Path, home: &Home) -> Result<(), StoreError> {
+fn check_owner(
+    connection: &Connection,
+    path: &Path,
+    identity: &StoreIdentity,
+) -> Result<(), StoreError> {
     let told = |error| unusable(path, &error);
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let (application, version) = (
@@ -242,10 +249,10 @@ fn check_owner(connection: &Connection, path: &Path, home: &Home) -> Result<(), 
             path.display()
         )));
     }
-    match home.claim(connection).map_err(told)? {
+    match identity.claim(connection).map_err(told)? {
         None => Ok(()),
         Some(theirs) => Err(StoreError::Failed(format!(
-            "{} is the replica of {theirs}, and the configuration says {home}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
+            "{} is the replica of {theirs}, and the configuration says {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
             path.display()
         ))),
     }

@@ -76,11 +76,11 @@ where
         let keeper = parts.clone();
         tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
     }
-    if parts.inheritance.is_some() {
+    if parts.recovery.is_some() {
         let heir = parts.clone();
         let run = async move {
-            if let (Some(inheritance), Some(feed)) = (&heir.inheritance, &heir.feed) {
-                inheritance.keep(feed).await;
+            if let (Some(recovery), Some(feed)) = (&heir.recovery, &heir.feed) {
+                recovery.keep(feed).await;
             }
         };
         tasks.push(tokio::spawn(run).abort_handle());

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::store::StoreError;
-use crate::store::redis::identity::Home;
+use crate::store::redis::identity::StoreIdentity;
 use crate::store::redis::settings::{Place, Settings, Tls, without_password};
 
 /// How long unacknowledged bytes may be under way before the kernel gives the connection up.
@@ -193,7 +193,7 @@ impl Topology {
     }
 
     /// By what a file on this machine knows whose it is.
-    pub fn home(&self, key_prefix: &str) -> Home {
+    pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
         let database = self.login.db();
         let (name, nodes) = match &self.servers {
             Servers::Single(address) => (format!("{address}/{database}"), [].as_slice()),
@@ -202,7 +202,7 @@ impl Topology {
             }
             Servers::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
         };
-        Home {
+        StoreIdentity {
             name: format!("{name} with the prefix {key_prefix}"),
             nodes: nodes.iter().map(Address::to_string).collect(),
         }

@@ -11,7 +11,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
-use crate::store::redis::journal::SheetRow;
+use crate::store::redis::journal::TotalsRow;
 
 /// How long after its day a stored set of totals is kept in memory.
 const KEPT_AFTER_DAY_SECONDS: i64 = 120;
@@ -38,7 +38,7 @@ struct Sheet {
 
 /// The sheets of some keys. One that has something to tell stands on a list, so that nobody has to look through all.
 #[derive(Debug, Default)]
-pub struct Sheets {
+pub struct ProducerTotals {
     by_place: HashMap<Place, Sheet>,
     /// Those with something that Redis has not been told.
     changed: VecDeque<Place>,
@@ -75,7 +75,7 @@ fn list_to_note(
     }
 }
 
-impl Sheets {
+impl ProducerTotals {
     /// Counts something; the totals with it. `producer` names a new sheet's.
     pub fn count(
         &mut self,
@@ -84,7 +84,7 @@ impl Sheets {
         producer: impl FnOnce() -> String,
         endpoint: &Arc<str>,
         count: impl FnOnce(&mut Totals, &mut Ceiling),
-    ) -> SheetRow {
+    ) -> TotalsRow {
         let sheet = self.by_place.entry(place.clone());
         let sheet = sheet.or_insert_with(|| Sheet {
             producer: producer(),
@@ -167,7 +167,7 @@ impl Sheets {
     }
 
     /// What the journal is to be told of a day: of which sheets, and their rows.
-    pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<SheetRow>) {
+    pub fn take_rows(&mut self, (key, date): KeyDay) -> (Vec<TierName>, Vec<TotalsRow>) {
         let tiers = self.to_note.remove(&(key, date)).unwrap_or_default();
         let mut rows = Vec::new();
         for tier in &tiers {
@@ -199,8 +199,8 @@ impl Sheets {
 }
 
 impl Sheet {
-    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> SheetRow {
-        SheetRow {
+    fn row(&self, (key, _, tier): &Place, endpoint: &Arc<str>) -> TotalsRow {
+        TotalsRow {
             key: *key,
             day: self.day,
             tier: Some(tier.clone()),
@@ -233,35 +233,35 @@ mod tests {
         end: 1_795_392_000,
     };
 
-    fn count(sheets: &mut Sheets, endpoint: &str) -> SheetRow {
+    fn count(sheets: &mut ProducerTotals, endpoint: &str) -> TotalsRow {
         let key = "0123456789Ab".parse().unwrap();
         let place = (key, DAY.date, "pro".parse().unwrap());
         let add = |totals: &mut Totals, _: &mut Ceiling| totals.requests += 1;
         sheets.count(place, DAY, || "producer".into(), &endpoint.into(), add)
     }
 
-    fn pages(sheets: &mut Sheets) -> Vec<Page> {
+    fn pages(sheets: &mut ProducerTotals) -> Vec<Page> {
         let mut pages = Vec::new();
         sheets.take_pages(usize::MAX, &mut pages);
         pages
     }
 
     /// What the journal is told of the one day.
-    fn rows(sheets: &mut Sheets) -> Vec<SheetRow> {
+    fn rows(sheets: &mut ProducerTotals) -> Vec<TotalsRow> {
         let days = sheets.to_note().into_iter();
         let rows = days.flat_map(|day| sheets.take_rows(day).1).collect();
         assert_eq!(sheets.to_note(), []);
         rows
     }
 
-    fn noted(sheets: &mut Sheets) -> Vec<(u64, bool)> {
+    fn noted(sheets: &mut ProducerTotals) -> Vec<(u64, bool)> {
         let rows = rows(sheets).into_iter();
         rows.map(|row| (row.totals.requests, row.settled)).collect()
     }
 
     #[test]
     fn what_is_being_written_is_not_settled_before_it_is_written() {
-        let mut sheets = Sheets::default();
+        let mut sheets = ProducerTotals::default();
         assert!(!count(&mut sheets, "/a").settled);
         assert!(!count(&mut sheets, "/a").settled);
         let taken = pages(&mut sheets);
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_is_counted_while_it_is_being_written_is_written_again() {
-        let mut sheets = Sheets::default();
+        let mut sheets = ProducerTotals::default();
         count(&mut sheets, "/a");
         let taken = pages(&mut sheets);
         assert!(!count(&mut sheets, "/a").settled);
@@ -290,7 +290,7 @@ mod tests {
 
     #[test]
     fn what_changed_is_taken_in_parts_each_sheet_once() {
-        let mut sheets = Sheets::default();
+        let mut sheets = ProducerTotals::default();
         for tier in ["a", "b", "c"] {
             let place = (
                 "0123456789Ab".parse().unwrap(),
@@ -312,7 +312,7 @@ mod tests {
 
     #[test]
     fn all_is_written_again_after_a_loss_and_none_of_it_is_dropped_before() {
-        let mut sheets = Sheets::default();
+        let mut sheets = ProducerTotals::default();
         for endpoint in ["/a", "/b"] {
             count(&mut sheets, endpoint);
         }

@@ -11,7 +11,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::carried::{Account, Late, process_of};
 use crate::store::ledger::Cell;
-use crate::store::redis::journal::SheetRow;
+use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::{Adjustment, DayUsage, Proof, StoreError};
@@ -58,7 +58,7 @@ pub async fn held(
     link: &Link,
     names: &Names,
     days: &[(KeyId, Day)],
-) -> Result<Vec<(Vec<SheetRow>, Fields)>, StoreError> {
+) -> Result<Vec<(Vec<TotalsRow>, Fields)>, StoreError> {
     let mut held = Vec::with_capacity(days.len());
     for batch in days.chunks(READ_BATCH) {
         let mut pipeline = Pipeline::new();
@@ -76,7 +76,7 @@ pub async fn held(
             let cells = entries
                 .iter()
                 .filter_map(|(field, value)| cells::read(field, value));
-            let sheets = cells.map(|(producer, cell)| SheetRow {
+            let sheets = cells.map(|(producer, cell)| TotalsRow {
                 key: *key,
                 day: *day,
                 producer: producer.to_owned(),
