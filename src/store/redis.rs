@@ -1,36 +1,17 @@
 //! The Redis store: any number of gateways on any number of machines share one count.
 //!
-//! | Room | Owns |
+//! Layers, from the top down; a file imports from its own layer and from those below it (`tests/house/circles.rs`):
+//!
+//! | Layer | Owns |
 //! |---|---|
-//! | [`settings`] | address, login, prefix and timeout |
-//! | `topology` | single, Sentinel or Cluster; TLS and login; connecting to a server |
-//! | `link` | the connection to Redis in any topology: up or down, never waited for |
-//! | `preparing` | checks of a new connection before its use |
-//! | `upkeep` | the background tasks of a store |
-//! | `line` | one connection to one server |
-//! | `cluster`, `slots` | a line to each master of a cluster; the master of each key |
-//! | `names` | every name in Redis, and its lifetime |
-//! | `script` | `charge.lua` and `record.lua` as commands |
-//! | `charging` | one account per key and day, and the tasks that send its calls |
-//! | `breaker`, `guard` | when to stop calling Redis, and when to resume |
-//! | [`outage`] | service without Redis, and its settlement |
+//! | `operations` | `upkeep`: the background tasks; `preparing`: checks of a new connection; `status`: the state for operators; `carrying`: export and import of the whole store; `retention`: days whose retention is over; `events`: keys near their limits |
+//! | `outage`, `recovery` | service without Redis and its settlement; the last counts of this machine's killed processes |
+//! | `gateways` | `register`: the live gateways, and those that stopped without signing off; `presence`, `heartbeat`, `seat`: this gateway's entry, its contents, and the entry that it takes over |
+//! | `keys` | `records`: the key table, compare-and-set; `index`: all records without a scan over the counts; `feed`, `current`, `replica`: a gateway's replica, its age, its file; `import`, `audit`: many keys, the audit trail |
+//! | `counts` | `accounts`: one account per key and day, and the tasks that send its calls; `ledger`: totals by endpoint |
 //! | `journal` | this node's counts, on its own disk |
-//! | `inheritance` | the last counts of this machine's killed processes |
-//! | `ledger` | totals by endpoint |
-//! | `records` | the key table in Redis: compare-and-set, digests, feed entries |
-//! | `carrying` | exports the whole store, and imports another one |
-//! | `retention` | drops days of the ledger whose retention is over |
-//! | `import`, `trail` | imports many keys; reads the audit trail |
-//! | `events` | keys near their limits: who reports them, and the events to deliver |
-//! | `index` | finds all records without a scan over the counts |
-//! | `feed` | a gateway's replica of the key table: loaded, followed, repaired |
-//! | `current` | how current that replica is |
-//! | `replica` | that replica as saved on this machine |
-//! | `home` | the store to which a file on this machine belongs |
-//! | `register` | the live gateways and the last change that each applied; those that stopped without signing off |
-//! | `heartbeat`, `presence`, `seat` | the contents of an entry; a gateway's own entry; which entry it takes over |
-//! | `status` | the state of Redis, for operators |
-//! | `time`, `producer` | the store's clock; the names of this process's counts |
+//! | `wire` | `topology`, `slots`: the servers; `request`, `line`, `cluster`, `link`: a request, one connection, one per master, one interface for all; `script`: the Lua scripts as commands; `breaker`, `guard`: when to stop calling Redis, and when to resume |
+//! | the ground | [`settings`], `names`: every name in Redis and its lifetime; `identity`: the store to which a file on this machine belongs; `clock`, `producer`: the store's clock, the names of this process's counts; `shards`, `yielding` |
 //!
 //! Invariants: each call repeats everything that a lost one stated (see [`crate::policy::quota`]); units are served without
 //! Redis only once they are on disk.
@@ -62,65 +43,44 @@ use crate::store::{
     StoreError, Unconfirmed, WithoutStore,
 };
 
-mod breaker;
-mod carrying;
-mod charging;
-mod cluster;
-mod current;
-mod events;
-mod feed;
-mod guard;
-mod heartbeat;
-mod home;
-mod import;
-mod index;
-mod inheritance;
+mod clock;
+mod counts;
+mod gateways;
+mod identity;
 mod journal;
-mod ledger;
-mod line;
-mod link;
+mod keys;
 mod names;
-pub mod outage;
-mod preparing;
-mod presence;
+mod operations;
+mod outage;
+mod parts;
 mod producer;
-mod records;
-mod register;
-mod replica;
-mod retention;
-mod script;
-mod seat;
+mod recovery;
 pub mod settings;
 mod shards;
-mod slots;
-mod status;
-mod time;
-mod topology;
-mod trail;
-mod turns;
-mod upkeep;
+mod wire;
+mod yielding;
 
-use charging::{Accounts, Answer, other_calendar};
-use feed::{Feed, Setting};
-use guard::Guard;
-use heartbeat::Condition;
-use home::Home;
-use inheritance::Inheritance;
-use ledger::Ledger;
-use link::Link;
+use clock::StoreClock;
+use counts::accounts::{Accounts, Answer, other_calendar};
+use counts::ledger::Ledger;
+use gateways::heartbeat::Condition;
+use gateways::presence::Presence;
+use identity::StoreIdentity;
+use keys::feed::{Feed, Setting};
+use keys::records::Records;
+use keys::replica::Replica;
 use names::Names;
+use operations::preparing::{first_attempt, prepared};
+use operations::upkeep::tasks;
 use outage::Outage;
-pub use outage::{OutagePolicy, OutageSettings};
-use preparing::{first_attempt, prepared};
-use presence::Presence;
+use parts::Parts;
 use producer::Producer;
-use records::Records;
-use replica::Replica;
-pub use script::charge_replies;
-pub use settings::{Place, Settings, Tls};
-use time::StoreClock;
-use topology::Topology;
-use upkeep::tasks;
+use recovery::CrashRecovery;
+pub use settings::{OutagePolicy, OutageSettings, Place, Settings, Tls};
+use wire::guard::Guard;
+use wire::link::Link;
+pub use wire::script::charge_replies;
+use wire::topology::Topology;
 
 /// The text of the charge script, for its differential test.
 pub const CHARGE_SCRIPT: &str = include_str!("redis/charge.lua");
@@ -130,44 +90,12 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long opening a gateway's store waits for the key table.
 const LOAD_PATIENCE: Duration = Duration::from_secs(2);
 /// How long it then waits for the last counts of killed processes.
-const INHERIT_PATIENCE: Duration = Duration::from_secs(2);
+const RECOVERY_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The store. Dropping it ends its tasks without signing off, like the death of a process.
 pub struct RedisStore {
     parts: Arc<Parts>,
     tasks: Vec<AbortHandle>,
-}
-
-struct Parts {
-    keys: Arc<KeyTable>,
-    clock: Arc<StoreClock>,
-    local_clock: Clock,
-    names: Names,
-    /// For the calls that requests wait for.
-    link: Arc<Link>,
-    /// For the calls that only commands wait for: long replies must not delay charges.
-    command_link: Arc<Link>,
-    guard: Arc<Guard>,
-    /// How often Redis may have lost writes.
-    losses: AtomicU64,
-    accounts: Arc<Accounts>,
-    ledger: Arc<Ledger>,
-    /// A gateway's service without Redis; commands have none.
-    outage: Option<Arc<Outage>>,
-    /// Held while refunds and ledger are written, so that a close can wait for them.
-    flushing: tokio::sync::Mutex<()>,
-    records: Records,
-    /// The counts of killed processes; `None` without a journal.
-    inheritance: Option<Inheritance>,
-    /// A gateway's replica; commands have none.
-    feed: Option<Feed>,
-    /// A gateway's entry in the register; commands have none.
-    presence: Option<Presence>,
-    max_staleness: Duration,
-    /// The configured journal, even of a command.
-    journal: Option<PathBuf>,
-    /// The zone of the quota days.
-    zone: String,
 }
 
 /// The contents of the journal at `path` in summary, or `None` if there is no such file. Read without Redis and without changing
@@ -239,7 +167,7 @@ pub async fn open(
                     producer.process(),
                     guard.clone(),
                     counted,
-                    (topology.home(&key_prefix), names.clone()),
+                    (topology.identity(&key_prefix), names.clone()),
                 )
                 .await?,
             )
@@ -256,15 +184,15 @@ pub async fn open(
                 zone: zone.to_owned(),
                 clock: local_clock.clone(),
             };
-            let home = topology.home(&key_prefix);
-            let feed = follower(setting, settings.replica.clone(), home).await?;
+            let identity = topology.identity(&key_prefix);
+            let feed = follower(setting, settings.replica.clone(), identity).await?;
             let condition = condition(&guard, outage.clone(), clock.clone());
             let way = (command_link.clone(), names.clone());
             let presence = Presence::new(way, node, settings.replica, condition).await?;
             (Some(feed), Some(presence))
         }
     };
-    let inheritance = outage.clone().map(|outage| Inheritance {
+    let recovery = outage.clone().map(|outage| CrashRecovery {
         link: command_link.clone(),
         guard: guard.clone(),
         names: names.clone(),
@@ -277,7 +205,7 @@ pub async fn open(
     let parts = Arc::new(Parts {
         ledger,
         outage,
-        inheritance,
+        recovery,
         guard,
         losses: AtomicU64::new(0),
         flushing: tokio::sync::Mutex::default(),
@@ -306,8 +234,8 @@ pub async fn open(
         .filter(|_| store.parts.link.is_up())
     {
         let _ = timeout(LOAD_PATIENCE, feed.followed()).await;
-        if let Some(inheritance) = &store.parts.inheritance {
-            let _ = timeout(INHERIT_PATIENCE, inheritance.done()).await;
+        if let Some(recovery) = &store.parts.recovery {
+            let _ = timeout(RECOVERY_PATIENCE, recovery.done()).await;
         }
     }
     Ok(Arc::new(store))
@@ -328,11 +256,15 @@ fn condition(
 }
 
 /// A gateway's feed, which begins with the replica saved on this machine.
-async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result<Feed, StoreError> {
+async fn follower(
+    setting: Setting,
+    path: Option<PathBuf>,
+    identity: StoreIdentity,
+) -> Result<Feed, StoreError> {
     let Some(path) = path else {
         return Ok(Feed::new(setting, None));
     };
-    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &home))
+    let (replica, saved) = tokio::task::spawn_blocking(move || Replica::open(&path, &identity))
         .await
         .map_err(|error| StoreError::Failed(format!("opening the replica panicked: {error}")))??;
     let feed = Feed::new(setting, Some(Arc::new(replica)));
@@ -340,26 +272,6 @@ async fn follower(setting: Setting, path: Option<PathBuf>, home: Home) -> Result
         feed.begin_with(saved.records, saved.standing);
     }
     Ok(feed)
-}
-
-impl Parts {
-    /// The given key, or all keys.
-    async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
-        match key {
-            Some(key) => Ok(vec![key]),
-            None => {
-                let all = self.records.all().await?;
-                Ok(all.into_iter().map(|record| record.id).collect())
-            }
-        }
-    }
-
-    /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
-    fn give_back(&self, receipt: &Receipt) -> Option<u64> {
-        self.ledger.refunded(receipt);
-        self.accounts
-            .refund(receipt.key, receipt.day, receipt.units)
-    }
 }
 
 impl RedisStore {
@@ -393,12 +305,12 @@ impl Drop for RedisStore {
 impl Carrying for RedisStore {
     async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
         let Parts { names, zone, .. } = &*self.parts;
-        carrying::carry_out(&self.parts.command_link, names, zone, &told).await
+        operations::carrying::carry_out(&self.parts.command_link, names, zone, &told).await
     }
 
     async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        carrying::take_in(link, names, &carried, taking).await
+        operations::carrying::take_in(link, names, &carried, taking).await
     }
 }
 
@@ -509,7 +421,7 @@ impl Store for RedisStore {
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        events::claim(link, names, crossing, node, delivery).await
+        operations::events::claim(link, names, crossing, node, delivery).await
     }
 
     async fn undelivered(
@@ -518,15 +430,15 @@ impl Store for RedisStore {
         lease: Duration,
     ) -> Result<Option<Vec<Event>>, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        events::undelivered(link, names, courier, lease).await
+        operations::events::undelivered(link, names, courier, lease).await
     }
 
     async fn delivered(&self, event: &Event) -> Result<(), StoreError> {
-        events::delivered(&self.parts.command_link, &self.parts.names, event).await
+        operations::events::delivered(&self.parts.command_link, &self.parts.names, event).await
     }
 
     async fn resign(&self, courier: &NodeName) -> Result<(), StoreError> {
-        events::resign(&self.parts.command_link, &self.parts.names, courier).await
+        operations::events::resign(&self.parts.command_link, &self.parts.names, courier).await
     }
 
     async fn close(&self, deadline: Duration) {
@@ -608,11 +520,17 @@ impl Store for RedisStore {
         mark: &ChangeMark,
         patience: Duration,
     ) -> Result<Vec<Unconfirmed>, StoreError> {
-        register::await_applied(&self.parts.command_link, &self.parts.names, mark, patience).await
+        gateways::register::await_applied(
+            &self.parts.command_link,
+            &self.parts.names,
+            mark,
+            patience,
+        )
+        .await
     }
 
     async fn last_change(&self) -> Result<ChangeMark, StoreError> {
-        status::last_change(&self.parts.command_link, &self.parts.names).await
+        operations::status::last_change(&self.parts.command_link, &self.parts.names).await
     }
 
     async fn forget_gateway(
@@ -620,7 +538,8 @@ impl Store for RedisStore {
         node: &NodeName,
         author: &Author,
     ) -> Result<Forgotten, StoreError> {
-        register::strike_off(&self.parts.command_link, &self.parts.names, node, author).await
+        gateways::register::strike_off(&self.parts.command_link, &self.parts.names, node, author)
+            .await
     }
 
     async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
@@ -640,8 +559,8 @@ impl Store for RedisStore {
                 .unwrap_or_default(),
             None => None,
         };
-        let events = events::waiting(link, names, theirs).await?;
-        status::status(link, names, difference.as_secs_f64(), events, journal).await
+        let events = operations::events::waiting(link, names, theirs).await?;
+        operations::status::status(link, names, difference.as_secs_f64(), events, journal).await
     }
 
     async fn usage(
@@ -651,7 +570,7 @@ impl Store for RedisStore {
         key: Option<KeyId>,
     ) -> Result<Vec<DayUsage>, StoreError> {
         let keys = self.parts.ids(key).await?;
-        ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+        counts::ledger::usage(&self.parts.command_link, &self.parts.names, &keys, from, to).await
     }
 
     async fn usage_of(
@@ -661,12 +580,12 @@ impl Store for RedisStore {
         keys: &[KeyId],
     ) -> Result<Vec<DayUsage>, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        ledger::usage(link, names, keys, from, to).await
+        counts::ledger::usage(link, names, keys, from, to).await
     }
 
     async fn day_of(&self, date: Date, keys: &[KeyId]) -> Result<Vec<DayUsage>, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        ledger::usage(link, names, keys, date, date).await
+        counts::ledger::usage(link, names, keys, date, date).await
     }
 
     async fn prove(
@@ -676,6 +595,6 @@ impl Store for RedisStore {
         key: Option<KeyId>,
     ) -> Result<Vec<Proof>, StoreError> {
         let keys = self.parts.ids(key).await?;
-        ledger::prove(&self.parts.command_link, &self.parts.names, &keys, from, to).await
+        counts::ledger::prove(&self.parts.command_link, &self.parts.names, &keys, from, to).await
     }
 }

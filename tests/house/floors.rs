@@ -22,7 +22,7 @@ const FORBIDDEN_ROOMS: [&str; 7] = [
     "utils", "util", "common", "helpers", "types", "prelude", "mod",
 ];
 
-fn source_files(directory: &Path) -> Vec<PathBuf> {
+pub fn source_files(directory: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -39,7 +39,7 @@ fn source_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src")
 }
 
-/// The room that a file belongs to: `src/store/redis/link.rs` and `src/store.rs` are of `store`.
+/// The room that a file belongs to: `src/store/redis/names.rs` and `src/store.rs` are of `store`.
 fn room(file: &Path, root: &Path) -> String {
     let first = file
         .strip_prefix(root)

@@ -6,6 +6,7 @@
     reason = "a test that cannot go on may stop"
 )]
 
+mod circles;
 mod documents;
 mod floors;
 mod guarantees;

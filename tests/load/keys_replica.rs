@@ -128,7 +128,7 @@ async fn inherit(
     connection: &mut redis::aio::MultiplexedConnection,
 ) {
     tracing_subscriber::fmt()
-        .with_env_filter("touchline::store::redis::inheritance=info")
+        .with_env_filter("touchline::store::redis::recovery=info")
         .with_ansi(false)
         .init();
     let settings = Settings {

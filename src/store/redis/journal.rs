@@ -2,12 +2,12 @@
 //!
 //! It has absolute values per key, day and producer, so that writing, reading or sending them twice does no harm. While Redis
 //! answers, the changed accounts and ledger sheets are written every interval; while it does not, each unit is written before it
-//! is served. One thread owns the file and writes all queued errands in one transaction, forced to disk (`synchronous=FULL`)
+//! is served. One thread owns the file and writes all queued jobs in one transaction, forced to disk (`synchronous=FULL`)
 //! before any of them is answered. The file contains no keys, digests or customers.
 //!
 //! Several processes of one machine may share it (two gateways during an upgrade): the unsettled units that the others served
 //! without Redis reduce this process's allowance, in the same transaction that counts its own. Each process enters its name,
-//! which remains if it is killed: its successor reads its last counts from Redis (`inheritance`).
+//! which remains if it is killed: its successor reads its last counts from Redis (`recovery`).
 //!
 //! Invariants: a count is never lowered; the counts and sheets of a process on a key's day are written, sent and dropped
 //! together, the sheets no newer than the counts, so that after a crash the journal has no unit in the ledger that was not
@@ -21,8 +21,8 @@ use arc_swap::ArcSwapOption;
 use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot};
 
-use super::home::Home;
-use super::turns::Turns;
+use super::identity::StoreIdentity;
+use super::yielding::CooperativeYield;
 use crate::store::StoreError;
 use crate::store::held_file::{HeldConnection, HeldFile, Purpose};
 
@@ -33,9 +33,9 @@ mod rows;
 use file::Unusable;
 pub use file::facts;
 pub use processes::{Lacking, Process};
-pub use rows::{CountRow, Place, Rows, SheetRow, Written};
+pub use rows::{CountRow, Place, Rows, TotalsRow, Written};
 
-/// The most queued errands; beyond, the journal counts as failed.
+/// The most queued jobs; beyond, the journal counts as failed.
 const WAITING_MAX: usize = 65_536;
 /// The approximate rows of one transaction, which must end before another process of this journal stops waiting (`file`).
 const GROUP_ROWS: usize = 512;
@@ -49,10 +49,10 @@ type Told<T> = oneshot::Sender<Result<T, StoreError>>;
     clippy::large_enum_variant,
     reason = "the large one is the frequent one: boxing would cost each unit an allocation"
 )]
-enum Errand {
+enum Job {
     Serve {
         count: CountRow,
-        sheet: SheetRow,
+        sheet: TotalsRow,
         /// `None` without bound.
         allowance: Option<u64>,
         told: Told<Written>,
@@ -64,11 +64,11 @@ enum Errand {
     Work(Box<dyn Work>),
 }
 
-impl Errand {
+impl Job {
     fn rows(&self) -> usize {
         match self {
-            Errand::Serve { .. } | Errand::Work(_) => 1,
-            Errand::Note { rows, .. } => rows.counts.len() + rows.sheets.len(),
+            Job::Serve { .. } | Job::Work(_) => 1,
+            Job::Note { rows, .. } => rows.counts.len() + rows.sheets.len(),
         }
     }
 }
@@ -102,7 +102,7 @@ impl<T: Send, F: FnMut(&Connection) -> rusqlite::Result<T> + Send> Work for Aske
 
 /// The journal of a gateway. Dropping it ends its thread when all is written.
 pub struct Journal {
-    errands: mpsc::Sender<Errand>,
+    jobs: mpsc::Sender<Job>,
     /// The common prefix of this process's producers.
     process: String,
     trouble: Arc<Trouble>,
@@ -112,17 +112,21 @@ pub struct Journal {
 type Trouble = ArcSwapOption<String>;
 
 impl Journal {
-    /// A journal at `path` for the store `home`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
+    /// A journal at `path` for the store `identity`. If it cannot be opened, its thread retries and [`Journal::has_failed`] is true.
     ///
     /// # Errors
     /// [`StoreError::Failed`], with the remedy, if the file belongs to another store or program.
-    pub async fn start(path: PathBuf, home: Home, process: &str) -> Result<Journal, StoreError> {
+    pub async fn start(
+        path: PathBuf,
+        identity: StoreIdentity,
+        process: &str,
+    ) -> Result<Journal, StoreError> {
         // This channel allocates as needed; std's channel of this length takes 20 MiB at once.
-        let (errands, taken) = mpsc::channel(WAITING_MAX);
+        let (jobs, taken) = mpsc::channel(WAITING_MAX);
         let trouble = Arc::new(Trouble::empty());
         let opened = {
-            let (path, home) = (path.clone(), home.clone());
-            tokio::task::spawn_blocking(move || file::open(&path, &home)).await
+            let (path, identity) = (path.clone(), identity.clone());
+            tokio::task::spawn_blocking(move || file::open(&path, &identity)).await
         };
         let connection = match opened {
             Ok(Ok(connection)) => Some(connection),
@@ -132,7 +136,7 @@ impl Journal {
         };
         let mut desk = Desk {
             path,
-            home,
+            identity,
             connection: None,
             file: None,
             trouble: trouble.clone(),
@@ -146,7 +150,7 @@ impl Journal {
             .spawn(move || desk.run(taken))
             .map_err(|error| StoreError::Failed(format!("the journal's thread: {error}")))?;
         Ok(Journal {
-            errands,
+            jobs,
             process: process.to_owned(),
             trouble,
         })
@@ -162,9 +166,9 @@ impl Journal {
         self.trouble.load().as_deref().cloned()
     }
 
-    fn send(&self, errand: Errand) {
-        // A rejected errand drops its sender, which ends the caller's wait.
-        if self.errands.try_send(errand).is_err() {
+    fn send(&self, job: Job) {
+        // A rejected job drops its sender, which ends the caller's wait.
+        if self.jobs.try_send(job).is_err() {
             let why = "the queue of the journal is full";
             self.trouble.store(Some(Arc::new(why.to_owned())));
         }
@@ -175,11 +179,11 @@ impl Journal {
     pub fn serve(
         &self,
         count: CountRow,
-        sheet: SheetRow,
+        sheet: TotalsRow,
         allowance: Option<u64>,
     ) -> oneshot::Receiver<Result<Written, StoreError>> {
         let (told, answer) = oneshot::channel();
-        self.send(Errand::Serve {
+        self.send(Job::Serve {
             count,
             sheet,
             allowance,
@@ -192,7 +196,7 @@ impl Journal {
     /// Rows of one producer must be sent in the order of their values.
     pub fn note(&self, rows: Rows) -> oneshot::Receiver<Done> {
         let (told, answer) = oneshot::channel();
-        self.send(Errand::Note { rows, told });
+        self.send(Job::Note { rows, told });
         answer
     }
 
@@ -205,7 +209,7 @@ impl Journal {
         let (told, answer) = oneshot::channel();
         let result = None;
         let work = Box::new(Asked { work, result, told });
-        self.send(Errand::Work(work));
+        self.send(Job::Work(work));
         async {
             let nobody = |_| {
                 Err(StoreError::Failed(
@@ -316,7 +320,7 @@ impl Journal {
 
 /// Calls `write` for each row, with pauses.
 fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::Result<()> {
-    let mut turns = Turns::of(ROWS_PER_TURN);
+    let mut turns = CooperativeYield::of(ROWS_PER_TURN);
     for row in rows {
         write(row)?;
         turns.step();
@@ -327,7 +331,7 @@ fn each<R>(rows: &[R], write: impl Fn(&R) -> rusqlite::Result<()>) -> rusqlite::
 /// The state of the journal's thread.
 struct Desk {
     path: PathBuf,
-    home: Home,
+    identity: StoreIdentity,
     connection: Option<HeldConnection>,
     /// The file of the first opening.
     file: Option<Arc<HeldFile>>,
@@ -335,7 +339,7 @@ struct Desk {
 }
 
 impl Desk {
-    fn run(mut self, mut taken: mpsc::Receiver<Errand>) {
+    fn run(mut self, mut taken: mpsc::Receiver<Job>) {
         loop {
             let Some(first) = taken.blocking_recv() else {
                 return;
@@ -368,7 +372,7 @@ impl Desk {
 
     /// Runs one transaction and returns the outcome of each `Serve`, in order. Nothing is written, hence no unit served, unless the
     /// path leads to the open file.
-    fn write(&mut self, group: &mut [Errand]) -> Result<Vec<Written>, StoreError> {
+    fn write(&mut self, group: &mut [Job]) -> Result<Vec<Written>, StoreError> {
         self.look()?;
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
@@ -387,7 +391,7 @@ impl Desk {
     fn look(&mut self) -> Result<(), StoreError> {
         self.check_file()?;
         if self.connection.is_none() {
-            let connection = file::open(&self.path, &self.home)?;
+            let connection = file::open(&self.path, &self.identity)?;
             self.hold(connection)?;
         }
         Ok(())
@@ -438,46 +442,43 @@ impl Desk {
     }
 }
 
-fn write_group(
-    connection: &mut Connection,
-    group: &mut [Errand],
-) -> rusqlite::Result<Vec<Written>> {
+fn write_group(connection: &mut Connection, group: &mut [Job]) -> rusqlite::Result<Vec<Written>> {
     let transaction =
         connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
     let mut written = Vec::new();
-    let mut turns = Turns::of(ROWS_PER_TURN);
-    for errand in group {
-        match errand {
-            Errand::Serve {
+    let mut turns = CooperativeYield::of(ROWS_PER_TURN);
+    for job in group {
+        match job {
+            Job::Serve {
                 count,
                 sheet,
                 allowance,
                 told: _,
             } => written.push(rows::serve(&transaction, count, sheet, *allowance)?),
-            Errand::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
-            Errand::Work(work) => work.run(&transaction)?,
+            Job::Note { rows, .. } => rows::write(&transaction, rows, &mut turns)?,
+            Job::Work(work) => work.run(&transaction)?,
         }
     }
     transaction.commit()?;
     Ok(written)
 }
 
-fn tell(group: Vec<Errand>, outcome: Result<Vec<Written>, StoreError>) {
+fn tell(group: Vec<Job>, outcome: Result<Vec<Written>, StoreError>) {
     let mut written = outcome.as_ref().map(|written| written.iter());
-    for errand in group {
+    for job in group {
         let failure = || match &outcome {
             Ok(_) => Ok(()),
             Err(error) => Err(StoreError::Failed(error.to_string())),
         };
-        match errand {
-            Errand::Serve { told, .. } => {
+        match job {
+            Job::Serve { told, .. } => {
                 let next = written.as_mut().ok().and_then(|written| written.next());
                 let missing = || StoreError::Failed("the journal's thread did not answer".into());
                 let answer = failure().and_then(|()| next.cloned().ok_or_else(missing));
                 let _ = told.send(answer);
             }
-            Errand::Note { told, .. } => drop(told.send(failure())),
-            Errand::Work(work) => work.told(failure()),
+            Job::Note { told, .. } => drop(told.send(failure())),
+            Job::Work(work) => work.told(failure()),
         }
     }
 }
@@ -494,11 +495,17 @@ mod tests {
     #[tokio::test]
     async fn every_connection_of_the_journal_forces_each_commit_to_disk() {
         let directory = tempfile::tempdir().unwrap();
-        let home = Home {
+        let identity = StoreIdentity {
             name: "cache:6379/0".into(),
             nodes: BTreeSet::new(),
         };
-        let start = || Journal::start(directory.path().join("journal.db"), home.clone(), "node");
+        let start = || {
+            Journal::start(
+                directory.path().join("journal.db"),
+                identity.clone(),
+                "node",
+            )
+        };
         let synchronous = async |journal: &Journal| {
             let ask = |connection: &Connection| {
                 connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0))

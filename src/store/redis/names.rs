@@ -26,7 +26,6 @@
 use jiff::civil::Date;
 
 use crate::policy::api_key::{KeyDigest, KeyId};
-use crate::policy::calendar::Day;
 use crate::store::Keeping;
 
 /// The sets that hold the ids of all keys: enough that 100,000 keys come in pages and a cluster spreads them.
@@ -90,12 +89,7 @@ impl Names {
         format!("{}:q:{{{id}}}:{date}", self.prefix)
     }
 
-    /// The field of a key's counts that holds the units used; the day's boundaries are in its name, see `charge.lua`.
-    pub fn used_field(day: Day) -> String {
-        format!("t{}-{}", day.start, day.end)
-    }
-
-    /// The day's first second and the next day's, where this is such a field.
+    /// The first second of the day and of the next one, if this is the field of a key's counts that holds the units used (`charge.lua`).
     pub fn boundaries_in(field: &str) -> Option<(i64, i64)> {
         let (start, end) = field.strip_prefix('t')?.split_once('-')?;
         Some((start.parse().ok()?, end.parse().ok()?))

@@ -9,9 +9,7 @@
 //! Not here: whether a key may be used (the replica of the key table), and the headers, which give the remainder of the share.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::num::NonZeroU64;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,18 +20,20 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::charging::{Accounts, Bound, Changed, Offer, Rule, Wanted};
-use super::guard::{Guard, Turn};
-use super::home::Home;
+use super::clock::StoreClock;
+use super::identity::StoreIdentity;
 use super::journal::{CountRow, Journal, Place, Rows, Written};
-use super::ledger::{KeyDay, Ledger};
 use super::names::Names;
-use super::register;
-use super::time::StoreClock;
+use super::settings::{OutagePolicy, OutageSettings};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::policy::quota::Share;
+use crate::store::redis::counts::accounts::Accounts;
+use crate::store::redis::counts::accounts::offline::{Bound, Changed, Offer, Rule, Wanted};
+use crate::store::redis::counts::ledger::{KeyDay, Ledger};
+use crate::store::redis::gateways::register;
+use crate::store::redis::wire::guard::{Guard, Turn};
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
@@ -53,59 +53,6 @@ const NODES_HOLD: Duration = Duration::from_secs(15);
 const READ_FIRST_MAX: Duration = Duration::from_secs(2);
 /// Days of keys read from the journal at a time, and rows of it that are merged into Redis concurrently.
 const RESTORE_BATCH: usize = 64;
-
-/// How to decide a charge that Redis does not decide.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OutagePolicy {
-    /// Serve this node's share of the units that were left.
-    Bounded,
-    /// Serve nothing.
-    Deny,
-    /// Serve everything.
-    Open,
-}
-
-impl fmt::Display for OutagePolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            OutagePolicy::Bounded => "bounded",
-            OutagePolicy::Deny => "deny",
-            OutagePolicy::Open => "open",
-        })
-    }
-}
-
-/// The configuration of service without Redis.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OutageSettings {
-    /// How charges are decided without Redis.
-    pub policy: OutagePolicy,
-    /// The journal's file: on a local disk, used by this machine only.
-    pub journal: PathBuf,
-    /// How often changed counts are journaled while Redis answers, default 1 s: the most that is lost if Redis is emptied and this
-    /// process dies.
-    pub journal_interval: Duration,
-    /// The least number of gateways that share a limit; default 1.
-    pub min_nodes: NonZeroU64,
-    /// The part of a limit that is served if the count is unknown, in hundredths; default 2.
-    pub cold_percent: u64,
-    /// A count that was older than this when the outage began is treated as unknown; default 5 min.
-    pub count_staleness: Duration,
-}
-
-impl OutageSettings {
-    /// The defaults with this journal.
-    pub fn of_journal(journal: impl Into<PathBuf>) -> OutageSettings {
-        OutageSettings {
-            policy: OutagePolicy::Bounded,
-            journal: journal.into(),
-            journal_interval: Duration::from_secs(1),
-            min_nodes: NonZeroU64::MIN,
-            cold_percent: 2,
-            count_staleness: Duration::from_secs(300),
-        }
-    }
-}
 
 /// The recent numbers of live gateways.
 #[derive(Debug, Default)]
@@ -164,7 +111,7 @@ impl Drop for LedgerEntry<'_> {
 }
 
 impl Outage {
-    /// Opens the journal for the process `process` on the store `home`.
+    /// Opens the journal for the process `process` on the store `identity`.
     ///
     /// # Errors
     /// If the journal belongs to another store. A journal that cannot be opened is no error: the thread retries, and nothing is
@@ -174,9 +121,9 @@ impl Outage {
         process: &str,
         guard: Arc<Guard>,
         (accounts, ledger, clock): (Arc<Accounts>, Arc<Ledger>, Arc<StoreClock>),
-        (home, names): (Home, Names),
+        (identity, names): (StoreIdentity, Names),
     ) -> Result<Arc<Outage>, StoreError> {
-        let journal = Journal::start(settings.journal.clone(), home, process).await?;
+        let journal = Journal::start(settings.journal.clone(), identity, process).await?;
         // Before anything is counted, so that the successor of a killed process finds its name; a failed write is repeated
         // with the first note.
         let _ = journal.see(clock.now().as_second()).await;

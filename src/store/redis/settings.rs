@@ -1,10 +1,10 @@
 //! What the configuration says of Redis: where it is, who we are there, and under which names we keep things.
 
 use std::fmt;
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::outage::OutageSettings;
 use crate::store::Keeping;
 
 /// The configuration of the Redis store.
@@ -34,6 +34,59 @@ pub struct Settings {
     pub outage: Option<OutageSettings>,
     /// When days of the ledger are closed, and when they go.
     pub keeping: Keeping,
+}
+
+/// How to decide a charge that Redis does not decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutagePolicy {
+    /// Serve this node's share of the units that were left.
+    Bounded,
+    /// Serve nothing.
+    Deny,
+    /// Serve everything.
+    Open,
+}
+
+impl fmt::Display for OutagePolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            OutagePolicy::Bounded => "bounded",
+            OutagePolicy::Deny => "deny",
+            OutagePolicy::Open => "open",
+        })
+    }
+}
+
+/// The configuration of service without Redis.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutageSettings {
+    /// How charges are decided without Redis.
+    pub policy: OutagePolicy,
+    /// The journal's file: on a local disk, used by this machine only.
+    pub journal: PathBuf,
+    /// How often changed counts are journaled while Redis answers, default 1 s: the most that is lost if Redis is emptied and this
+    /// process dies.
+    pub journal_interval: Duration,
+    /// The least number of gateways that share a limit; default 1.
+    pub min_nodes: NonZeroU64,
+    /// The part of a limit that is served if the count is unknown, in hundredths; default 2.
+    pub cold_percent: u64,
+    /// A count that was older than this when the outage began is treated as unknown; default 5 min.
+    pub count_staleness: Duration,
+}
+
+impl OutageSettings {
+    /// The defaults with this journal.
+    pub fn of_journal(journal: impl Into<PathBuf>) -> OutageSettings {
+        OutageSettings {
+            policy: OutagePolicy::Bounded,
+            journal: journal.into(),
+            journal_interval: Duration::from_secs(1),
+            min_nodes: NonZeroU64::MIN,
+            cold_percent: 2,
+            count_staleness: Duration::from_secs(300),
+        }
+    }
 }
 
 /// Where Redis is; addresses are `host:port`.

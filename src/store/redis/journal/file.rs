@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::super::home::Home;
 use super::{processes, rows};
 use crate::store::StoreError;
+use crate::store::redis::identity::StoreIdentity;
 use crate::store::status::JournalFacts;
 
 /// How long another process may hold the file.
@@ -34,9 +34,9 @@ impl From<Unusable> for StoreError {
     }
 }
 
-/// Opens the file for the store that `home` names, readable by its owner only. A file of another store or program is not
+/// Opens the file for the store that `identity` names, readable by its owner only. A file of another store or program is not
 /// changed.
-pub fn open(path: &Path, home: &Home) -> Result<Connection, Unusable> {
+pub fn open(path: &Path, identity: &StoreIdentity) -> Result<Connection, Unusable> {
     create(path);
     let failed = |error: rusqlite::Error| Unusable::Failed(told(path, &error));
     let mut connection = Connection::open(path).map_err(failed)?;
@@ -48,17 +48,20 @@ pub fn open(path: &Path, home: &Home) -> Result<Connection, Unusable> {
             path.display()
         )));
     }
-    match claim(&mut connection, home).map_err(failed)? {
+    match claim(&mut connection, identity).map_err(failed)? {
         None => Ok(connection),
         Some((theirs, untold)) => Err(Unusable::Foreign(format!(
-            "{} is the journal of {theirs}, and the configuration says {home}; it holds {untold} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
+            "{} is the journal of {theirs}, and the configuration says {identity}; it holds {untold} units that were served without Redis and not yet sent to it: point store.redis.journal at another file, or, if what this one holds is of no use any more, remove it",
             path.display()
         ))),
     }
 }
 
 /// Makes the file ours and this store's. Else: whose it is, and the units in it that its Redis may not know.
-fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(Home, u64)>> {
+fn claim(
+    connection: &mut Connection,
+    identity: &StoreIdentity,
+) -> rusqlite::Result<Option<(StoreIdentity, u64)>> {
     if tables(connection)? == 0 {
         connection.pragma_update(None, "journal_mode", "WAL")?;
     }
@@ -73,7 +76,7 @@ fn claim(connection: &mut Connection, home: &Home) -> rusqlite::Result<Option<(H
     }
     rows::add_what_is_missing(&transaction)?;
     transaction.execute_batch(processes::TABLE)?;
-    if let Some(theirs) = home.claim(&transaction)? {
+    if let Some(theirs) = identity.claim(&transaction)? {
         let untold = rows::untold_by_others(&transaction, "")?;
         return Ok(Some((theirs, untold)));
     }
@@ -109,7 +112,7 @@ pub fn facts(path: &Path) -> Option<JournalFacts> {
 fn read_facts(path: &Path, facts: &mut JournalFacts) -> rusqlite::Result<()> {
     let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     connection.busy_timeout(LOCK_WAIT_MAX)?;
-    facts.store = Home::of(&connection)?.map(|home| home.to_string());
+    facts.store = StoreIdentity::of(&connection)?.map(|identity| identity.to_string());
     facts.pending_units = rows::untold_by_others(&connection, "")?;
     (facts.counts, facts.unsettled_counts) = rows::how_many(&connection)?;
     Ok(())

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use rusqlite::{Connection, params};
 
-use super::rows::{self, CountRow, Rows, SheetRow};
+use super::rows::{self, CountRow, Rows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
@@ -114,7 +114,7 @@ pub fn inherit(connection: &Connection, held: &Rows) -> rusqlite::Result<bool> {
     Ok(is_ahead | inherit_sheets(connection, &held.sheets)?)
 }
 
-fn inherit_sheets(connection: &Connection, held: &[SheetRow]) -> rusqlite::Result<bool> {
+fn inherit_sheets(connection: &Connection, held: &[TotalsRow]) -> rusqlite::Result<bool> {
     let mut is_ahead = false;
     for row in held {
         let Some(own) = rows::sheet(connection, row)? else {
@@ -130,7 +130,7 @@ fn inherit_sheets(connection: &Connection, held: &[SheetRow]) -> rusqlite::Resul
         let is_theirs = larger == theirs && ceiling == row.ceiling;
         is_ahead |= !is_theirs;
         if larger != numbers || ceiling != own.ceiling {
-            let merged = SheetRow {
+            let merged = TotalsRow {
                 totals: Totals::of_numbers(larger),
                 ceiling,
                 settled: is_theirs,

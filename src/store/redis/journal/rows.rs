@@ -11,7 +11,7 @@ use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
 use crate::store::ledger::Ceiling;
-use crate::store::redis::turns::Turns;
+use crate::store::redis::yielding::CooperativeYield;
 
 /// How long rows are kept after their day in any case: as long as Redis keeps counts.
 const KEPT_AFTER_DAY_SECONDS: i64 = 35 * 86_400;
@@ -135,7 +135,7 @@ pub struct CountRow {
 
 /// The ledger of one producer and endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SheetRow {
+pub struct TotalsRow {
     /// The key.
     pub key: KeyId,
     /// The day.
@@ -162,8 +162,8 @@ pub type Place = (Date, KeyId);
 pub struct Rows {
     /// Counts.
     pub counts: Vec<CountRow>,
-    /// Sheets, none of them newer than the counts of its process.
-    pub sheets: Vec<SheetRow>,
+    /// ProducerTotals, none of them newer than the counts of its process.
+    pub sheets: Vec<TotalsRow>,
 }
 
 /// The outcome of journaling units to be served.
@@ -283,7 +283,7 @@ pub fn marks(connection: &Connection, row: &CountRow) -> rusqlite::Result<Option
 }
 
 /// What is written of the same producer, key, day and endpoint.
-pub fn sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<Option<SheetRow>> {
+pub fn sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<Option<TotalsRow>> {
     let place = params![
         row.day.date.to_string(),
         row.key.as_str(),
@@ -307,7 +307,7 @@ pub fn settle_count(connection: &Connection, row: &CountRow) -> rusqlite::Result
 }
 
 /// Notes that Redis holds the row, unless it changed.
-pub fn settle_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
+pub fn settle_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let mut settle = connection.prepare_cached(SETTLE_SHEET)?;
     settle.raw_bind_parameter(1, row.day.date.to_string())?;
     settle.raw_bind_parameter(2, row.key.as_str())?;
@@ -322,7 +322,7 @@ pub fn settle_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result
 fn bind_numbers(
     statement: &mut Statement<'_>,
     first: usize,
-    row: &SheetRow,
+    row: &TotalsRow,
 ) -> rusqlite::Result<()> {
     let numbers = row.totals.numbers().into_iter();
     let numbers = numbers.chain([row.ceiling.limit, row.ceiling.granted]);
@@ -336,7 +336,7 @@ fn bind_numbers(
 pub fn serve(
     connection: &Connection,
     count: &CountRow,
-    sheet: &SheetRow,
+    sheet: &TotalsRow,
     allowance: Option<u64>,
 ) -> rusqlite::Result<Written> {
     let others = connection.prepare_cached(UNTOLD_BY_OTHERS)?.query_row(
@@ -357,7 +357,11 @@ pub fn serve(
 }
 
 /// Writes rows as they are now.
-pub fn write(connection: &Connection, rows: &Rows, turns: &mut Turns) -> rusqlite::Result<()> {
+pub fn write(
+    connection: &Connection,
+    rows: &Rows,
+    turns: &mut CooperativeYield,
+) -> rusqlite::Result<()> {
     for row in &rows.counts {
         write_count(connection, row)?;
         turns.step();
@@ -386,7 +390,7 @@ pub fn write_count(connection: &Connection, row: &CountRow) -> rusqlite::Result<
 }
 
 /// Writes a sheet as it is.
-pub fn write_sheet(connection: &Connection, row: &SheetRow) -> rusqlite::Result<()> {
+pub fn write_sheet(connection: &Connection, row: &TotalsRow) -> rusqlite::Result<()> {
     let tier = row.tier.as_ref().map_or("", TierName::as_str);
     let mut write = connection.prepare_cached(WRITE_SHEET)?;
     write.raw_bind_parameter(1, row.day.date.to_string())?;
@@ -450,13 +454,13 @@ fn read_count(row: &Row<'_>) -> rusqlite::Result<CountRow> {
     })
 }
 
-fn read_sheet(row: &Row<'_>) -> rusqlite::Result<SheetRow> {
+fn read_sheet(row: &Row<'_>) -> rusqlite::Result<TotalsRow> {
     let (key, day, producer) = read_place(row)?;
     let mut numbers = [0; Totals::NUMBERS];
     for (count, column) in numbers.iter_mut().zip(7..) {
         *count = units(row.get(column)?);
     }
-    Ok(SheetRow {
+    Ok(TotalsRow {
         key,
         day,
         producer,

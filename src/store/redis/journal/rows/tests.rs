@@ -24,7 +24,7 @@ fn rows(counts_settled: bool, sheets_settled: bool) -> Rows {
             untold: 0,
             settled: counts_settled,
         }],
-        sheets: vec![SheetRow {
+        sheets: vec![TotalsRow {
             key,
             day: DAY,
             producer: "one.1".into(),
@@ -53,7 +53,7 @@ fn a_keys_day_is_dropped_whole_when_all_of_it_is_settled() {
         journal.execute_batch(TABLES).unwrap();
         add_what_is_missing(&journal).unwrap();
         let written = rows(counts_settled, sheets_settled);
-        write(&journal, &written, &mut Turns::of(1)).unwrap();
+        write(&journal, &written, &mut CooperativeYield::of(1)).unwrap();
         drop_old(&journal, now).unwrap();
         let left = days_of_others(&journal, "", None, 10).unwrap();
         let left: Vec<_> = left
@@ -88,7 +88,7 @@ fn what_others_wrote_is_told_by_days_each_whole_and_own_rows_are_left_out() {
     own.counts[0].producer = "own.0".into();
     own.sheets[0].producer = "own.1".into();
     for written in [&all, &own] {
-        write(&journal, written, &mut Turns::of(1)).unwrap();
+        write(&journal, written, &mut CooperativeYield::of(1)).unwrap();
     }
     let (mut told, mut last, mut pages) = (Rows::default(), None, 0);
     loop {

@@ -1,0 +1,341 @@
+//! Charges: the accounts of this process, and the tasks that send their calls to the store.
+//!
+//! [`Account`] decides; this module has its lock, its map and its deadlines. Separate tasks (`batcher`) send the calls, so that
+//! a cancelled request cannot lose the reply; units that reach no request are refunded when they are dropped ([`Units`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use jiff::civil::Date;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::quota::{Account, Terms, Verdict};
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::names::Names;
+use crate::store::redis::producer::Producer;
+use crate::store::redis::shards::Shards;
+use crate::store::redis::wire::guard::Guard;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{AccountCall, COUNT_MAX};
+use crate::store::redis::wire::slots;
+use crate::store::{KeyEntry, KeyTable, StoreError};
+
+mod batcher;
+mod charging;
+pub mod offline;
+
+/// The most accounts; beyond, idle ones of the current day are dropped too.
+pub const ACCOUNTS_MAX: usize = 200_000;
+/// How long after its day an idle account is kept, for refunds of requests that crossed midnight.
+const KEPT_AFTER_DAY_SECONDS: i64 = 120;
+
+/// The context of a call: the key record of its charges, and its day.
+#[derive(Debug, Clone)]
+pub struct Context {
+    entry: Option<Arc<KeyEntry>>,
+    day: Day,
+}
+
+/// Compares days only: records of equal version are equal, and the terms compare the version.
+impl PartialEq for Context {
+    fn eq(&self, other: &Context) -> bool {
+        self.day == other.day
+    }
+}
+
+/// The result for a waiter.
+#[derive(Debug)]
+pub enum Answer {
+    /// The granted units.
+    Granted(Units),
+    /// Any other verdict of the store.
+    Other(Verdict),
+    /// No reply.
+    Failed(StoreError),
+}
+
+type Waiter = oneshot::Sender<Answer>;
+type Slots = HashMap<(KeyId, Date), Arc<Slot>>;
+
+/// The account of one key and day with its names.
+#[derive(Debug)]
+pub struct Slot {
+    key: KeyId,
+    day: Day,
+    producer: String,
+    record_name: String,
+    counts_name: String,
+    /// The hash slot of both names in a cluster.
+    place: u16,
+    /// By the last reply, the store has all record versions below this one; 0 before the first reply, or if it had no record.
+    held_below: AtomicU64,
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug)]
+struct SlotState {
+    account: Account<Waiter, Context>,
+    /// Whether it is in the list of accounts to settle.
+    listed: bool,
+    /// Whether it is in the queue of accounts with a call to send.
+    queued: bool,
+    /// Whether Redis refused this account's own last call: it gets calls of its own until one succeeds.
+    shunned: bool,
+    /// The state for the journal and the service without Redis.
+    offline: Notes,
+}
+
+/// What an account remembers beside its counts.
+#[derive(Debug, Default)]
+pub struct Notes {
+    /// The limit of the last charge.
+    pub limit: u64,
+    /// Whether it stands on the list of accounts to be written to the journal.
+    pub listed: bool,
+    /// Its part of the sum of untold units.
+    untold: u64,
+}
+
+/// Accounts whose calls are to be carried.
+#[derive(Debug, Default)]
+pub struct Pending {
+    slots: VecDeque<Arc<Slot>>,
+    /// Carriers that take from it.
+    batchers: usize,
+}
+
+/// Granted units: taken by the caller, or refunded when dropped.
+#[derive(Debug)]
+pub struct Units {
+    accounts: Arc<Accounts>,
+    slot: Arc<Slot>,
+    used: u64,
+    units: u32,
+    source: Source,
+}
+
+/// The source of units.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// Redis granted them.
+    Store,
+    /// They are part of this node's share without Redis.
+    Share,
+}
+
+impl Units {
+    /// Takes the units. Returns the units used on the day, including these.
+    pub fn take(mut self) -> u64 {
+        self.units = 0;
+        self.used
+    }
+}
+
+impl Drop for Units {
+    fn drop(&mut self) {
+        if self.units > 0 {
+            let account = &mut self.slot.state.lock().account;
+            match self.source {
+                Source::Store => {
+                    account.refund(self.units);
+                }
+                Source::Share => account.withdraw(self.units),
+            }
+        }
+        if self.units > 0 {
+            self.accounts.list(&self.slot);
+        }
+    }
+}
+
+/// All accounts of this process.
+pub struct Accounts {
+    pub link: Arc<Link>,
+    guard: Arc<Guard>,
+    names: Names,
+    producer: Arc<Producer>,
+    keys: Arc<KeyTable>,
+    clock: Arc<StoreClock>,
+    timeout: Duration,
+    slots: Shards<Slots>,
+    to_settle: Mutex<VecDeque<Arc<Slot>>>,
+    to_note: Mutex<VecDeque<Arc<Slot>>>,
+    /// All accounts, the one whose count was checked longest ago first.
+    to_read: Mutex<VecDeque<Arc<Slot>>>,
+    /// Units served without Redis that it may not have.
+    untold: AtomicU64,
+    /// Accounts with a call to send, and the tasks that send them.
+    due: Mutex<Pending>,
+    /// Running batcher tasks, including those that no request started.
+    batchers: AtomicUsize,
+    /// Whether Redis rejects calls for several accounts.
+    apart: AtomicBool,
+}
+
+impl std::fmt::Debug for Accounts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Accounts")
+    }
+}
+
+impl Accounts {
+    /// No accounts yet.
+    pub fn new(
+        guard: Arc<Guard>,
+        names: Names,
+        producer: Arc<Producer>,
+        keys: Arc<KeyTable>,
+        clock: Arc<StoreClock>,
+        timeout: Duration,
+    ) -> Arc<Accounts> {
+        Arc::new(Accounts {
+            link: guard.link().clone(),
+            guard,
+            names,
+            producer,
+            keys,
+            clock,
+            timeout,
+            slots: Shards::default(),
+            to_settle: Mutex::default(),
+            to_note: Mutex::default(),
+            to_read: Mutex::default(),
+            untold: AtomicU64::new(0),
+            due: Mutex::default(),
+            batchers: AtomicUsize::new(0),
+            apart: AtomicBool::new(false),
+        })
+    }
+
+    fn slot(&self, key: KeyId, day: Day) -> Arc<Slot> {
+        let make = || {
+            let counts_name = self.names.counts(key, day.date);
+            let slot = Arc::new(Slot {
+                key,
+                day,
+                producer: self.producer.next_name(),
+                record_name: self.names.record(key),
+                place: slots::slot(counts_name.as_bytes()),
+                counts_name,
+                held_below: AtomicU64::new(0),
+                state: Mutex::new(SlotState {
+                    account: Account::new(self.terms(key, day)),
+                    listed: false,
+                    queued: false,
+                    shunned: false,
+                    offline: Notes::default(),
+                }),
+            });
+            self.to_read.lock().push_back(slot.clone());
+            slot
+        };
+        let mut slots = self.slots.of(key);
+        slots.entry((key, day.date)).or_insert_with(make).clone()
+    }
+
+    /// Terms for calls that grant nothing.
+    fn terms(&self, key: KeyId, day: Day) -> Terms<Context> {
+        let entry = self.keys.get(key);
+        Terms {
+            limit: 0,
+            version: entry
+                .as_ref()
+                .map_or(COUNT_MAX, |entry| entry.record.version),
+            context: Context { entry, day },
+        }
+    }
+
+    /// Refunds units on the day of their charge. Returns the units used afterwards, if they are known.
+    pub fn refund(&self, key: KeyId, day: Day, units: u32) -> Option<u64> {
+        let slot = self.slot(key, day);
+        let used = slot.state.lock().account.refund(units);
+        self.list(&slot);
+        used
+    }
+
+    fn list(&self, slot: &Arc<Slot>) {
+        self.list_to_note(slot);
+        let fresh = !std::mem::replace(&mut slot.state.lock().listed, true);
+        if fresh {
+            self.to_settle.lock().push_back(slot.clone());
+        }
+    }
+
+    /// Whether all totals were sent to the store; not meaningful while [`Accounts::settle`] runs.
+    pub fn is_settled(&self) -> bool {
+        self.batchers.load(Ordering::SeqCst) == 0
+            && self.due.lock().is_empty()
+            && self.to_settle.lock().is_empty()
+    }
+
+    /// Takes accounts from the list of those to settle; one that an abandoned call may still change is moved to its end.
+    fn take_listed(&self, most: usize) -> Vec<Arc<Slot>> {
+        let slots: Vec<_> = {
+            let mut listed = self.to_settle.lock();
+            let count = listed.len().min(most);
+            listed.drain(..count).collect()
+        };
+        let now = std::time::Instant::now();
+        for slot in &slots {
+            let again = {
+                let mut state = slot.state.lock();
+                state.listed = false;
+                state.account.look_for_late_calls(now)
+            };
+            if again {
+                self.list(slot);
+            }
+        }
+        slots
+    }
+
+    /// Makes every account send its totals again: the store may have lost them.
+    pub async fn repeat_all(&self) {
+        let repeat = |slot: &Arc<Slot>| {
+            slot.state.lock().account.repeat();
+            self.list(slot);
+        };
+        self.slots
+            .walk(|slots| slots.values().for_each(repeat))
+            .await;
+    }
+
+    /// Drops idle accounts of past days, and of the current day if there are too many.
+    pub async fn sweep(&self) {
+        let now = self.clock.now().as_second();
+        let total: usize = self.slots.parts().map(|slots| slots.lock().len()).sum();
+        let crowded = total > ACCOUNTS_MAX;
+        let keep = |slot: &Arc<Slot>| {
+            let over = slot.day.end + KEPT_AFTER_DAY_SECONDS < now;
+            let idle = || {
+                let state = slot.state.lock();
+                let listed = state.listed || state.queued || state.offline.listed;
+                !listed && state.account.is_idle()
+            };
+            !((over || crowded) && idle())
+        };
+        self.slots
+            .walk(|slots| slots.retain(|_, slot| keep(slot)))
+            .await;
+        if crowded {
+            tracing::warn!(
+                total,
+                limit = ACCOUNTS_MAX,
+                "too many accounts of keys and days"
+            );
+        }
+    }
+}
+
+/// The error for a day that the store has with other boundaries.
+pub fn other_calendar(key: KeyId, day: Day) -> StoreError {
+    StoreError::OtherCalendar(format!(
+        "the day {} of key {key} is stored with other boundaries than {} to {}: another time zone or another version of the zone table was used",
+        day.date, day.start, day.end
+    ))
+}

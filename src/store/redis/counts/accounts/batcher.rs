@@ -1,0 +1,426 @@
+//! The tasks that carry the calls of accounts to Redis and their replies back: what is due at the same time in one script
+//! call, whatever its keys.
+//!
+//! Accounts that somebody waits for stand in one queue ([`Pending`]). A batcher takes what stands there, brings the replies
+//! back, and takes what has come meanwhile, until nobody waits; so calls are the larger the busier the gateway is, and
+//! nobody waits for a timer. Two are under way at most, so that a request seldom waits for another's round trip. In a
+//! cluster the keys of one call must be in one hash slot: only accounts of the same slot share a call there.
+//!
+//! Invariants: an account is in one call at a time; a call for several accounts that Redis refused, or whose answers cannot
+//! be read, is tried again for each alone, so that an account that Redis cannot count for harms itself only; and whatever
+//! ends a batcher, a panic included, no call stays awaited for ever: that would keep a key from being charged until the
+//! process ends.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::time::Instant;
+
+use super::{Accounts, Answer, Context, Pending, Slot, Source, Units, Waiter};
+use crate::policy::key_record::KeyRecord;
+use crate::policy::quota::{Call, Reply, Verdict};
+use crate::store::KeyEntry;
+use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, charge_replies};
+
+/// The most accounts in one script call: Redis serves no other client meanwhile, for 4 to 8 µs each.
+const TOGETHER_MAX: usize = 64;
+/// The most batchers that take from the queue, where a call may be for several accounts.
+const BATCHERS_MAX: usize = 2;
+
+impl Pending {
+    /// Takes what one call may be for: in a cluster the first account and those of its hash slot, else up to `most`.
+    fn take(&mut self, is_cluster: bool, most: usize) -> Vec<Arc<Slot>> {
+        if !is_cluster {
+            let count = self.slots.len().min(most);
+            return self.slots.drain(..count).collect();
+        }
+        let mut taken = Vec::from_iter(self.slots.pop_front());
+        self.slots.retain(|slot| {
+            let joins = taken.len() < TOGETHER_MAX
+                && taken.first().is_some_and(|first| first.place == slot.place);
+            if joins {
+                taken.push(slot.clone());
+            }
+            !joins
+        });
+        taken
+    }
+
+    /// Whether nobody stands there.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
+    }
+}
+
+impl Accounts {
+    /// Has the account's next call carried; it was just marked as queued.
+    pub(super) fn enqueue(self: &Arc<Self>, slot: &Arc<Slot>) {
+        self.due.lock().slots.push_back(slot.clone());
+        self.start_batcher();
+    }
+
+    /// Sends for what stands in the queue although its batcher is gone.
+    pub(super) fn flush_forgotten(self: &Arc<Self>) {
+        if !self.due.lock().is_empty() {
+            self.start_batcher();
+        }
+    }
+
+    fn start_batcher(self: &Arc<Self>) {
+        let batchers_max = match self.together_max() {
+            1 => usize::MAX,
+            _ => BATCHERS_MAX,
+        };
+        {
+            let mut due = self.due.lock();
+            if due.batchers >= batchers_max {
+                return;
+            }
+            due.batchers += 1;
+        }
+        let mut batcher = Batcher::of(self.clone());
+        batcher.takes = true;
+        tokio::spawn(batcher.flush_due());
+    }
+
+    /// The most accounts in one call, whatever their keys.
+    pub(super) fn together_max(&self) -> usize {
+        match self.link.is_cluster() || self.apart.load(Ordering::Relaxed) {
+            true => 1,
+            false => TOGETHER_MAX,
+        }
+    }
+}
+
+impl Accounts {
+    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
+        match verdict {
+            Verdict::Granted { used } => Answer::Granted(Units {
+                accounts: self.clone(),
+                slot: slot.clone(),
+                used,
+                units: cost,
+                source: Source::Store,
+            }),
+            Verdict::Exhausted { .. }
+            | Verdict::Told { .. }
+            | Verdict::KeyChanged
+            | Verdict::OtherDay { .. }
+            | Verdict::OtherCalendar => Answer::Other(verdict),
+        }
+    }
+
+    /// Sends the calls of different accounts in one round trip, with a reply each. A newer record in a reply is in the key table
+    /// when this returns.
+    async fn call(&self, calls: &[(Arc<Slot>, Call<Context>)]) -> Result<Vec<Reply>, LinkError> {
+        let mut keys = Vec::with_capacity(2 * calls.len());
+        let mut argument = self.argument(calls.len());
+        for (slot, call) in calls {
+            keys.extend([slot.record_name.as_str(), slot.counts_name.as_str()]);
+            let entry = self.said_with(slot, call);
+            let version = entry
+                .as_ref()
+                .map_or(call.terms.version, |entry| entry.record.version);
+            let held = slot.held_below.load(Ordering::Relaxed) > version;
+            argument.push(&AccountCall {
+                producer: &slot.producer,
+                ack: call.ack,
+                rack: call.rack,
+                want: call.want,
+                limit: call.terms.limit,
+                version,
+                record: entry
+                    .as_deref()
+                    .filter(|_| !held)
+                    .map_or("", KeyEntry::packed),
+                day: call.terms.context.day,
+            });
+        }
+        let replies = self.run(&keys, argument).await?;
+        for (reply, (slot, _)) in replies.iter().zip(calls) {
+            if reply.record.is_empty() {
+                continue;
+            }
+            match serde_json::from_str::<KeyRecord>(&reply.record) {
+                Ok(record) => {
+                    self.keys.apply(record);
+                }
+                Err(error) => {
+                    tracing::error!(key = %slot.key, %error, "the store's record cannot be read");
+                }
+            }
+        }
+        Ok(replies)
+    }
+
+    /// The argument of a call for a number of accounts.
+    pub(super) fn argument(&self, accounts: usize) -> ChargeArgument {
+        ChargeArgument::new(self.names.keeping().settle_window_seconds(), accounts)
+    }
+
+    /// The record to send with a call, or `None` if the store is known to have it. A call that wants no units sends the newest known
+    /// record, to repair the store.
+    fn said_with(&self, slot: &Slot, call: &Call<Context>) -> Option<Arc<KeyEntry>> {
+        let newest = || self.keys.get(slot.key);
+        match &call.terms.context.entry {
+            None => newest(),
+            Some(judged) if call.want == 0 => newest()
+                .filter(|held| held.record.version > judged.record.version)
+                .or_else(|| Some(judged.clone())),
+            Some(judged) => Some(judged.clone()),
+        }
+    }
+
+    /// Runs the script for the accounts with these names, and takes the store's time from its reply.
+    pub(super) async fn run(
+        &self,
+        keys: &[&str],
+        argument: ChargeArgument,
+    ) -> Result<Vec<Reply>, LinkError> {
+        let asked = self.clock.now();
+        let deadline = Instant::now() + self.timeout;
+        let arguments = argument.arguments();
+        let value = self.link.run(&CHARGE, keys, &arguments, deadline).await;
+        self.guard.record(&value);
+        let replies = charge_replies(&value?, keys.len() / 2).map_err(LinkError::Unreadable)?;
+        if let Some(reply) = replies.first() {
+            self.clock.learn_second(asked, reply.now);
+        }
+        Ok(replies)
+    }
+}
+
+/// Carries calls.
+pub struct Batcher {
+    accounts: Arc<Accounts>,
+    /// The calls that are awaited, of different accounts.
+    calls: Vec<(Arc<Slot>, Call<Context>)>,
+    /// Whether it takes from the queue.
+    takes: bool,
+}
+
+impl Batcher {
+    /// One with nothing to carry yet. Counted from the moment it is made, before it runs.
+    pub fn of(accounts: Arc<Accounts>) -> Batcher {
+        accounts.batchers.fetch_add(1, Ordering::SeqCst);
+        Batcher {
+            accounts,
+            calls: Vec::new(),
+            takes: false,
+        }
+    }
+
+    /// Carries the calls of these accounts; those that become due meanwhile are left to others.
+    pub async fn flush_these(mut self, slots: Vec<Arc<Slot>>) {
+        self.begin_calls(slots);
+        self.flush().await;
+    }
+
+    /// Carries what stands in the queue until nobody does.
+    async fn flush_due(mut self) {
+        // Whoever is ready to ask in this moment asks first: their calls go together.
+        tokio::task::yield_now().await;
+        while self.take_due() {
+            self.flush().await;
+        }
+    }
+
+    /// Takes up what stands in the queue. Says no, and takes no more, where nobody does.
+    fn take_due(&mut self) -> bool {
+        let together = self.accounts.together_max();
+        let apart = self.accounts.apart.load(Ordering::Relaxed);
+        let slots = {
+            let mut due = self.accounts.due.lock();
+            if due.slots.is_empty() {
+                due.batchers -= 1;
+                self.takes = false;
+                return false;
+            }
+            due.take(self.accounts.link.is_cluster() && !apart, together)
+        };
+        self.begin_calls(slots);
+        true
+    }
+
+    /// Begins the next calls of these accounts, where one is due and none is awaited. While the breaker is open nobody waits
+    /// for Redis.
+    fn begin_calls(&mut self, slots: Vec<Arc<Slot>>) {
+        let closed = self.accounts.guard.require().err();
+        for slot in slots {
+            let mut state = slot.state.lock();
+            state.queued = false;
+            if let Some(error) = &closed {
+                let waiters = state.account.dismiss();
+                drop(state);
+                fail(waiters, error);
+                self.accounts.list(&slot);
+                continue;
+            }
+            let alone = state.shunned;
+            let call = state.account.begin(is_waiting);
+            let awaited = state.account.is_awaited();
+            let due = !awaited && !state.account.is_idle();
+            drop(state);
+            match call {
+                Some(call) if alone => self.send_alone(slot, call),
+                Some(call) => self.calls.push((slot, call)),
+                None if due => self.accounts.list(&slot),
+                None => {}
+            }
+        }
+    }
+
+    fn send_alone(&self, slot: Arc<Slot>, call: Call<Context>) {
+        let mut batcher = Batcher::of(self.accounts.clone());
+        batcher.calls.push((slot, call));
+        tokio::spawn(batcher.flush_alone());
+    }
+
+    /// As [`Batcher::flush`], which it is called by.
+    fn flush_alone(mut self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move { self.flush().await })
+    }
+
+    /// Carries what was taken up, and tells everybody what came of it.
+    async fn flush(&mut self) {
+        if self.calls.is_empty() {
+            return;
+        }
+        match self.accounts.call(&self.calls).await {
+            Ok(replies) => self.answer_waiters(replies),
+            // What did run is shown again as credit, as of any call that is repeated.
+            Err(error) if is_of_one(&error) && self.calls.len() > 1 => {
+                self.accounts.note_refusal(&error);
+                for (slot, call) in std::mem::take(&mut self.calls) {
+                    self.send_alone(slot, call);
+                }
+            }
+            Err(error) => {
+                while let Some((slot, call)) = self.calls.last() {
+                    slot.state.lock().shunned = is_of_one(&error);
+                    self.accounts.give_up(slot, call.number, &error);
+                    self.calls.pop();
+                }
+            }
+        }
+        if !self.takes {
+            self.accounts.flush_forgotten();
+        }
+    }
+
+    /// Brings the replies to everybody who waited for them. A call counts as awaited until its waiters are answered.
+    fn answer_waiters(&mut self, mut replies: Vec<Reply>) {
+        while let (Some((slot, call)), Some(reply)) = (self.calls.last(), replies.pop()) {
+            let verdicts = {
+                let mut state = slot.state.lock();
+                state.shunned = false;
+                state.account.leave_out(is_waiting);
+                let now = std::time::Instant::now();
+                let verdicts = state.account.settle(call.number, &reply, now);
+                // The store has lost the record that it held: the next call, made at once, brings it back.
+                let held = reply.version.map_or(0, |version| version + 1);
+                if held < slot.held_below.swap(held, Ordering::Relaxed) {
+                    state.account.repeat();
+                }
+                self.accounts.recount(&mut state);
+                verdicts
+            };
+            // Before anybody can say of the units what they were for: the journal has the counts first.
+            self.accounts.list_to_note(slot);
+            // Whoever is gone drops the units, which takes the account's lock: it must be free here.
+            for (waiter, cost, verdict) in verdicts {
+                let _ = waiter.send(self.accounts.answer(slot, cost, verdict));
+            }
+            self.accounts.go_on(slot, After::Reply);
+            self.calls.pop();
+        }
+    }
+}
+
+impl Drop for Batcher {
+    fn drop(&mut self) {
+        let error = LinkError::Lost("the call was aborted".into());
+        for (slot, call) in std::mem::take(&mut self.calls) {
+            self.accounts.give_up(&slot, call.number, &error);
+            self.accounts.list(&slot);
+        }
+        if self.takes {
+            self.accounts.due.lock().batchers -= 1;
+        }
+        self.accounts.batchers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// After what an account goes on.
+#[derive(Debug, Clone, Copy)]
+enum After {
+    Reply,
+    Failure,
+}
+
+impl Accounts {
+    /// Gives up a call whose fate is unknown, and tells those who waited for it. While the breaker is open nobody else waits
+    /// either.
+    fn give_up(&self, slot: &Arc<Slot>, number: u64, error: &LinkError) {
+        let waiters = {
+            let account = &mut slot.state.lock().account;
+            let mut waiters = account.abandon(number, std::time::Instant::now());
+            if self.guard.require().is_err() {
+                waiters.extend(account.dismiss());
+            }
+            waiters
+        };
+        fail(waiters, error);
+        self.go_on(slot, After::Failure);
+    }
+
+    /// Has the account stand in the queue if a call is due; after a failed one only if somebody waits.
+    fn go_on(&self, slot: &Arc<Slot>, after: After) {
+        self.list_to_note(slot);
+        let mut state = slot.state.lock();
+        let due = match after {
+            After::Reply => state.account.has_waiters() || state.account.is_due(),
+            After::Failure => state.account.has_waiters(),
+        };
+        let joins = due && !std::mem::replace(&mut state.queued, true);
+        let listed = !due && !state.account.is_idle();
+        drop(state);
+        if joins {
+            self.due.lock().slots.push_back(slot.clone());
+        }
+        if listed {
+            self.list(slot);
+        }
+    }
+
+    /// Notes why a call for several accounts was refused: where their keys may not be in one call, none will be again.
+    fn note_refusal(&self, error: &LinkError) {
+        let LinkError::Refused(error) = error else {
+            return;
+        };
+        let kind = redis::ErrorKind::Server(redis::ServerErrorKind::CrossSlot);
+        if error.kind() == kind && !self.apart.swap(true, Ordering::Relaxed) {
+            tracing::warn!(%error, "Redis rejects calls for several keys, as the nodes of a cluster do: from now on each key has its own call. If it is a cluster, name its nodes under store.redis.cluster");
+        }
+    }
+}
+
+/// Whether one of several accounts may be to blame for a failed call.
+fn is_of_one(error: &LinkError) -> bool {
+    match error {
+        LinkError::Refused(_) | LinkError::Unreadable(_) => true,
+        LinkError::NoConnection(_) | LinkError::Lost(_) => false,
+    }
+}
+
+fn fail(waiters: Vec<Waiter>, error: &LinkError) {
+    for waiter in waiters {
+        let _ = waiter.send(Answer::Failed(error.clone().into()));
+    }
+}
+
+fn is_waiting(waiter: &Waiter) -> bool {
+    !waiter.is_closed()
+}

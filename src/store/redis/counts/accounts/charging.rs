@@ -1,0 +1,128 @@
+//! Charges and reads of counts, and sending what is not sent yet.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::batcher::Batcher;
+use super::{Accounts, Answer, Context, Slot, SlotState, other_calendar};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::quota::{Asked, Terms, Verdict};
+use crate::store::{KeyEntry, StoreError};
+
+/// The most accounts that are settled concurrently.
+const SETTLING_MAX: usize = 64;
+/// The greatest age of a known count that is returned without a call.
+const KNOWN_LASTS: Duration = Duration::from_secs(1);
+
+impl Accounts {
+    /// Requests units; waits at most `timeout` for the store.
+    pub async fn charge(
+        self: &Arc<Self>,
+        entry: &Arc<KeyEntry>,
+        day: Day,
+        limit: u64,
+        cost: u32,
+    ) -> Answer {
+        let terms = Terms {
+            limit,
+            version: entry.record.version,
+            context: Context {
+                entry: Some(entry.clone()),
+                day,
+            },
+        };
+        let slot = self.slot(entry.record.id, day);
+        self.ask(&slot, cost, terms).await
+    }
+
+    /// Units used: a count of the last second, else one read that concurrent callers share.
+    pub async fn used(self: &Arc<Self>, key: KeyId, day: Day) -> Result<u64, StoreError> {
+        let slot = self.slot(key, day);
+        let known = {
+            let now = std::time::Instant::now();
+            let since = now.checked_sub(KNOWN_LASTS).unwrap_or(now);
+            slot.state.lock().account.used_since(since)
+        };
+        if let Some(used) = known {
+            return Ok(used);
+        }
+        let terms = self.terms(key, day);
+        match self.ask(&slot, 0, terms).await {
+            Answer::Other(Verdict::Told { used } | Verdict::Exhausted { used }) => Ok(used),
+            Answer::Other(Verdict::OtherCalendar) => Err(other_calendar(key, day)),
+            Answer::Failed(error) => Err(error),
+            Answer::Granted(units) => Ok(units.used),
+            Answer::Other(verdict) => Err(StoreError::Failed(format!(
+                "a read of the count returned {verdict:?}"
+            ))),
+        }
+    }
+
+    async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
+        let deadline = Instant::now() + self.timeout;
+        if let Err(error) = self.guard.require() {
+            return Answer::Failed(error.into());
+        }
+        let (sender, receiver) = oneshot::channel();
+        let due = {
+            let SlotState {
+                account,
+                offline,
+                queued,
+                ..
+            } = &mut *slot.state.lock();
+            if cost > 0 {
+                offline.limit = terms.limit;
+            }
+            match account.ask(sender, cost, terms, std::time::Instant::now()) {
+                Asked::Denied { used, .. } => {
+                    return Answer::Other(Verdict::Exhausted { used });
+                }
+                // The task that awaits a call of the account sends the next one too.
+                Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
+            }
+        };
+        if due {
+            self.enqueue(slot);
+        }
+        match tokio::time::timeout_at(deadline, receiver).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Answer::Failed(StoreError::Unavailable("the store is closed".into())),
+            Err(_) => Answer::Failed(StoreError::Unavailable(format!(
+                "no answer within {:?}",
+                self.timeout
+            ))),
+        }
+    }
+
+    /// Sends the store all unsent totals, a bounded number of accounts at a time. Accounts whose call fails remain listed.
+    pub async fn settle(self: &Arc<Self>) {
+        self.flush_forgotten();
+        if self.guard.require().is_err() {
+            return;
+        }
+        // Not a `JoinSet`: a caller that stops waiting must not abort these calls.
+        let mut running = VecDeque::new();
+        let together = self.together_max();
+        // Accounts that are listed meanwhile wait for the next turn.
+        let listed = self.to_settle.lock().len();
+        for _ in 0..listed.div_ceil(together) {
+            let slots = self.take_listed(together);
+            let batcher = Batcher::of(self.clone());
+            running.push_back(tokio::spawn(batcher.flush_these(slots)));
+            if running.len() >= SETTLING_MAX.div_ceil(together)
+                && let Some(first) = running.pop_front()
+            {
+                let _ = first.await;
+            }
+        }
+        for call in running {
+            let _ = call.await;
+        }
+    }
+}

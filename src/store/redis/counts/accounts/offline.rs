@@ -1,0 +1,294 @@
+//! What the accounts do for the journal and for service without Redis.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use jiff::civil::Date;
+
+use super::{AccountCall, Accounts, COUNT_MAX, Context, KeyEntry, Slot, SlotState, Source, Units};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::policy::quota::{Share, Terms};
+use crate::store::redis::journal::CountRow;
+use crate::store::redis::wire::request::LinkError;
+use crate::store::{Charge, UNBOUNDED};
+
+/// Accounts looked at for one turn of re-reading, for each one that may be re-read.
+const LOOKED_AT_PER_READ: usize = 10;
+
+/// Whether service without Redis has a bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bound {
+    /// The node's share.
+    Share,
+    /// None.
+    Open,
+}
+
+/// By what service without Redis is judged.
+#[derive(Debug, Clone, Copy)]
+pub struct Rule {
+    /// The node's share.
+    pub share: Share,
+    /// Whether it bounds.
+    pub bound: Bound,
+    /// A count that was told before this is unknown.
+    pub known_since: Option<Instant>,
+}
+
+/// Units that are wanted without Redis.
+#[derive(Debug)]
+pub struct Wanted<'c> {
+    /// The charge that Redis did not decide.
+    pub charge: &'c Charge,
+    /// By what it is judged.
+    pub rule: Rule,
+}
+
+/// What the node has to offer.
+#[derive(Debug)]
+pub enum Offer<R> {
+    /// Units, counted but not yet written down; dropping them takes them back.
+    Reserved {
+        /// The units.
+        units: Units,
+        /// What the share is.
+        allowance: u64,
+        /// Units of it that this process has served, these included.
+        untold: u64,
+        /// Units used as far as this process knows, these included.
+        counted: u64,
+        /// What the journal was asked.
+        written: R,
+    },
+    /// Redis itself had refused such a cost.
+    Exhausted {
+        /// Units used then.
+        used: u64,
+    },
+    /// The share is used up.
+    Beyond,
+}
+
+impl Accounts {
+    /// Counts units that are to be served without Redis and hands them to `write`, which must not wait: rows come to it
+    /// in the order of their values.
+    pub fn reserve<R>(
+        self: &Arc<Self>,
+        wanted: &Wanted<'_>,
+        write: impl FnOnce(CountRow, Option<u64>) -> R,
+    ) -> Offer<R> {
+        let Wanted { charge, rule } = wanted;
+        let (limit, cost) = (charge.limit, charge.cost.max(1));
+        let slot = self.slot(charge.key.record.id, charge.day);
+        let mut state = slot.state.lock();
+        let terms = Terms {
+            limit,
+            version: charge.key.record.version,
+            context: Context {
+                entry: None,
+                day: charge.day,
+            },
+        };
+        if let Some(used) = state.account.refused(cost, &terms) {
+            return Offer::Exhausted { used };
+        }
+        state.offline.limit = limit;
+        let allowance = rule.allowance(&state, limit);
+        let served = state.account.offline() + u64::from(cost);
+        if rule.bound == Bound::Share && served > allowance {
+            return Offer::Beyond;
+        }
+        state.account.serve_without_store(cost);
+        let (row, untold) = (slot.row(&state), state.account.offline());
+        let counted = untold + state.account.known().map_or(0, |known| known.used);
+        self.recount(&mut state);
+        let bound = (rule.bound == Bound::Share).then_some(allowance);
+        let written = write(row, bound);
+        drop(state);
+        self.list(&slot);
+        let units = Units {
+            accounts: self.clone(),
+            slot,
+            used: 0,
+            units: cost,
+            source: Source::Share,
+        };
+        Offer::Reserved {
+            units,
+            allowance,
+            untold,
+            counted,
+            written,
+        }
+    }
+
+    /// Units used as they are told while Redis is away: never fewer than may be used. `None` where nothing was learnt.
+    pub fn used_at_most(&self, key: KeyId, day: Day, rule: &Rule) -> Option<u64> {
+        let slot = self.slot(key, day);
+        let state = slot.state.lock();
+        let counted = state.account.known()?.used + state.account.offline();
+        let limit = state.offline.limit;
+        if limit == UNBOUNDED {
+            return Some(counted);
+        }
+        let allowance = rule.allowance(&state, limit);
+        let left = allowance.saturating_sub(state.account.offline());
+        Some(counted.max(limit.saturating_sub(left)))
+    }
+
+    /// Keeps the sum of untold units.
+    pub(super) fn recount(&self, state: &mut SlotState) {
+        let now = state.account.offline();
+        let before = std::mem::replace(&mut state.offline.untold, now);
+        self.untold.fetch_add(now, Ordering::Relaxed);
+        self.untold.fetch_sub(before, Ordering::Relaxed);
+    }
+
+    /// Units served without Redis that it may not know.
+    pub fn untold(&self) -> u64 {
+        self.untold.load(Ordering::Relaxed)
+    }
+
+    /// Has the account written to the journal with the next interval.
+    pub(super) fn list_to_note(&self, slot: &Arc<Slot>) {
+        let fresh = {
+            let mut state = slot.state.lock();
+            self.recount(&mut state);
+            !std::mem::replace(&mut state.offline.listed, true)
+        };
+        if fresh {
+            self.to_note.lock().push_back(slot.clone());
+        }
+    }
+
+    /// How many accounts changed.
+    pub fn changed_count(&self) -> usize {
+        self.to_note.lock().len()
+    }
+
+    /// Tells some of the accounts that changed, as rows, those first that were listed first; what `tell` answered to each. It must
+    /// not wait: rows of a producer come to it in the order of their values.
+    pub fn tell_changes<R>(
+        &self,
+        most: usize,
+        tell: impl Fn((KeyId, Date), CountRow) -> R,
+    ) -> Vec<(Changed, R)> {
+        let slots: Vec<_> = {
+            let mut changed = self.to_note.lock();
+            let count = changed.len().min(most);
+            changed.drain(..count).collect()
+        };
+        let told = slots.into_iter().map(|slot| {
+            let mut state = slot.state.lock();
+            state.offline.listed = false;
+            let answer = tell((slot.key, slot.day.date), slot.row(&state));
+            drop(state);
+            (Changed(slot), answer)
+        });
+        told.collect()
+    }
+
+    /// The same of the account of a key's day, whether it changed or not. Where there is none, none is opened meanwhile.
+    pub fn tell_of<R>(
+        &self,
+        (key, date): (KeyId, Date),
+        tell: impl FnOnce(Option<CountRow>) -> R,
+    ) -> R {
+        let slots = self.slots.of(key);
+        let Some(slot) = slots.get(&(key, date)).cloned() else {
+            return tell(None);
+        };
+        drop(slots);
+        let state = slot.state.lock();
+        tell(Some(slot.row(&state)))
+    }
+
+    /// It could not be written: it has changed still.
+    pub fn changed_still(&self, changed: &Changed) {
+        self.list_to_note(&changed.0);
+    }
+
+    /// Lists up to `most` accounts of running days to be settled, hence read, whose counts were told before `since`.
+    pub fn list_to_read(&self, since: Instant, most: usize) {
+        let now = self.clock.now();
+        let mut listed = 0;
+        let known = self.to_read.lock().len();
+        for _ in 0..known.min(most * LOOKED_AT_PER_READ) {
+            let Some(slot) = self.to_read.lock().pop_front() else {
+                return;
+            };
+            // One that nobody else holds was dropped.
+            if slot.day.end <= now.as_second() || Arc::strong_count(&slot) == 1 {
+                continue;
+            }
+            let old = {
+                let mut state = slot.state.lock();
+                let old = state.account.known().is_some_and(|known| known.at < since);
+                if old {
+                    state.account.repeat();
+                }
+                old
+            };
+            if old {
+                listed += 1;
+                self.list(&slot);
+            }
+            self.to_read.lock().push_back(slot);
+            if listed >= most {
+                return;
+            }
+        }
+    }
+
+    /// Tells Redis what another producer counted; grants nothing.
+    pub async fn merge(&self, row: &CountRow) -> Result<(), LinkError> {
+        let entry = self.keys.get(row.key);
+        let mut argument = self.argument(1);
+        argument.push(&AccountCall {
+            producer: &row.producer,
+            ack: row.ack,
+            rack: row.rack,
+            want: 0,
+            limit: 0,
+            version: entry
+                .as_ref()
+                .map_or(COUNT_MAX, |entry| entry.record.version),
+            record: entry.as_deref().map_or("", KeyEntry::packed),
+            day: row.day,
+        });
+        let record = self.names.record(row.key);
+        let counts = self.names.counts(row.key, row.day.date);
+        self.run(&[&record, &counts], argument).await?;
+        Ok(())
+    }
+}
+
+/// An account that changed since it was last written to the journal.
+pub struct Changed(Arc<Slot>);
+
+impl Slot {
+    fn row(&self, state: &SlotState) -> CountRow {
+        let (ack, rack) = state.account.marks();
+        CountRow {
+            key: self.key,
+            day: self.day,
+            producer: self.producer.clone(),
+            ack,
+            rack,
+            untold: state.account.offline(),
+            settled: state.account.is_stored(),
+        }
+    }
+}
+
+impl Rule {
+    fn allowance(&self, state: &SlotState, limit: u64) -> u64 {
+        let known = state
+            .account
+            .known()
+            .filter(|known| self.known_since.is_none_or(|since| known.at >= since));
+        self.share.allowance(limit, known.map(|known| known.used))
+    }
+}

@@ -1,0 +1,255 @@
+//! The ledger: which endpoint each unit went to, and who was refused.
+//!
+//! This process keeps absolute totals per key, day, tier and endpoint and writes them whole, so that writing twice does no
+//! harm and what is not yet stored is written again until it is. Each set of totals, a sheet for a key, day and tier, bears
+//! a producer's name of its own (see `producer`); readers add the producers up.
+//!
+//! Invariant: nothing is written into a day that is closed. Its late units are in the counts, as adjustments (`charge.lua`).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::civil::Date;
+use redis::Pipeline;
+use tokio::time::Instant;
+
+use crate::policy::calendar::Day;
+use crate::policy::key_record::TierName;
+use crate::store::ledger::Ceiling;
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::journal::TotalsRow;
+use crate::store::redis::names::Names;
+use crate::store::redis::producer::Producer;
+use crate::store::redis::shards::Shards;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::script::{Arguments, MERGE_TOTALS};
+use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
+
+mod carrying;
+mod cells;
+mod producer_totals;
+mod reading;
+
+pub use carrying::{key_days, take_in};
+pub use producer_totals::KeyDay;
+use producer_totals::{Page, Place, ProducerTotals};
+pub use reading::{held, prove, usage};
+
+/// Key-days written in one round trip.
+const WRITE_BATCH: usize = 256;
+
+/// How long a merge may take.
+const MERGE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The totals of this process.
+pub struct Ledger {
+    link: Arc<Link>,
+    names: Names,
+    producer: Arc<Producer>,
+    clock: Arc<StoreClock>,
+    sheets: Shards<ProducerTotals>,
+}
+
+impl Ledger {
+    /// An empty ledger.
+    pub fn new(
+        link: Arc<Link>,
+        names: Names,
+        producer: Arc<Producer>,
+        clock: Arc<StoreClock>,
+    ) -> Ledger {
+        Ledger {
+            link,
+            names,
+            producer,
+            clock,
+            sheets: Shards::default(),
+        }
+    }
+
+    fn record<R>(
+        &self,
+        place: Place,
+        day: Day,
+        endpoint: &Arc<str>,
+        count: impl FnOnce(&mut Totals, &mut Ceiling),
+        tell: impl FnOnce(TotalsRow) -> R,
+    ) -> R {
+        let producer = || self.producer.next_name();
+        let mut sheets = self.sheets.of(place.0);
+        tell(sheets.count(place, day, producer, endpoint, count))
+    }
+
+    /// A request was charged; what `tell` says to the totals with it. It must not wait: rows of a sheet come to it in the order of
+    /// their values.
+    pub fn charged<R>(&self, charge: &Charge, tell: impl FnOnce(TotalsRow) -> R) -> R {
+        let (record, date) = (&charge.key.record, charge.day.date);
+        let judged = Ceiling::of(record, date, charge.limit);
+        self.record(
+            place_of(charge),
+            charge.day,
+            &charge.endpoint,
+            |totals, ceiling| {
+                totals.requests += 1;
+                totals.charged += u64::from(charge.cost);
+                *ceiling = ceiling.max(judged);
+            },
+            tell,
+        )
+    }
+
+    /// Takes [`Ledger::charged`] back: the request was not served after all.
+    pub fn withdrawn(&self, charge: &Charge) {
+        self.record(
+            place_of(charge),
+            charge.day,
+            &charge.endpoint,
+            |totals, _| {
+                totals.requests = totals.requests.saturating_sub(1);
+                totals.charged = totals.charged.saturating_sub(charge.cost.into());
+            },
+            drop,
+        );
+    }
+
+    /// Units went back.
+    pub fn refunded(&self, receipt: &Receipt) {
+        let place = (receipt.key, receipt.day.date, receipt.tier.clone());
+        let refund = |totals: &mut Totals, _: &mut Ceiling| {
+            totals.refunded += u64::from(receipt.units);
+        };
+        self.record(place, receipt.day, &receipt.endpoint, refund, drop);
+    }
+
+    /// A request was refused.
+    pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+        let place = (key.record.id, day.date, key.record.tier.clone());
+        let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
+        self.record(place, day, endpoint, refuse, drop);
+    }
+
+    /// Has everything written again: the store may have lost it.
+    pub async fn repeat_all(&self) {
+        self.sheets.walk(ProducerTotals::repeat_all).await;
+    }
+
+    /// Whether everything is stored.
+    pub fn is_written(&self) -> bool {
+        let mut parts = self.sheets.parts();
+        parts.all(|sheets| sheets.lock().changed_count() == 0)
+    }
+
+    /// Drops stored totals of days that are over.
+    pub async fn sweep(&self, now_second: i64) {
+        self.sheets.walk(|sheets| sheets.sweep(now_second)).await;
+    }
+
+    /// Writes what changed. What could not be written stays to be written.
+    pub async fn write(&self) -> Result<(), StoreError> {
+        if !self.link.is_up() {
+            return Ok(());
+        }
+        let mut pages = Vec::with_capacity(WRITE_BATCH);
+        for part in self.sheets.parts() {
+            // What changes meanwhile is for the next turn.
+            let mut left = part.lock().changed_count();
+            while left > 0 {
+                let count = left.min(WRITE_BATCH - pages.len());
+                part.lock().take_pages(count, &mut pages);
+                left -= count;
+                if pages.len() == WRITE_BATCH {
+                    self.write_batch(&pages).await?;
+                    pages.clear();
+                }
+            }
+        }
+        Ok(self.write_batch(&pages).await?)
+    }
+
+    async fn write_batch(&self, pages: &[Page]) -> Result<(), LinkError> {
+        let written = self.write_pages(pages).await;
+        for page in pages {
+            let mut sheets = self.sheets.of(page.place.0);
+            sheets.end_writing(page, written.is_ok());
+        }
+        written
+    }
+
+    /// The days of keys of which the journal is to be told, part by part.
+    pub fn parts_to_note(&self) -> impl Iterator<Item = Vec<KeyDay>> {
+        self.sheets.parts().map(|sheets| sheets.lock().to_note())
+    }
+
+    /// Tells what of a key's day changed since this was last asked, or is stored now and was not; none of it where nothing did.
+    /// `tell` must not wait: rows of a sheet come to it in the order of their values.
+    pub fn tell_changes<R>(
+        &self,
+        day: KeyDay,
+        tell: impl FnOnce(Vec<TotalsRow>) -> R,
+    ) -> (Vec<TierName>, R) {
+        let mut sheets = self.sheets.of(day.0);
+        let (tiers, rows) = sheets.take_rows(day);
+        (tiers, tell(rows))
+    }
+
+    /// It could not be written of these tiers: they have changed still.
+    pub fn changed_still(&self, day: KeyDay, tiers: &[TierName]) {
+        self.sheets.of(day.0).note_again(day, tiers);
+    }
+
+    /// Tells Redis what another producer counted.
+    pub async fn merge(&self, row: &TotalsRow) -> Result<(), StoreError> {
+        if self.is_closed(row.day) {
+            return Ok(());
+        }
+        let value = cells::written(&row.totals, row.ceiling, row.tier.as_ref());
+        let arguments = Arguments::new()
+            .text(format!("{}|{}", row.producer, row.endpoint))
+            .text(value);
+        let name = self.names.ledger(row.key, row.day.date);
+        let deadline = Instant::now() + MERGE_TIMEOUT;
+        self.link
+            .run(&MERGE_TOTALS, &[&name], &arguments, deadline)
+            .await?;
+        let mut list = redis::cmd("SADD");
+        list.arg(self.names.days()).arg(row.day.date.to_string());
+        self.link.ask(&list).await?;
+        Ok(())
+    }
+
+    fn is_closed(&self, day: Day) -> bool {
+        let now = self.clock.now().as_second();
+        self.names.keeping().is_closed(day.end, now)
+    }
+
+    async fn write_pages(&self, pages: &[Page]) -> Result<(), LinkError> {
+        let mut pipeline = Pipeline::new();
+        let open = || pages.iter().filter(|page| !self.is_closed(page.day));
+        let days: HashSet<Date> = open().map(|page| page.place.1).collect();
+        if days.is_empty() {
+            return Ok(());
+        }
+        for date in days {
+            pipeline
+                .cmd("SADD")
+                .arg(self.names.days())
+                .arg(date.to_string());
+        }
+        for page in open() {
+            let (key, date, _) = page.place;
+            let name = self.names.ledger(key, date);
+            let write = pipeline.cmd("HSET").arg(&name);
+            for (_, field, totals) in &page.fields {
+                write.arg(field).arg(totals);
+            }
+        }
+        self.link.ask(&pipeline).await.map(|_| ())
+    }
+}
+
+fn place_of(charge: &Charge) -> Place {
+    let record = &charge.key.record;
+    (record.id, charge.day.date, record.tier.clone())
+}

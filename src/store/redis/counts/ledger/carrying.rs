@@ -1,0 +1,173 @@
+//! The counts and the ledger of key-days, carried away and taken in.
+
+use jiff::civil::Date;
+use redis::{FromRedisValue, Pipeline};
+
+use super::cells;
+use super::reading::{Counts, Fields, unreadable};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::{Calendar, Day};
+use crate::store::carried::{Account, KeyDay, Late, Sheet, Taken, Taking, accounts_of};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
+use crate::store::{StoreError, Totals};
+
+/// What Redis holds of some keys' day, without those that it holds nothing of. The ledger is read before the counts, so that
+/// nothing stands in it that was not counted.
+///
+/// # Errors
+/// Those of Redis, and where something cannot be read.
+pub async fn key_days(
+    link: &Link,
+    names: &Names,
+    keys: &[KeyId],
+    date: Date,
+    calendar: &Calendar,
+) -> Result<Vec<KeyDay>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for key in keys {
+        pipeline
+            .cmd("HGETALL")
+            .arg(names.ledger(*key, date))
+            .cmd("HGETALL")
+            .arg(names.counts(*key, date));
+    }
+    let value = link.ask(&pipeline).await?;
+    let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+    let mut days = Vec::new();
+    for (key, pair) in keys.iter().zip(values.chunks_exact(2)) {
+        let [entries, counts] = pair else { continue };
+        if !entries.is_empty() || !counts.is_empty() {
+            let told = key_day(*key, date, (entries, counts), calendar);
+            days.push(told.map_err(|what| {
+                StoreError::Failed(format!("the day {date} of the key {key} in Redis: {what}"))
+            })?);
+        }
+    }
+    Ok(days)
+}
+
+fn key_day(
+    key: KeyId,
+    date: Date,
+    (entries, fields): (&Fields, &Fields),
+    calendar: &Calendar,
+) -> Result<KeyDay, String> {
+    let mut sheets = Vec::new();
+    for (field, value) in entries {
+        let (producer, cell) = cells::read(field, value)
+            .ok_or_else(|| format!("the ledger has a field {field} = {value}"))?;
+        sheets.push(Sheet {
+            producer: producer.to_owned(),
+            tier: cell.tier,
+            endpoint: cell.endpoint,
+            numbers: cell.totals.numbers().to_vec(),
+            limit: cell.ceiling.limit,
+            granted: cell.ceiling.granted,
+        });
+    }
+    sheets.sort_by(|a, b| (&a.producer, &a.endpoint).cmp(&(&b.producer, &b.endpoint)));
+    let counts = Counts::of(fields);
+    if let Some(text) = counts.iter().flat_map(Counts::unreadable).next() {
+        return Err(text.clone());
+    }
+    let day = match counts.as_ref().and_then(|counts| counts.boundaries) {
+        Some((start, end)) => Day { date, start, end },
+        // No count was stored with the day's boundaries: nothing was charged.
+        None => calendar.day_of(date).map_err(|error| error.to_string())?,
+    };
+    let (accounts, late) = match &counts {
+        None => (accounts_of(&sheets), Vec::new()),
+        Some(counts) => (
+            counts.accounts().collect::<Vec<Account>>(),
+            counts.late().collect::<Vec<Late>>(),
+        ),
+    };
+    Ok(KeyDay {
+        key,
+        date,
+        start: day.start,
+        end: day.end,
+        accounts,
+        sheets,
+        late,
+    })
+}
+
+/// Takes in days, or only says what would come of it.
+pub async fn take_in(
+    link: &Link,
+    names: &Names,
+    days: &[&KeyDay],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let mut taken = Taken::default();
+    if days.is_empty() {
+        return Ok(taken);
+    }
+    let mut pipeline = Pipeline::new();
+    for told in days {
+        let keys = [
+            names.counts(told.key, told.date),
+            names.ledger(told.key, told.date),
+        ];
+        let keys = keys.each_ref().map(String::as_str);
+        pipeline.add_command(MERGE_DAY.by_text(&keys, &arguments(told, taking)));
+    }
+    let value = link.ask(&pipeline).await?;
+    let replies = Vec::<i64>::from_redis_value(value).map_err(unreadable)?;
+    for (told, reply) in days.iter().zip(replies) {
+        match reply {
+            0 => taken.key_days_held += 1,
+            1 => taken.key_days_added += 1,
+            _ => {
+                return Err(StoreError::OtherCalendar(format!(
+                    "Redis has the day {} of the key {} with other boundaries than {} to {} (Unix seconds): two time zone \
+                     tables or calendars are in use",
+                    told.date, told.key, told.start, told.end
+                )));
+            }
+        }
+    }
+    if taking == Taking::Write {
+        let mut list = redis::cmd("SADD");
+        list.arg(names.days());
+        for told in days {
+            list.arg(told.date.to_string());
+        }
+        link.ask(&list).await?;
+    }
+    Ok(taken)
+}
+
+fn arguments<'t>(told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
+    let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let mut arguments = Arguments::new()
+        .number(told.start)
+        .number(told.end)
+        .number(match taking {
+            Taking::Write => 1,
+            Taking::Rehearse => 0,
+        })
+        .count(size(told.accounts.len()));
+    for account in &told.accounts {
+        arguments = arguments
+            .text(account.producer.as_str())
+            .count(account.granted)
+            .count(account.returned);
+    }
+    arguments = arguments.count(size(told.sheets.len()));
+    for sheet in &told.sheets {
+        let totals: Totals = sheet.totals();
+        let value = cells::written(&totals, sheet.ceiling(), sheet.tier.as_ref());
+        arguments = arguments
+            .text(format!("{}|{}", sheet.producer, sheet.endpoint))
+            .text(value);
+    }
+    arguments = arguments.count(size(told.late.len()));
+    for late in &told.late {
+        arguments = arguments.number(late.came).number(late.units);
+    }
+    arguments
+}

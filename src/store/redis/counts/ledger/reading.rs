@@ -1,0 +1,340 @@
+//! Reading the ledger, and holding it against the counts.
+
+use std::collections::{BTreeMap, HashMap};
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use redis::{FromRedisValue, Pipeline};
+
+use super::cells;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::store::carried::{Account, Late, process_of};
+use crate::store::ledger::Cell;
+use crate::store::redis::journal::TotalsRow;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::{Adjustment, DayUsage, Proof, StoreError};
+
+/// Key-days read in one round trip.
+const READ_BATCH: usize = 256;
+/// Up to this many days every date is read; above, only those that have counts.
+const EVERY_DATE_MAX: i32 = 40;
+
+/// A hash of Redis.
+pub type Fields = HashMap<String, String>;
+
+/// The usage of some keys on the days from `from` through `to`, in the order of date and key.
+pub async fn usage(
+    link: &Link,
+    names: &Names,
+    keys: &[KeyId],
+    from: Date,
+    to: Date,
+) -> Result<Vec<DayUsage>, StoreError> {
+    let days = read(link, names, keys, (from, to)).await?;
+    Ok(days.into_iter().map(OneDay::told).collect())
+}
+
+/// The same, each day with what is wrong with it.
+pub async fn prove(
+    link: &Link,
+    names: &Names,
+    keys: &[KeyId],
+    from: Date,
+    to: Date,
+) -> Result<Vec<Proof>, StoreError> {
+    let days = read(link, names, keys, (from, to)).await?;
+    let proofs = days.into_iter().map(|day| Proof {
+        faults: day.faults(),
+        usage: day.told(),
+    });
+    Ok(proofs.collect())
+}
+
+/// The sheets and the counts of some keys' days, as they stand in Redis. The ledger is read before the counts, so that nothing
+/// stands in it that was not counted.
+pub async fn held(
+    link: &Link,
+    names: &Names,
+    days: &[(KeyId, Day)],
+) -> Result<Vec<(Vec<TotalsRow>, Fields)>, StoreError> {
+    let mut held = Vec::with_capacity(days.len());
+    for batch in days.chunks(READ_BATCH) {
+        let mut pipeline = Pipeline::new();
+        for (key, day) in batch {
+            pipeline
+                .cmd("HGETALL")
+                .arg(names.ledger(*key, day.date))
+                .cmd("HGETALL")
+                .arg(names.counts(*key, day.date));
+        }
+        let value = link.ask(&pipeline).await?;
+        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        for ((key, day), pair) in batch.iter().zip(values.chunks_exact(2)) {
+            let [entries, counts] = pair else { continue };
+            let cells = entries
+                .iter()
+                .filter_map(|(field, value)| cells::read(field, value));
+            let sheets = cells.map(|(producer, cell)| TotalsRow {
+                key: *key,
+                day: *day,
+                producer: producer.to_owned(),
+                tier: cell.tier,
+                ceiling: cell.ceiling,
+                endpoint: cell.endpoint.into(),
+                totals: cell.totals,
+                settled: true,
+            });
+            held.push((sheets.collect(), counts.clone()));
+        }
+    }
+    Ok(held)
+}
+
+/// What Redis holds of a key's day.
+struct OneDay {
+    place: (Date, KeyId),
+    /// `None` where the counts are gone already.
+    counts: Option<Counts>,
+    cells: Vec<(String, Cell)>,
+    unreadable: Vec<String>,
+}
+
+/// The counts of a key's day, as `charge.lua` keeps them.
+#[derive(Default)]
+pub(super) struct Counts {
+    used: i64,
+    /// The day's first second and the next day's.
+    pub(super) boundaries: Option<(i64, i64)>,
+    /// Granted and given back, by producer.
+    marks: BTreeMap<String, (i64, i64)>,
+    adjustments: Vec<Adjustment>,
+    unreadable: Vec<String>,
+}
+
+/// What one process said: its accounts, and its sheets.
+#[derive(Default)]
+struct Said {
+    granted: i64,
+    returned: i64,
+    charged: i64,
+    refunded: i64,
+}
+
+impl Counts {
+    /// What the fields say; `None` where there are none.
+    pub(super) fn of(fields: &Fields) -> Option<Counts> {
+        if fields.is_empty() {
+            return None;
+        }
+        let mut counts = Counts::default();
+        for (field, value) in fields {
+            let number = value.parse::<i64>();
+            match (field.split_at_checked(1), number) {
+                (Some(("t", _)), Ok(number)) if Names::boundaries_in(field).is_some() => {
+                    counts.used = number;
+                    counts.boundaries = Names::boundaries_in(field);
+                }
+                (Some(("g", producer)), Ok(number)) => {
+                    counts.marks.entry(producer.into()).or_default().0 = number;
+                }
+                (Some(("r", producer)), Ok(number)) => {
+                    counts.marks.entry(producer.into()).or_default().1 = number;
+                }
+                (Some(("a", came)), Ok(units)) => counts.adjustments.push(Adjustment {
+                    came: came
+                        .parse()
+                        .ok()
+                        .and_then(|came| Timestamp::from_second(came).ok())
+                        .unwrap_or_default(),
+                    units,
+                }),
+                (_, _) => counts
+                    .unreadable
+                    .push(format!("the counts have a field {field} = {value}")),
+            }
+        }
+        counts.adjustments.sort_by_key(|adjustment| adjustment.came);
+        Some(counts)
+    }
+
+    /// What is none of ours.
+    pub(super) fn unreadable(&self) -> &[String] {
+        &self.unreadable
+    }
+
+    /// By producer.
+    pub(super) fn accounts(&self) -> impl Iterator<Item = Account> {
+        let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
+        self.marks
+            .iter()
+            .map(move |(producer, (granted, returned))| Account {
+                producer: producer.clone(),
+                granted: unsigned(*granted),
+                returned: unsigned(*returned),
+            })
+    }
+
+    /// What came after the day was closed.
+    pub(super) fn late(&self) -> impl Iterator<Item = Late> {
+        self.adjustments.iter().map(|adjustment| Late {
+            came: adjustment.came.as_second(),
+            units: adjustment.units,
+        })
+    }
+}
+
+impl OneDay {
+    fn of(place: (Date, KeyId), counts: &Fields, entries: &Fields) -> OneDay {
+        let (mut cells, mut unreadable) = (Vec::new(), Vec::new());
+        for (field, value) in entries {
+            match cells::read(field, value) {
+                Some((producer, cell)) => cells.push((process_of(producer).to_owned(), cell)),
+                None => unreadable.push(format!("the ledger has a field {field} = {value}")),
+            }
+        }
+        OneDay {
+            place,
+            counts: Counts::of(counts),
+            cells,
+            unreadable,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        let is_zero = |counts: &Counts| counts.used == 0 && counts.unreadable.is_empty();
+        self.cells.is_empty() && self.counts.as_ref().is_none_or(is_zero)
+    }
+
+    fn told(self) -> DayUsage {
+        let of_counts = self.counts.iter().flat_map(Counts::unreadable);
+        for text in self.unreadable.iter().chain(of_counts) {
+            tracing::warn!(key = %self.place.1, date = %self.place.0, "{text}, which cannot be read");
+        }
+        let (used, adjustments) = match self.counts {
+            Some(counts) => (Some(counts.used), counts.adjustments),
+            None => (None, Vec::new()),
+        };
+        let cells = self.cells.into_iter().map(|(_, cell)| cell);
+        DayUsage::of_cells(self.place, used, cells, adjustments)
+    }
+
+    /// What does not hold. Three independent accounts meet here: the count, what each process was granted and gave back,
+    /// and what each process wrote of its endpoints.
+    fn faults(&self) -> Vec<String> {
+        let mut faults = self.unreadable.clone();
+        let Some(counts) = &self.counts else {
+            return faults;
+        };
+        faults.extend(counts.unreadable.iter().cloned());
+        let mut processes: BTreeMap<&str, Said> = BTreeMap::new();
+        for (producer, (granted, returned)) in &counts.marks {
+            let said = processes.entry(process_of(producer)).or_default();
+            said.granted += granted;
+            said.returned += returned;
+        }
+        for (process, cell) in &self.cells {
+            let said = processes.entry(process).or_default();
+            said.charged += i64::try_from(cell.totals.charged).unwrap_or(i64::MAX);
+            said.refunded += i64::try_from(cell.totals.refunded).unwrap_or(i64::MAX);
+        }
+        let net: i64 = processes
+            .values()
+            .map(|said| said.granted - said.returned)
+            .sum();
+        if net != counts.used {
+            faults.push(format!(
+                "the count is {}, and gateways were granted {net} more than they refunded",
+                counts.used
+            ));
+        }
+        for (process, said) in &processes {
+            let Said {
+                granted,
+                returned,
+                charged,
+                refunded,
+            } = said;
+            if charged > granted {
+                faults.push(format!(
+                    "gateway {process} was granted {granted} units and wrote {charged} into the ledger"
+                ));
+            }
+            for (what, given, taken) in [
+                ("were granted and", returned, granted),
+                ("are charged in the ledger and", refunded, charged),
+            ] {
+                if given > taken {
+                    faults.push(format!(
+                        "of gateway {process}, {taken} units {what} {given} refunded"
+                    ));
+                }
+            }
+        }
+        faults
+    }
+}
+
+async fn read(
+    link: &Link,
+    names: &Names,
+    keys: &[KeyId],
+    (from, to): (Date, Date),
+) -> Result<Vec<OneDay>, StoreError> {
+    let mut places = Vec::new();
+    for date in dates(link, names, from, to).await? {
+        places.extend(keys.iter().map(|key| (date, *key)));
+    }
+    let mut days = Vec::new();
+    for batch in places.chunks(READ_BATCH) {
+        let mut pipeline = Pipeline::new();
+        for (date, key) in batch {
+            pipeline
+                .cmd("HGETALL")
+                .arg(names.counts(*key, *date))
+                .cmd("HGETALL")
+                .arg(names.ledger(*key, *date));
+        }
+        let value = link.ask(&pipeline).await?;
+        let values = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        for (place, pair) in batch.iter().zip(values.chunks_exact(2)) {
+            let [counts, entries] = pair else { continue };
+            let day = OneDay::of(*place, counts, entries);
+            if !day.is_empty() {
+                days.push(day);
+            }
+        }
+    }
+    days.sort_unstable_by_key(|day| day.place);
+    Ok(days)
+}
+
+/// The dates worth reading: all of a short span, those that have counts of a long one.
+async fn dates(link: &Link, names: &Names, from: Date, to: Date) -> Result<Vec<Date>, StoreError> {
+    if to < from {
+        return Ok(Vec::new());
+    }
+    let days = from
+        .until(to)
+        .map(|span| span.get_days())
+        .unwrap_or(i32::MAX);
+    if days < EVERY_DATE_MAX {
+        let every = from.series(jiff::Span::new().days(1));
+        return Ok(every.take_while(|date| *date <= to).collect());
+    }
+    let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
+    let known = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
+    let mut dates: Vec<Date> = known
+        .iter()
+        .filter_map(|date| date.parse().ok())
+        .filter(|date| (from..=to).contains(date))
+        .collect();
+    dates.sort_unstable();
+    Ok(dates)
+}
+
+/// What is said of a reply of another type.
+pub(super) fn unreadable(error: redis::ParsingError) -> StoreError {
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+}

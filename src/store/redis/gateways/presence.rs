@@ -1,0 +1,165 @@
+//! A gateway's own place on the [`super::register`]: its heartbeat, its predecessors' entries, and the silent others.
+//!
+//! At its [seat](super::seat) a process replaces the entry of the one that was killed there. It takes off the entries of other
+//! seats beside its replica whose processes have ended, because whatever starts from that replica takes one of them. What the
+//! store lost of the register it puts back, as far as it had read it. If another machine signs in with the same seat, a copy, it
+//! takes an id of its own.
+//!
+//! Not here: whether a silent gateway of another machine is dead. Only an operator can know that.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::{Instant, timeout};
+
+use super::heartbeat::{BEAT_EVERY, Condition, Heartbeat};
+use super::register::{self, Entry};
+use super::seat::Seat;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::{NodeName, StoreError};
+
+/// How often a gateway reads the register.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How soon it tries again to sign in: commands wait for it. Without a connection a try costs nothing.
+const SIGN_IN_AGAIN: Duration = Duration::from_millis(100);
+
+/// A gateway on the register.
+pub struct Presence {
+    link: Arc<Link>,
+    names: Names,
+    node: NodeName,
+    /// The replica that it and its successors start from.
+    replica: Option<PathBuf>,
+    seat: Mutex<Seat>,
+    condition: Box<dyn Fn() -> Condition + Send + Sync>,
+    /// The other gateways that were silent when the register was last read.
+    silent: Mutex<Vec<Entry>>,
+}
+
+impl Presence {
+    /// A gateway that has not signed in; `condition` is asked for each heartbeat.
+    pub async fn new(
+        (link, names): (Arc<Link>, Names),
+        node: NodeName,
+        replica: Option<PathBuf>,
+        condition: Box<dyn Fn() -> Condition + Send + Sync>,
+    ) -> Result<Presence, StoreError> {
+        let beside = replica.clone();
+        let seat = on_thread(move || Seat::take(beside.as_deref())).await?;
+        Ok(Presence {
+            link,
+            names,
+            node,
+            replica,
+            seat: Mutex::new(seat),
+            condition,
+            silent: Mutex::default(),
+        })
+    }
+
+    /// The gateways that did not sign off and were not heard of lately, as last read.
+    pub fn silent(&self) -> u64 {
+        self.silent.lock().len() as u64
+    }
+
+    /// Sends heartbeats and reads the register, for ever.
+    pub async fn keep(&self, feed: &Feed) {
+        let (mut signed_in, mut looked) = (false, None::<Instant>);
+        loop {
+            let heartbeat = feed.heartbeat((self.condition)());
+            if self.beat(&heartbeat, signed_in).await.is_err() {
+                tokio::time::sleep(SIGN_IN_AGAIN).await;
+                continue;
+            }
+            signed_in = true;
+            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+                looked = Some(Instant::now());
+                // What fails is tried again the next time.
+                let _ = self.look_around().await;
+            }
+            let _ = timeout(BEAT_EVERY, feed.advanced()).await;
+        }
+    }
+
+    async fn beat(&self, heartbeat: &Heartbeat, signed_in: bool) -> Result<(), StoreError> {
+        let seat = self.seat.lock().id().to_owned();
+        let before =
+            register::sign_in(&self.link, &self.names, &seat, &self.node, heartbeat).await?;
+        match before {
+            Some(node) if node == self.node => {}
+            Some(killed) if !signed_in => {
+                tracing::info!(%killed, "takes over the entry of a gateway that did not sign off");
+            }
+            Some(other) => {
+                tracing::warn!(%other, "another gateway signs in at the same seat, which is a copy: this one takes another");
+                register::sign_off(&self.link, &self.names, &seat).await?;
+                self.seat.lock().rename();
+            }
+            None if signed_in => {
+                let silent = self.silent.lock().clone();
+                register::put_back(&self.link, &self.names, &silent).await?;
+            }
+            None => {}
+        }
+        Ok(())
+    }
+
+    async fn look_around(&self) -> Result<(), StoreError> {
+        let own = self.seat.lock().id().to_owned();
+        let mut silent = register::read(&self.link, &self.names).await?;
+        silent.retain(|entry| !entry.is_live() && entry.seat != own);
+        if !silent.is_empty() {
+            self.take_off_ended(&mut silent).await?;
+        }
+        let mut known = self.silent.lock();
+        for entry in &silent {
+            if !known.iter().any(|known| known.name == entry.name) {
+                let (gateway, since) = (&entry.name, entry.heard);
+                tracing::warn!(%gateway, %since, "a gateway has stopped without signing off");
+            }
+        }
+        *known = silent;
+        Ok(())
+    }
+
+    /// Takes the entries off whose processes ended on this machine.
+    async fn take_off_ended(&self, silent: &mut Vec<Entry>) -> Result<(), StoreError> {
+        let Some(replica) = self.replica.clone() else {
+            return Ok(());
+        };
+        let vacant = on_thread(move || Seat::vacant(&replica)).await?;
+        // Held until their entries are off, so that no process signs in at one of them meanwhile.
+        let vacant = vacant.map_err(|error| StoreError::Failed(format!("the seats: {error}")))?;
+        let mut kept = Vec::new();
+        for entry in silent.drain(..) {
+            let ended = vacant.iter().any(|seat| seat.id() == entry.seat);
+            if ended && register::remove(&self.link, &self.names, &entry).await? {
+                let killed = &entry.name;
+                tracing::info!(%killed, "a gateway of this machine ended without signing off: its entry in the register is removed");
+            } else {
+                kept.push(entry);
+            }
+        }
+        *silent = kept;
+        Ok(())
+    }
+
+    /// Signs off: this gateway ends in order.
+    pub async fn sign_off(&self) -> Result<(), StoreError> {
+        let seat = self.seat.lock().id().to_owned();
+        register::sign_off(&self.link, &self.names, &seat).await
+    }
+}
+
+/// Does what touches files.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| StoreError::Failed(format!("a seat's file: {error}")))
+}

@@ -1,0 +1,234 @@
+//! The register of gateways: the live ones, the last key change that each applied, and the silent ones.
+//!
+//! A gateway signs in with its first heartbeat and signs off when it ends in order. One without a recent heartbeat is silent: it may
+//! be dead, or disconnected from Redis and serving from its replica. It remains in the register, and is named by every command
+//! that changes a key, until a process signs in at its seat again or an operator strikes it off. The register is one hash, in one
+//! slot of a cluster; its times are those of the server that holds it.
+//!
+//! Invariant: no entry is removed because of its age.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use redis::FromRedisValue;
+use tokio::time::Instant;
+
+use super::heartbeat::{BEAT_HOLDS, Heartbeat};
+use crate::policy::audit::{self, Author};
+use crate::store::redis::keys::codec::{parse_place, read_time, unreadable};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, REGISTER, SIGN_IN, STRIKE_OFF};
+use crate::store::{ChangeMark, Forgotten, NodeName, StoreError, Unconfirmed};
+
+/// How often it is looked whether gateways have applied a change.
+const AWAIT_EVERY: Duration = Duration::from_millis(10);
+/// How often striking a gateway off is tried anew, because its entry changed meanwhile.
+const STRIKE_TRIES: usize = 5;
+
+/// A gateway on the register.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    /// Its seat.
+    pub seat: String,
+    /// The process in it, or the last one that was.
+    pub name: NodeName,
+    /// The time of its last heartbeat.
+    pub heard: Timestamp,
+    /// How long ago that was, whichever way the server's clock was set since.
+    pub age: Duration,
+    /// Its last heartbeat; `None` if that cannot be read.
+    pub heartbeat: Option<Heartbeat>,
+    /// The entry as it is stored.
+    pub packed: String,
+}
+
+impl Entry {
+    /// An entry that cannot be read is of a gateway that was never heard of, by the name of its seat.
+    fn of(seat: String, packed: String, now_ms: i64) -> Entry {
+        let mut parts = packed.splitn(3, ' ');
+        let heard_ms: i64 = parts.next().and_then(|ms| ms.parse().ok()).unwrap_or(0);
+        let name = parts.next().unwrap_or(&seat).to_owned();
+        Entry {
+            name: NodeName(name),
+            heard: Timestamp::from_millisecond(heard_ms).unwrap_or_default(),
+            age: Duration::from_millis(now_ms.abs_diff(heard_ms)),
+            heartbeat: parts
+                .next()
+                .and_then(|text| serde_json::from_str(text).ok()),
+            seat,
+            packed,
+        }
+    }
+
+    /// Whether its last heartbeat is recent.
+    pub fn is_live(&self) -> bool {
+        self.age <= BEAT_HOLDS
+    }
+
+    /// The last change that it is known to have applied.
+    fn applied(&self) -> Option<u128> {
+        parse_place(&self.heartbeat.as_ref()?.applied)
+    }
+}
+
+/// Enters a gateway, or renews its entry. Returns the process whose entry the seat had before, if any.
+pub async fn sign_in(
+    link: &Link,
+    names: &Names,
+    seat: &str,
+    node: &NodeName,
+    heartbeat: &Heartbeat,
+) -> Result<Option<NodeName>, StoreError> {
+    let text = serde_json::to_string(heartbeat)
+        .map_err(|error| StoreError::Failed(format!("a heartbeat cannot be written: {error}")))?;
+    let arguments = Arguments::new().text(seat).text(&node.0).text(text);
+    let value = link
+        .run(&SIGN_IN, &[&names.register()], &arguments, link.deadline())
+        .await?;
+    let before = String::from_redis_value(value).map_err(unreadable)?;
+    Ok((!before.is_empty()).then_some(NodeName(before)))
+}
+
+/// Removes a gateway that ends in order.
+pub async fn sign_off(link: &Link, names: &Names, seat: &str) -> Result<(), StoreError> {
+    link.ask(redis::cmd("HDEL").arg(names.register()).arg(seat))
+        .await?;
+    Ok(())
+}
+
+/// Restores entries that the store lost.
+pub async fn put_back(link: &Link, names: &Names, entries: &[Entry]) -> Result<(), StoreError> {
+    let mut pipeline = redis::pipe();
+    for entry in entries {
+        pipeline
+            .cmd("HSETNX")
+            .arg(names.register())
+            .arg(&entry.seat)
+            .arg(&entry.packed);
+    }
+    if !entries.is_empty() {
+        link.ask(&pipeline).await?;
+    }
+    Ok(())
+}
+
+/// All gateways on the register, by name.
+pub async fn read(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+    let keys = names.register();
+    let value = link
+        .run(&REGISTER, &[&keys], &Arguments::new(), link.deadline())
+        .await?;
+    let (now_ms, all) =
+        <(i64, HashMap<String, String>)>::from_redis_value(value).map_err(unreadable)?;
+    let all = all.into_iter();
+    let mut entries: Vec<Entry> = all
+        .map(|(seat, packed)| Entry::of(seat, packed, now_ms))
+        .collect();
+    entries.sort_unstable_by(|one, other| (&one.name, &one.seat).cmp(&(&other.name, &other.seat)));
+    Ok(entries)
+}
+
+/// The gateways that have not confirmed a change after `patience`. Silent ones are waited for too: they may be about to be heard.
+pub async fn await_applied(
+    link: &Link,
+    names: &Names,
+    mark: &ChangeMark,
+    patience: Duration,
+) -> Result<Vec<Unconfirmed>, StoreError> {
+    let deadline = Instant::now() + patience;
+    loop {
+        let mut entries = read(link, names).await?;
+        entries.retain(|entry| {
+            !entry.is_live() || entry.applied().is_none_or(|applied| applied < mark.0)
+        });
+        if entries.is_empty() || Instant::now() + AWAIT_EVERY > deadline {
+            let unconfirmed = entries.into_iter().map(|entry| Unconfirmed {
+                silent_since: (!entry.is_live()).then_some(entry.heard),
+                name: entry.name,
+            });
+            return Ok(unconfirmed.collect());
+        }
+        tokio::time::sleep(AWAIT_EVERY).await;
+    }
+}
+
+/// Removes a silent entry without an audit entry; `false` if it changed meanwhile.
+pub async fn remove(link: &Link, names: &Names, entry: &Entry) -> Result<bool, StoreError> {
+    strike(link, names, entry, None).await
+}
+
+/// Removes a silent gateway, with an entry in the audit trail in the same step.
+pub async fn strike_off(
+    link: &Link,
+    names: &Names,
+    node: &NodeName,
+    author: &Author,
+) -> Result<Forgotten, StoreError> {
+    for _ in 0..STRIKE_TRIES {
+        let entries = read(link, names).await?;
+        let Some(entry) = entries.iter().find(|entry| entry.name == *node) else {
+            return Ok(Forgotten::Unknown);
+        };
+        if entry.is_live() {
+            return Ok(Forgotten::Lives);
+        }
+        let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
+        let told = audit::Entry::of_forgotten(&node.0, entry.heard, now, author);
+        if strike(link, names, entry, Some(&told)).await? {
+            return Ok(Forgotten::Struck { heard: entry.heard });
+        }
+    }
+    Ok(Forgotten::Lives)
+}
+
+async fn strike(
+    link: &Link,
+    names: &Names,
+    entry: &Entry,
+    told: Option<&audit::Entry>,
+) -> Result<bool, StoreError> {
+    let version = told.map_or_else(String::new, |told| told.version.to_string());
+    let told = told.map(serde_json::to_string).transpose();
+    let told = told.map_err(|error| StoreError::Failed(format!("an audit entry: {error}")))?;
+    let arguments = Arguments::new()
+        .text(&entry.seat)
+        .text(&entry.packed)
+        .text(version)
+        .text(told.unwrap_or_default());
+    let keys = [names.register(), names.gateway_trail()];
+    let keys = keys.each_ref().map(String::as_str);
+    let value = link
+        .run(&STRIKE_OFF, &keys, &arguments, link.deadline())
+        .await?;
+    Ok(i64::from_redis_value(value).map_err(unreadable)? == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_live_for_as_long_as_a_heartbeat_holds_whichever_way_the_clock_was_set() {
+        let packed = r#"10000 a-1-00 {"applied":"7-1"}"#.to_owned();
+        let hold = i64::try_from(BEAT_HOLDS.as_millis()).unwrap();
+        for (now_ms, live) in [
+            (10_000, true),
+            (10_000 + hold, true),
+            (10_000 + hold + 1, false),
+            (10_000 - hold - 1, false),
+        ] {
+            let entry = Entry::of("s".into(), packed.clone(), now_ms);
+            assert_eq!(entry.is_live(), live, "{now_ms}");
+            assert_eq!(entry.heard.as_millisecond(), 10_000);
+            assert_eq!(entry.name, NodeName("a-1-00".into()));
+            assert_eq!(entry.applied(), parse_place("7-1"));
+        }
+        let later = r#"10000 a-1-00 of a later version"#.to_owned();
+        assert_eq!(Entry::of("s".into(), later, 10_000).heartbeat, None);
+        let unreadable = Entry::of("s".into(), "nothing".into(), 10_000);
+        assert_eq!(unreadable.name, NodeName("s".into()));
+        assert!(!unreadable.is_live());
+    }
+}

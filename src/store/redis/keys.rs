@@ -1,0 +1,10 @@
+//! The key table in Redis, and a gateway's replica of it.
+
+pub mod audit;
+pub mod codec;
+pub mod current;
+pub mod feed;
+pub mod import;
+pub mod index;
+pub mod records;
+pub mod replica;

@@ -1,0 +1,68 @@
+//! Reading the audit trail.
+//!
+//! The entry of a record's last change can be made of the record itself, so it is there even where Redis has lost its trail and
+//! the record was written back by a gateway.
+
+use std::collections::BTreeMap;
+
+use redis::{FromRedisValue, Pipeline};
+
+use super::codec::unreadable;
+use crate::policy::audit::{Entry, Wanted};
+use crate::policy::key_record::KeyRecord;
+use crate::store::StoreError;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+
+/// Trails read in one round trip.
+const BATCH: usize = 500;
+
+/// The wanted entries of these keys, and of the register of gateways, in the order of time.
+pub async fn read(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+    wanted: &Wanted,
+) -> Result<Vec<Entry>, StoreError> {
+    let mut entries = Vec::new();
+    for batch in records.chunks(BATCH) {
+        let mut pipeline = Pipeline::new();
+        for record in batch {
+            pipeline.cmd("HVALS").arg(names.trail(record.id));
+        }
+        let value = link.ask(&pipeline).await?;
+        let trails = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
+        for (record, packed) in batch.iter().zip(trails) {
+            let mut trail = BTreeMap::new();
+            for packed in packed {
+                let entry = unpacked(&packed)?;
+                trail.insert(entry.version, entry);
+            }
+            trail
+                .entry(record.version)
+                .or_insert_with(|| Entry::of(record));
+            entries.extend(trail.into_values().filter(|entry| wanted.holds(entry)));
+        }
+    }
+    if wanted.key.is_none() {
+        let of_gateways = of_gateways(link, names).await?.into_iter();
+        entries.extend(of_gateways.filter(|entry| wanted.holds(entry)));
+    }
+    entries.sort_by_key(Entry::place);
+    Ok(entries)
+}
+
+/// The entries of the register of gateways.
+pub async fn of_gateways(link: &Link, names: &Names) -> Result<Vec<Entry>, StoreError> {
+    let value = link
+        .ask(redis::cmd("HVALS").arg(names.gateway_trail()))
+        .await?;
+    let packed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
+    packed.iter().map(|packed| unpacked(packed)).collect()
+}
+
+/// An entry as it is stored.
+pub fn unpacked(packed: &str) -> Result<Entry, StoreError> {
+    serde_json::from_str(packed)
+        .map_err(|error| StoreError::Failed(format!("an entry of the audit trail: {error}")))
+}

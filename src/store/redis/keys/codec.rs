@@ -1,0 +1,125 @@
+//! Records, places and times as they are in Redis: the commands that write them, and the replies that hold them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use redis::{Cmd, FromRedisValue, Pipeline, Value};
+
+use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::audit::Entry;
+use crate::policy::key_record::KeyRecord;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::script::{Arguments, RECORD};
+use crate::store::{ChangeMark, KeyEntry, StoreError};
+
+/// How long a digest stays claimed for a record that is not written.
+pub const CLAIM_LASTS: Duration = Duration::from_secs(30);
+/// About how many changes the feed keeps.
+const FEED_MAX: u64 = 1_000_000;
+/// Adds a change to the feed.
+pub fn feed_entry(pipeline: &mut Pipeline, names: &Names, entry: &KeyEntry) {
+    pipeline
+        .cmd("XADD")
+        .arg(names.feed())
+        .arg("MAXLEN")
+        .arg("~")
+        .arg(FEED_MAX)
+        .arg("*")
+        .arg("rec")
+        .arg(entry.packed());
+}
+
+/// The position in the feed, from the reply to [`feed_entry`].
+pub fn change_mark(reply: Option<&Value>) -> Result<ChangeMark, StoreError> {
+    let place = reply.and_then(|reply| {
+        let text = String::from_redis_value_ref(reply).ok()?;
+        parse_place(&text)
+    });
+    place.map(ChangeMark).ok_or_else(|| {
+        StoreError::Failed("Redis returned no stream id for an entry of the feed".into())
+    })
+}
+
+/// The names that `record.lua` works on.
+pub fn put_keys(names: &Names, id: KeyId) -> (String, String) {
+    (names.record(id), names.trail(id))
+}
+
+/// The arguments of `record.lua`.
+pub fn put_arguments<'e>(
+    entry: &'e KeyEntry,
+    expected: i64,
+    old: Option<&KeyRecord>,
+) -> Arguments<'e> {
+    let told = |record: &KeyRecord| serde_json::to_string(&Entry::of(record)).unwrap_or_default();
+    Arguments::new()
+        .number(expected)
+        .count(entry.record.version)
+        .text(entry.packed())
+        .text(told(&entry.record))
+        .text(old.map(told).unwrap_or_default())
+}
+
+/// Writes a record, and the entry of its last change, if the stored version is `expected` (see `record.lua`).
+pub fn put(names: &Names, entry: &KeyEntry, expected: i64) -> Cmd {
+    let keys = put_keys(names, entry.record.id);
+    RECORD.by_text(&[&keys.0, &keys.1], &put_arguments(entry, expected, None))
+}
+
+/// A packed record.
+pub fn unpacked(packed: &str) -> Result<KeyRecord, StoreError> {
+    serde_json::from_str(packed)
+        .map_err(|error| StoreError::Failed(format!("a stored record cannot be read: {error}")))
+}
+
+/// A stream id `<milliseconds>-<sequence>` as one number in the same order.
+pub fn parse_place(id: &str) -> Option<u128> {
+    let (milliseconds, sequence) = id.split_once('-')?;
+    let (milliseconds, sequence): (u64, u64) = (milliseconds.parse().ok()?, sequence.parse().ok()?);
+    Some(u128::from(milliseconds) << 64 | u128::from(sequence))
+}
+
+/// The stream id of a place.
+pub fn stream_id(place: u128) -> String {
+    format!("{}-{}", place >> 64, place & u128::from(u64::MAX))
+}
+
+/// The reply of `TIME`.
+pub fn read_time(value: Value) -> Result<Timestamp, StoreError> {
+    let (seconds, micros) = <(i64, i64)>::from_redis_value(value).map_err(unreadable)?;
+    let micros = seconds.saturating_mul(1_000_000).saturating_add(micros);
+    Timestamp::from_microsecond(micros)
+        .map_err(|error| StoreError::Failed(format!("Redis returned an impossible time: {error}")))
+}
+
+/// The digests that a record holds.
+pub fn digests(record: &KeyRecord) -> Vec<KeyDigest> {
+    let mut digests = vec![record.digest];
+    if let Some(previous) = &record.previous
+        && previous.digest != record.digest
+    {
+        digests.push(previous.digest);
+    }
+    digests
+}
+
+/// The error for a reply of another type.
+pub fn unreadable(error: redis::ParsingError) -> StoreError {
+    StoreError::Failed(format!("a reply of Redis cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_keeps_the_order_of_stream_ids_and_comes_back_as_one() {
+        let places = ["0-0", "0-5", "9-0", "10-0", "10-18446744073709551615"];
+        let parsed: Vec<u128> = places.iter().map(|id| parse_place(id).unwrap()).collect();
+        assert!(parsed.is_sorted());
+        for (id, place) in places.iter().zip(parsed) {
+            assert_eq!(stream_id(place), *id);
+        }
+        assert_eq!(parse_place("5"), None);
+    }
+}

@@ -1,0 +1,569 @@
+//! A gateway's replica of the key table: loading, following, repairing and saving it.
+//!
+//! The table is followed through the feed (a Redis stream) on a connection of its own. Invariants: the position
+//! reported as applied is never ahead of the table, because loading begins only after that position was read. No change is
+//! missed: the position is discarded and all keys are loaded again when the server was replaced or restarted, when the store's
+//! incarnation is missing or another, and when the stream ends before the position or no longer contains it.
+//!
+//! Records that the store then lacks or has in older versions are written back, even revoked ones. A walk over every name, every
+//! ten minutes, repairs the omissions of a dead command and the losses of a failover.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{FromRedisValue, Value};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+
+use super::codec::{parse_place, stream_id, unpacked, unreadable};
+use super::current::Current;
+use super::index::{self, IndexState, Pages};
+use super::records::{mend, mend_ways};
+use super::replica::{Origin, Replica, Standing};
+use crate::clock::Clock;
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::KeyRecord;
+use crate::store::redis::gateways::heartbeat::{Condition, Heartbeat};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::{Link, run_id_in};
+use crate::store::redis::wire::request::jittered;
+use crate::store::{KeyTable, StoreError};
+
+/// How long one read of the feed blocks, and how late its reply may be.
+const READ_BLOCKS: Duration = Duration::from_secs(1);
+const READ_LATE: Duration = Duration::from_secs(1);
+/// The most changes of one read.
+const READ_MAX: usize = 1_000;
+/// How often every name of the store is walked over, before jitter.
+const REPAIR_EVERY: Duration = Duration::from_secs(600);
+/// How long a lost feed waits before it connects again, before jitter.
+const RECONNECT: Duration = Duration::from_millis(500);
+/// How often changes are saved, and how often the instant of the last currency if nothing changed.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(30);
+/// How far a saved instant may be ahead of this machine's clock and still be trusted.
+const CLOCK_BACK_MAX: SignedDuration = SignedDuration::from_mins(5);
+
+/// The environment of a feed.
+pub struct Setting {
+    /// The commands' link.
+    pub link: Arc<Link>,
+    /// The names.
+    pub names: Names,
+    /// The table that the feed updates.
+    pub keys: Arc<KeyTable>,
+    /// The time zone of the quota days, to be stored again in an emptied store.
+    pub zone: String,
+    /// The wall clock, for saved instants.
+    pub clock: Clock,
+}
+
+/// The follower of the feed.
+pub struct Feed {
+    setting: Setting,
+    /// The position of the last applied change; `None` before the table is loaded.
+    applied: watch::Sender<Option<u128>>,
+    /// The incarnation of the store to which these positions belong.
+    origin: Mutex<Origin>,
+    /// Whether the table was loaded, and when it was current.
+    current: Current,
+    /// Whether Redis itself was read since the start.
+    has_followed: watch::Sender<bool>,
+    advanced: Notify,
+    /// Notified when the store may have lost writes.
+    pub store_lost: Notify,
+    replica: Option<Arc<Replica>>,
+}
+
+/// The state of the stream.
+#[derive(Debug, Default)]
+struct StreamState {
+    /// The last entry ever added, 0 without a stream.
+    last: u128,
+    /// Whether added entries are missing by now.
+    trimmed: bool,
+}
+
+/// A gateway's position, as one connection knows it.
+struct Follower<'a> {
+    feed: &'a Feed,
+    connection: MultiplexedConnection,
+    /// The processes of all servers that were reachable when the connection was made.
+    run_ids: BTreeSet<String>,
+}
+
+impl Feed {
+    /// A feed that has not begun; with a saved replica, it begins at the replica's position.
+    pub fn new(setting: Setting, replica: Option<Arc<Replica>>) -> Feed {
+        Feed {
+            setting,
+            applied: watch::Sender::new(None),
+            origin: Mutex::default(),
+            current: Current::never(),
+            has_followed: watch::Sender::new(false),
+            advanced: Notify::new(),
+            store_lost: Notify::new(),
+            replica,
+        }
+    }
+
+    /// Begins with the saved records and position.
+    pub fn begin_with(&self, records: Vec<KeyRecord>, at: Standing) {
+        let keys = records.len();
+        for record in records {
+            self.setting.keys.apply(record);
+        }
+        let age = self.setting.clock.now().duration_since(at.current_at);
+        // A saved instant in the future gives no age: the clock was set back.
+        let age = if age < -CLOCK_BACK_MAX {
+            Duration::MAX
+        } else {
+            Duration::try_from(age).unwrap_or_default()
+        };
+        tracing::info!(
+            keys,
+            age_seconds = age.as_secs(),
+            "keys loaded from the saved replica"
+        );
+        *self.origin.lock() = at.origin;
+        self.current.was_current(age);
+        self.advance(at.place);
+    }
+
+    /// Whether the table was loaded completely, from Redis or from the saved replica.
+    pub fn is_loaded(&self) -> bool {
+        self.current.is_loaded()
+    }
+
+    /// Waits until the table was as current as Redis.
+    pub async fn followed(&self) {
+        let _ = self.has_followed.subscribe().wait_for(|has| *has).await;
+    }
+
+    /// The time since the table was known to be current.
+    pub fn age(&self) -> Duration {
+        self.current.age()
+    }
+
+    fn is_current_now(&self) {
+        self.current.was_current(Duration::ZERO);
+        self.has_followed.send_replace(true);
+    }
+
+    fn advance(&self, place: u128) {
+        self.applied.send_replace(Some(place));
+        self.current.loaded();
+        self.advanced.notify_one();
+    }
+
+    /// Follows the feed. Never returns.
+    pub async fn follow(&self) {
+        let mut logged = String::new();
+        loop {
+            let Err(error) = self.follow_one_connection(&mut logged).await;
+            let text = error.to_string();
+            if text != logged {
+                tracing::warn!(error = %text, "the feed of key changes is interrupted");
+                logged = text;
+            }
+            tokio::time::sleep(jittered(RECONNECT)).await;
+        }
+    }
+
+    async fn follow_one_connection(
+        &self,
+        logged: &mut String,
+    ) -> Result<std::convert::Infallible, StoreError> {
+        // Only a server that the link has accepted (zone, readiness) is followed.
+        let Setting { link, names, .. } = &self.setting;
+        link.require()?;
+        let made = link.made();
+        let mut connection = link.connect_apart(&names.feed()).await?;
+        let mut run_ids = link.run_ids().await;
+        run_ids.insert(run_id(&mut connection).await?);
+        let mut follower = Follower {
+            feed: self,
+            connection,
+            run_ids,
+        };
+        loop {
+            if link.made() != made {
+                // A demoted server continues to answer, and may be behind the current master.
+                return Err(StoreError::Unavailable(
+                    "another connection was made".into(),
+                ));
+            }
+            follower.catch_up().await?;
+            logged.clear();
+            if follower.read_changes().await? < READ_MAX {
+                self.is_current_now();
+            }
+        }
+    }
+
+    /// Reads all records, then sets the position to `place`, which was read before.
+    async fn load(&self, place: u128, run_ids: &BTreeSet<String>) -> Result<(), StoreError> {
+        let (link, names) = (&self.setting.link, &self.setting.names);
+        let before = index::state(link, names).await?;
+        let incarnation = match &before.incarnation {
+            Some(incarnation) => Some(incarnation.clone()),
+            None => index::begin_incarnation(link, names).await?,
+        };
+        let walked = self.walk(Pages::of(&before), &before).await?;
+        self.write_back(&walked).await?;
+        if !before.is_complete
+            && let Some(incarnation) = &incarnation
+        {
+            index::completed(link, names, incarnation).await?;
+        }
+        *self.origin.lock() = Origin {
+            incarnation: incarnation.unwrap_or_default(),
+            run_ids: run_ids.clone(),
+        };
+        self.advance(place);
+        self.is_current_now();
+        Ok(())
+    }
+
+    /// Adds all records of a walk to the table and returns their versions. A walk over every name also completes the index.
+    async fn walk(
+        &self,
+        mut pages: Pages,
+        state: &IndexState,
+    ) -> Result<HashMap<KeyId, u64>, StoreError> {
+        let (link, names) = (&self.setting.link, &self.setting.names);
+        let mut walked = HashMap::new();
+        while let Some(records) = pages.next(link, names).await? {
+            if !state.is_complete {
+                mend_ways(link, names, &records).await?;
+            }
+            for record in records {
+                walked.insert(record.id, record.version);
+                self.setting.keys.apply(record);
+            }
+        }
+        Ok(walked)
+    }
+
+    /// Writes back the records that the store lacks or has in older versions.
+    async fn write_back(&self, stored: &HashMap<KeyId, u64>) -> Result<(), StoreError> {
+        let lacking: Vec<_> = self
+            .setting
+            .keys
+            .entries()
+            .into_iter()
+            .filter(|entry| {
+                let version = stored.get(&entry.record.id);
+                version.is_none_or(|version| *version < entry.record.version)
+            })
+            .collect();
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        tracing::warn!(
+            keys = lacking.len(),
+            stored = stored.len(),
+            "Redis lacks keys of this gateway's replica or has older versions: writing them back"
+        );
+        mend(&self.setting.link, &self.setting.names, &lacking).await?;
+        Ok(())
+    }
+
+    /// Walks over every name of the store again and again.
+    pub async fn repair(&self) {
+        loop {
+            tokio::time::sleep(jittered(REPAIR_EVERY)).await;
+            if let Err(error) = self.repair_once().await {
+                tracing::warn!(%error, "the key table could not be checked; trying again later");
+            }
+        }
+    }
+
+    /// Completes the index, and writes back the records that the store lacks.
+    pub async fn repair_once(&self) -> Result<(), StoreError> {
+        self.remember_zone().await?;
+        // The walk does not use the index, which is what it checks.
+        let walked = self
+            .walk(Pages::everywhere(), &IndexState::default())
+            .await?;
+        self.write_back(&walked).await
+    }
+
+    async fn remember_zone(&self) -> Result<(), StoreError> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.setting.names.zone())
+            .arg(&self.setting.zone)
+            .arg("NX");
+        self.setting.link.ask(&set).await?;
+        Ok(())
+    }
+
+    /// The gateway's heartbeat.
+    pub fn heartbeat(&self, condition: Condition) -> Heartbeat {
+        let age = self.age();
+        Heartbeat {
+            applied: stream_id(self.applied.borrow().unwrap_or(0)),
+            keys_age_ms: u64::try_from(age.as_millis())
+                .ok()
+                .filter(|_| age < Duration::MAX),
+            keys: self.setting.keys.len(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            condition,
+        }
+    }
+
+    /// Waits until a change is applied. For one task only, which sends the heartbeats.
+    pub async fn advanced(&self) {
+        self.advanced.notified().await;
+    }
+
+    /// Saves the replica again and again.
+    pub async fn save_for_ever(&self) {
+        let mut logged = String::new();
+        let mut saved_changes = None;
+        let mut saved_at = Instant::now();
+        loop {
+            tokio::time::sleep(SAVE_EVERY).await;
+            let changes = Some((self.setting.keys.changes(), *self.applied.borrow()));
+            if changes == saved_changes && saved_at.elapsed() < SAVE_UNCHANGED_EVERY {
+                continue;
+            }
+            match self.save().await {
+                Ok(true) => {
+                    (saved_changes, saved_at) = (changes, Instant::now());
+                    logged.clear();
+                }
+                Ok(false) => {}
+                Err(error) if error.to_string() != logged => {
+                    logged = error.to_string();
+                    tracing::error!(%error, "the replica of the key table is not saved; trying again");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Saves the replica; `false` if nothing was read from Redis since the start.
+    pub async fn save(&self) -> Result<bool, StoreError> {
+        let (Some(replica), Some(standing)) = (self.replica.clone(), self.standing()) else {
+            return Ok(false);
+        };
+        let keys = self.setting.keys.clone();
+        tokio::task::spawn_blocking(move || replica.save(&keys, &standing))
+            .await
+            .map_err(|error| {
+                StoreError::Failed(format!("saving the replica panicked: {error}"))
+            })??;
+        Ok(true)
+    }
+
+    /// The position of the table; read before the table, so that it is never ahead of it.
+    fn standing(&self) -> Option<Standing> {
+        let origin = self.origin.lock().clone();
+        let place = (*self.applied.borrow()).filter(|_| *self.has_followed.borrow())?;
+        let age = SignedDuration::try_from(self.age()).ok()?;
+        let current_at = self.setting.clock.now().checked_sub(age);
+        Some(Standing {
+            place,
+            current_at: current_at.unwrap_or(Timestamp::MIN),
+            origin,
+        })
+    }
+}
+
+impl Follower<'_> {
+    /// Ensures that no change before the next read is missed.
+    async fn catch_up(&mut self) -> Result<(), StoreError> {
+        let feed = self.feed;
+        let state = self.stream_state().await?;
+        let applied = *feed.applied.borrow();
+        let Some(place) = applied else {
+            return feed.load(state.last, &self.run_ids).await;
+        };
+        match self.lost(&state, place).await? {
+            None if state.last == place => feed.is_current_now(),
+            None => {}
+            Some(why) => {
+                tracing::warn!(
+                    why,
+                    "the feed of key changes no longer contains this gateway's position: loading all keys again"
+                );
+                feed.store_lost.notify_one();
+                feed.remember_zone().await?;
+                feed.load(state.last, &self.run_ids).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Why changes after `place` may be missing from the stream; `None` if they are not.
+    async fn lost(
+        &mut self,
+        state: &StreamState,
+        place: u128,
+    ) -> Result<Option<&'static str>, StoreError> {
+        let Setting { link, names, .. } = &self.feed.setting;
+        let origin = self.feed.origin.lock().clone();
+        if !self.run_ids.is_subset(&origin.run_ids) {
+            return Ok(Some("Redis was restarted or replaced"));
+        }
+        match index::state(link, names).await {
+            Ok(IndexState { incarnation, .. })
+                if incarnation.clone().unwrap_or_default() != origin.incarnation =>
+            {
+                return Ok(Some("Redis was emptied"));
+            }
+            Ok(IndexState { is_complete, .. }) if !is_complete => {
+                return Ok(Some("a part of Redis was emptied"));
+            }
+            Ok(_) => {}
+            // Another master of the cluster than the feed's is unavailable: the next read checks it again.
+            Err(StoreError::Unavailable(_)) if link.is_cluster() => {}
+            Err(error) => return Err(error),
+        }
+        if let Some(why) = lost_by(state, place) {
+            return Ok(Some(why));
+        }
+        if place > 0 && state.last > place && !self.holds(place).await? {
+            return Ok(Some("the feed no longer contains this gateway's position"));
+        }
+        Ok(None)
+    }
+
+    async fn holds(&mut self, place: u128) -> Result<bool, StoreError> {
+        let mut range = redis::cmd("XRANGE");
+        range
+            .arg(self.feed.setting.names.feed())
+            .arg(stream_id(place))
+            .arg(stream_id(place));
+        let value = patient(READ_LATE, range.query_async(&mut self.connection)).await?;
+        let entries = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        Ok(!entries.is_empty())
+    }
+
+    /// Waits for the next changes, applies them and returns their number.
+    async fn read_changes(&mut self) -> Result<usize, StoreError> {
+        let feed = self.feed;
+        let place = feed.applied.borrow().unwrap_or(0);
+        let mut read = redis::cmd("XREAD");
+        read.arg("COUNT")
+            .arg(READ_MAX)
+            .arg("BLOCK")
+            .arg(READ_BLOCKS.as_millis() as u64)
+            .arg("STREAMS")
+            .arg(feed.setting.names.feed())
+            .arg(stream_id(place));
+        let reply = read.query_async(&mut self.connection);
+        let value = patient(READ_BLOCKS + READ_LATE, reply).await?;
+        type Entries = Vec<(String, HashMap<String, String>)>;
+        let streams =
+            Option::<Vec<(String, Entries)>>::from_redis_value(value).map_err(unreadable)?;
+        let entries = streams
+            .unwrap_or_default()
+            .into_iter()
+            .flat_map(|(_, entries)| entries);
+        let (mut last, mut count) = (None, 0);
+        for (id, fields) in entries {
+            count += 1;
+            match fields.get("rec").map(|packed| unpacked(packed)) {
+                Some(Ok(record)) => {
+                    feed.setting.keys.apply(record);
+                }
+                Some(Err(error)) => tracing::error!(id, %error, "a change is skipped"),
+                None => tracing::error!(id, "a change without a record is skipped"),
+            }
+            last = parse_place(&id).or(last);
+        }
+        if let Some(place) = last {
+            feed.advance(place);
+        }
+        Ok(count)
+    }
+
+    async fn stream_state(&mut self) -> Result<StreamState, StoreError> {
+        stream_state(&mut self.connection, &self.feed.setting.names).await
+    }
+}
+
+async fn stream_state(
+    connection: &mut MultiplexedConnection,
+    names: &Names,
+) -> Result<StreamState, StoreError> {
+    let mut ask = redis::cmd("XINFO");
+    ask.arg("STREAM").arg(names.feed());
+    let fields = match patient(READ_LATE, ask.query_async(connection)).await {
+        Ok(value) => HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?,
+        // There is no stream.
+        Err(StoreError::Failed(_)) => return Ok(StreamState::default()),
+        Err(error) => return Err(error),
+    };
+    let number = |field: &str| {
+        let value = fields.get(field)?;
+        u64::from_redis_value_ref(value).ok()
+    };
+    let last = fields.get("last-generated-id").and_then(|value| {
+        let id = String::from_redis_value_ref(value).ok()?;
+        parse_place(&id)
+    });
+    Ok(StreamState {
+        last: last.unwrap_or(0),
+        trimmed: number("entries-added") > number("length"),
+    })
+}
+
+/// The server's name for its own process.
+async fn run_id(connection: &mut MultiplexedConnection) -> Result<String, StoreError> {
+    let mut ask = redis::cmd("INFO");
+    ask.arg("server");
+    let value = patient(READ_LATE, ask.query_async(connection)).await?;
+    let text = String::from_redis_value(value).map_err(unreadable)?;
+    Ok(run_id_in(&text).unwrap_or_default())
+}
+
+/// Why changes after `place` may be missing, judged by the state of the stream alone.
+fn lost_by(state: &StreamState, place: u128) -> Option<&'static str> {
+    if state.last < place {
+        Some("the feed ends before this gateway's position")
+    } else if place == 0 && state.last > 0 && state.trimmed {
+        Some("the feed has lost its first entries")
+    } else {
+        None
+    }
+}
+
+async fn patient(
+    patience: Duration,
+    reply: impl Future<Output = Result<Value, redis::RedisError>>,
+) -> Result<Value, StoreError> {
+    match timeout(patience, reply).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error))
+            if error.is_io_error()
+                || error.is_unrecoverable_error()
+                || error.is_cluster_error() =>
+        {
+            Err(StoreError::Unavailable(error.to_string()))
+        }
+        Ok(Err(error)) => Err(StoreError::Failed(error.to_string())),
+        Err(_) => Err(StoreError::Unavailable("no answer in time".into())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_lost_if_the_stream_ends_before_it_or_has_lost_its_beginning() {
+        let lost = |last, trimmed, place| lost_by(&StreamState { last, trimmed }, place).is_some();
+        assert!(!lost(10, false, 10) && !lost(10, true, 10));
+        assert!(!lost(12, true, 10) && !lost(12, false, 0));
+        assert!(lost(0, false, 10) && lost(9, false, 10));
+        assert!(lost(12, true, 0));
+        assert!(!lost(0, true, 0));
+    }
+}

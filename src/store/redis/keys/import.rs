@@ -1,0 +1,230 @@
+//! Bringing many keys in, a batch at a time.
+//!
+//! The steps of a change (see [`super::records`]), each made for the whole batch in one round trip, in an order that lets a
+//! repetition find what a dead one left: claimed digests without a record; records that the feed was not told of, whose
+//! digests are still claimed only, for they are held for good after the feed has been told.
+
+use std::collections::HashMap;
+
+use redis::{FromRedisValue, Pipeline, Value};
+
+use super::codec::{CLAIM_LASTS, change_mark, digests, feed_entry, put, unpacked, unreadable};
+use super::index;
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::KeyRecord;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::{ChangeMark, Imported, KeyEntry, StoreError};
+
+/// Adds the keys that nobody has; answers what became of each, and the place of the last in the feed.
+pub async fn import(
+    link: &Link,
+    names: &Names,
+    records: Vec<KeyRecord>,
+) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+    let holders = claim(link, names, &records).await?;
+    let others: Vec<KeyId> = holders.iter().flatten().copied().collect();
+    let others = stored(link, names, &others).await?;
+    let mut unfinished = Vec::new();
+    let (mut free, mut outcomes) = (Vec::new(), Vec::new());
+    for (record, holder) in records.iter().zip(&holders) {
+        let outcome = match holder {
+            None => {
+                free.push(record.id);
+                Imported::Added
+            }
+            Some(holder) => match others.get(holder) {
+                Some(key) if is_same(key, record) => {
+                    unfinished.push(key.clone());
+                    Imported::Held(*holder)
+                }
+                Some(_) | None => Imported::Claimed(*holder),
+            },
+        };
+        outcomes.push(outcome);
+    }
+    index::enter(link, names, &free).await?;
+    let added = write(link, names, &records, &mut outcomes, &mut unfinished).await?;
+    let mark = tell(link, names, &added, unfinished).await?;
+    release(link, names, &records, &outcomes).await?;
+    Ok((outcomes, mark))
+}
+
+/// Claims the digests of each record; answers the id that holds or has claimed one of them, where it is another's.
+async fn claim(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+) -> Result<Vec<Option<KeyId>>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for record in records {
+        for digest in digests(record) {
+            pipeline
+                .cmd("SET")
+                .arg(names.digest(&digest))
+                .arg(record.id.as_str())
+                .arg("NX")
+                .arg("GET")
+                .arg("PX")
+                .arg(CLAIM_LASTS.as_millis() as u64);
+        }
+    }
+    let mut replies = replies::<Option<String>>(link, &pipeline)
+        .await?
+        .into_iter();
+    let holders = records.iter().map(|record| {
+        let told = replies.by_ref().take(digests(record).len());
+        let others = told.filter_map(|holder| holder?.parse().ok());
+        // All are taken: the next record's begin behind them.
+        let others: Vec<KeyId> = others.filter(|holder| *holder != record.id).collect();
+        others.first().copied()
+    });
+    Ok(holders.collect())
+}
+
+/// Writes the records that are to be added; corrects what became of those whose id is in use. Answers those that were written.
+async fn write(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+    outcomes: &mut [Imported],
+    unfinished: &mut Vec<KeyRecord>,
+) -> Result<Vec<KeyRecord>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    let (mut written, mut refused) = (Vec::new(), Vec::new());
+    let to_add = |(_, outcome): &(&KeyRecord, &mut Imported)| **outcome == Imported::Added;
+    let chosen: Vec<_> = records.iter().zip(outcomes).filter(to_add).collect();
+    for (record, _) in &chosen {
+        pipeline.add_command(put(names, &KeyEntry::new((*record).clone()), 0));
+    }
+    let replies = replies::<i64>(link, &pipeline).await?;
+    for ((record, outcome), reply) in chosen.into_iter().zip(replies) {
+        if reply == 1 {
+            written.push(record.clone());
+        } else {
+            refused.push((record, outcome));
+        }
+    }
+    let ids: Vec<KeyId> = refused.iter().map(|(record, _)| record.id).collect();
+    let found = stored(link, names, &ids).await?;
+    for (record, outcome) in refused {
+        *outcome = match found.get(&record.id) {
+            Some(key) if is_same(key, record) => {
+                unfinished.push(key.clone());
+                Imported::Held(record.id)
+            }
+            Some(_) | None => Imported::IdTaken,
+        };
+    }
+    Ok(written)
+}
+
+/// Tells the feed of what was added and of what a dead command added without telling, then holds the digests for good.
+async fn tell(
+    link: &Link,
+    names: &Names,
+    added: &[KeyRecord],
+    held: Vec<KeyRecord>,
+) -> Result<Option<ChangeMark>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for record in &held {
+        pipeline.cmd("PTTL").arg(names.digest(&record.digest));
+    }
+    // -1 is for good; -2 is none, whose claim has run out.
+    let lasting = replies::<i64>(link, &pipeline).await?;
+    let untold = held
+        .into_iter()
+        .zip(lasting)
+        .filter(|(_, left)| *left != -1);
+    let told: Vec<KeyRecord> = added
+        .iter()
+        .cloned()
+        .chain(untold.map(|(record, _)| record))
+        .collect();
+    let (mut feed, mut hold) = (Pipeline::new(), Pipeline::new());
+    for record in &told {
+        for digest in digests(record) {
+            let id = record.id.as_str();
+            hold.cmd("SET").arg(names.digest(&digest)).arg(id);
+        }
+        feed_entry(&mut feed, names, &KeyEntry::new(record.clone()));
+    }
+    let places = replies::<Value>(link, &feed).await?;
+    replies::<Value>(link, &hold).await?;
+    places
+        .last()
+        .map(|place| change_mark(Some(place)))
+        .transpose()
+}
+
+/// Lets go of the digests claimed for records that were not written.
+async fn release(
+    link: &Link,
+    names: &Names,
+    records: &[KeyRecord],
+    outcomes: &[Imported],
+) -> Result<(), StoreError> {
+    let mut claimed = Vec::new();
+    for (record, outcome) in records.iter().zip(outcomes) {
+        let lost = match outcome {
+            Imported::Added => false,
+            Imported::Held(holder) => *holder != record.id,
+            Imported::IdTaken | Imported::Claimed(_) => true,
+        };
+        if lost {
+            claimed.extend(
+                digests(record)
+                    .into_iter()
+                    .map(|digest| (record.id, digest)),
+            );
+        }
+    }
+    let mut read = Pipeline::new();
+    for (_, digest) in &claimed {
+        read.cmd("GET").arg(names.digest(digest));
+    }
+    let holders = replies::<Option<String>>(link, &read).await?;
+    let mut drop = Pipeline::new();
+    for ((id, digest), holder) in claimed.iter().zip(holders) {
+        if holder.as_deref() == Some(id.as_str()) {
+            drop.cmd("DEL").arg(names.digest(digest));
+        }
+    }
+    replies::<Value>(link, &drop).await?;
+    Ok(())
+}
+
+/// Whether a stored key has the current secret of another record.
+fn is_same(stored: &KeyRecord, wanted: &KeyRecord) -> bool {
+    digests(stored).contains(&wanted.digest)
+}
+
+/// The records with these ids, as far as there are any.
+async fn stored(
+    link: &Link,
+    names: &Names,
+    ids: &[KeyId],
+) -> Result<HashMap<KeyId, KeyRecord>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for id in ids {
+        pipeline.cmd("HGET").arg(names.record(*id)).arg("rec");
+    }
+    let found = replies::<Option<String>>(link, &pipeline).await?;
+    let found = found.iter().flatten().map(|packed| {
+        let record = unpacked(packed)?;
+        Ok((record.id, record))
+    });
+    found.collect()
+}
+
+/// The replies to a pipeline, which may be empty.
+async fn replies<T: FromRedisValue>(
+    link: &Link,
+    pipeline: &Pipeline,
+) -> Result<Vec<T>, StoreError> {
+    if pipeline.is_empty() {
+        return Ok(Vec::new());
+    }
+    let value = link.ask(pipeline).await?;
+    Vec::from_redis_value(value).map_err(unreadable)
+}

@@ -1,0 +1,189 @@
+//! Finding all records: through the sets of ids, or through every name there is.
+//!
+//! The sets are trusted only if each one's `indexed` names the store's incarnation: all go when the store is emptied, a
+//! master of a cluster that was emptied takes those of its sets with it, and a store that was filled before there were
+//! sets has none. Invariant: `indexed` is set after a walk over every name that entered what it found, and a new id is
+//! entered before its record is written.
+
+use std::collections::BTreeMap;
+
+use redis::{FromRedisValue, Pipeline, Value};
+
+use super::codec::{unpacked, unreadable};
+use crate::policy::api_key::{KeyId, os_entropy};
+use crate::policy::key_record::KeyRecord;
+use crate::store::StoreError;
+use crate::store::redis::names::{ID_SETS, Names};
+use crate::store::redis::wire::link::{Link, ScanPlace};
+use crate::store::redis::wire::request::LinkError;
+
+/// Members or names that one step of a walk looks at.
+const STEP: u32 = 1_000;
+
+/// What the store says of its key table as a whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct IndexState {
+    /// The store's data, from when it was empty on; `None` where it is empty or older than incarnations.
+    pub incarnation: Option<String>,
+    /// Whether the sets hold all ids.
+    pub is_complete: bool,
+}
+
+/// Asks for the state.
+pub async fn state(link: &Link, names: &Names) -> Result<IndexState, StoreError> {
+    let mut pipeline = Pipeline::new();
+    pipeline.cmd("GET").arg(names.incarnation());
+    for set in 0..ID_SETS {
+        pipeline.cmd("GET").arg(names.indexed(set));
+    }
+    let value = link.ask(&pipeline).await?;
+    let mut told = Vec::<Option<String>>::from_redis_value(value)
+        .map_err(unreadable)?
+        .into_iter();
+    let incarnation = told.next().flatten();
+    Ok(IndexState {
+        is_complete: incarnation.is_some() && told.all(|indexed| indexed == incarnation),
+        incarnation,
+    })
+}
+
+/// Gives the store an incarnation unless it has one; answers the one it has then.
+pub async fn begin_incarnation(link: &Link, names: &Names) -> Result<Option<String>, StoreError> {
+    let mut random = [0; 12];
+    os_entropy(&mut random);
+    let fresh: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut set = redis::cmd("SET");
+    set.arg(names.incarnation()).arg(fresh).arg("NX");
+    link.ask(&set).await?;
+    Ok(state(link, names).await?.incarnation)
+}
+
+/// Says that the sets hold all ids of an incarnation.
+pub async fn completed(link: &Link, names: &Names, incarnation: &str) -> Result<(), StoreError> {
+    let mut pipeline = Pipeline::new();
+    for set in 0..ID_SETS {
+        pipeline.cmd("SET").arg(names.indexed(set)).arg(incarnation);
+    }
+    link.ask(&pipeline).await?;
+    Ok(())
+}
+
+/// Enters ids.
+pub async fn enter(link: &Link, names: &Names, ids: &[KeyId]) -> Result<(), LinkError> {
+    let mut sets: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for id in ids {
+        sets.entry(names.ids_with(*id))
+            .or_default()
+            .push(id.as_str());
+    }
+    if sets.is_empty() {
+        return Ok(());
+    }
+    let mut pipeline = Pipeline::new();
+    for (set, ids) in sets {
+        pipeline.cmd("SADD").arg(set).arg(ids);
+    }
+    link.ask(&pipeline).await?;
+    Ok(())
+}
+
+/// How many ids there are.
+pub async fn count(link: &Link, names: &Names) -> Result<u64, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for set in 0..ID_SETS {
+        pipeline.cmd("SCARD").arg(names.ids(set));
+    }
+    let value = link.ask(&pipeline).await?;
+    let counts = Vec::<u64>::from_redis_value(value).map_err(unreadable)?;
+    Ok(counts.iter().sum())
+}
+
+/// A walk over all records, page by page. A record may be found twice.
+#[derive(Debug)]
+pub struct Pages {
+    next: Option<Place>,
+}
+
+#[derive(Debug)]
+enum Place {
+    Index { set: u32, cursor: u64 },
+    Everywhere(ScanPlace),
+}
+
+impl Pages {
+    /// Through the index where it is complete, else through every name.
+    pub fn of(state: &IndexState) -> Pages {
+        if state.is_complete {
+            Pages {
+                next: Some(Place::Index { set: 0, cursor: 0 }),
+            }
+        } else {
+            Pages::everywhere()
+        }
+    }
+
+    /// Through every name of all servers, counts and ledger included.
+    pub fn everywhere() -> Pages {
+        Pages {
+            next: Some(Place::Everywhere(ScanPlace::default())),
+        }
+    }
+
+    /// The records of the next page, which may be empty; `None` after the last.
+    pub async fn next(
+        &mut self,
+        link: &Link,
+        names: &Names,
+    ) -> Result<Option<Vec<KeyRecord>>, StoreError> {
+        let found = match self.next.take() {
+            None => return Ok(None),
+            Some(Place::Index { set, cursor }) => {
+                let mut scan = redis::cmd("SSCAN");
+                scan.arg(names.ids(set)).arg(cursor).arg("COUNT").arg(STEP);
+                let (cursor, ids) = page(link.ask(&scan).await?)?;
+                self.next = match cursor {
+                    0 if set + 1 == ID_SETS => None,
+                    0 => Some(Place::Index {
+                        set: set + 1,
+                        cursor: 0,
+                    }),
+                    cursor => Some(Place::Index { set, cursor }),
+                };
+                let ids = ids.iter().filter_map(|id| id.parse::<KeyId>().ok());
+                ids.map(|id| names.record(id)).collect()
+            }
+            Some(Place::Everywhere(place)) => {
+                let (next, found) = link.scan(place, &names.records(), STEP).await?;
+                self.next = next.map(Place::Everywhere);
+                found
+            }
+        };
+        records(link, &found).await.map(Some)
+    }
+}
+
+fn page(value: Value) -> Result<(u64, Vec<String>), StoreError> {
+    <(u64, Vec<String>)>::from_redis_value(value).map_err(unreadable)
+}
+
+/// The records with these names; what is missing or cannot be read is left out.
+pub async fn records(link: &Link, names: &[String]) -> Result<Vec<KeyRecord>, StoreError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut pipeline = Pipeline::new();
+    for name in names {
+        pipeline.cmd("HGET").arg(name).arg("rec");
+    }
+    let value = link.ask(&pipeline).await?;
+    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let mut records = Vec::new();
+    for (name, packed) in names.iter().zip(packed) {
+        match packed.as_deref().map(unpacked) {
+            Some(Ok(record)) => records.push(record),
+            Some(Err(error)) => tracing::error!(name, %error, "a key's record is skipped"),
+            None => {}
+        }
+    }
+    Ok(records)
+}

@@ -1,0 +1,363 @@
+//! The key table in Redis: reading, creating and changing records.
+//!
+//! A change is four steps, each atomic in its own slot: claim the digests, enter a new id in the index, compare-and-set
+//! the record with its entry in the audit trail, add the change to the feed. Invariants: a record is in the index (an id there without a
+//! record does no harm); a record is replaced only by one with a higher version; a digest belongs to one key. A claim
+//! without a record (a command that died between the steps) expires by itself. A record that is missing from the feed is
+//! found by the charge script at once and by every gateway's next full scan.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use redis::{FromRedisValue, Pipeline, Value};
+use tokio::time::Instant;
+
+use super::audit;
+use super::codec::{
+    CLAIM_LASTS, change_mark, digests, feed_entry, put, put_arguments, put_keys, read_time,
+    unpacked, unreadable,
+};
+use super::import;
+use super::index::{self, Pages};
+use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::audit::{Entry, Wanted};
+use crate::policy::key_record::KeyRecord;
+use crate::store::key_table::Customers;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::link::{Link, Master};
+use crate::store::redis::wire::request::LinkError;
+use crate::store::redis::wire::script::RECORD;
+use crate::store::status::Replicas;
+use crate::store::{ChangeError, ChangeMark, Imported, KeyEntry, StoreError};
+
+/// Records written back in one round trip.
+const MEND_BATCH: usize = 128;
+
+/// The key table as commands see it.
+pub struct Records {
+    link: Arc<Link>,
+    names: Names,
+    timeout: Duration,
+    /// The number of the connection that the last change was made on.
+    written_on: AtomicU64,
+}
+
+impl Records {
+    /// The table behind a link.
+    pub fn new(link: Arc<Link>, names: Names, timeout: Duration) -> Records {
+        Records {
+            link,
+            names,
+            timeout,
+            written_on: AtomicU64::new(0),
+        }
+    }
+
+    /// The server's time.
+    pub async fn server_time(&self) -> Result<Timestamp, StoreError> {
+        let value = self.link.ask(&redis::cmd("TIME")).await?;
+        read_time(value)
+    }
+
+    /// The record of one key.
+    pub async fn get(&self, id: KeyId) -> Result<Option<KeyRecord>, StoreError> {
+        let read = redis::cmd("HGET")
+            .arg(self.names.record(id))
+            .arg("rec")
+            .to_owned();
+        let value = self.link.ask(&read).await?;
+        match Option::<String>::from_redis_value(value).map_err(unreadable)? {
+            Some(packed) => unpacked(&packed).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// How many replicas have the last change. Holds up the link meanwhile: for a command's own.
+    pub async fn await_replicas(&self, patience: Duration) -> Result<Replicas, StoreError> {
+        let masters = self.link.masters();
+        // A change spans masters of a cluster. One that took no part of it answers at once that its replicas have all.
+        let told = masters
+            .iter()
+            .map(|master| self.await_replicas_of(master, patience));
+        let mut worst: Option<Replicas> = None;
+        for replicas in join_all(told).await {
+            let replicas = replicas?;
+            let is_worse = worst.is_none_or(|worst| replicas.confirmed < worst.confirmed);
+            if replicas.connected > 0 && is_worse {
+                worst = Some(replicas);
+            }
+        }
+        // The server answers for what came over this connection; over a new one nothing came.
+        let same = self.link.made() == self.written_on.load(Ordering::Acquire);
+        let mut told = worst.unwrap_or(Replicas {
+            connected: 0,
+            confirmed: 0,
+        });
+        if !same {
+            told.confirmed = 0;
+        }
+        Ok(told)
+    }
+
+    async fn await_replicas_of(
+        &self,
+        master: &Master,
+        patience: Duration,
+    ) -> Result<Replicas, StoreError> {
+        let ask = redis::cmd("INFO").arg("replication").to_owned();
+        let deadline = Instant::now() + self.timeout;
+        let value = self.link.ask_master(master, &ask, deadline).await?;
+        let text = String::from_redis_value(value).map_err(unreadable)?;
+        let connected = Info::of(&text).number("connected_slaves");
+        if connected == 0 {
+            return Ok(Replicas {
+                connected,
+                confirmed: 0,
+            });
+        }
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(1).arg(patience.as_millis() as u64);
+        let deadline = Instant::now() + patience + self.timeout;
+        let value = self.link.ask_master(master, &wait, deadline).await?;
+        Ok(Replicas {
+            connected,
+            confirmed: u64::from_redis_value(value).map_err(unreadable)?,
+        })
+    }
+
+    /// All records in the order of their creation.
+    pub async fn all(&self) -> Result<Vec<KeyRecord>, StoreError> {
+        let mut records = BTreeMap::new();
+        let state = index::state(&self.link, &self.names).await?;
+        let mut pages = Pages::of(&state);
+        while let Some(page) = pages.next(&self.link, &self.names).await? {
+            records.extend(page.into_iter().map(|record| (record.id, record)));
+        }
+        let mut records: Vec<KeyRecord> = records.into_values().collect();
+        records.sort_by_key(|record| (record.created, record.id));
+        Ok(records)
+    }
+
+    /// All keys in the order of their ids, each with its customer.
+    pub async fn holders(&self) -> Result<Vec<(KeyId, Arc<str>)>, StoreError> {
+        let (mut holders, mut customers) = (BTreeMap::new(), Customers::default());
+        let state = index::state(&self.link, &self.names).await?;
+        let mut pages = Pages::of(&state);
+        while let Some(page) = pages.next(&self.link, &self.names).await? {
+            let page = page.into_iter();
+            holders.extend(page.map(|record| (record.id, customers.shared(record.customer))));
+        }
+        Ok(holders.into_iter().collect())
+    }
+
+    /// The records of some keys; a key without one is left out.
+    pub async fn of(&self, ids: &[KeyId]) -> Result<Vec<KeyRecord>, StoreError> {
+        let names: Vec<String> = ids.iter().map(|id| self.names.record(*id)).collect();
+        index::records(&self.link, &names).await
+    }
+
+    /// Adds a record.
+    pub async fn create(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        let now = self.server_time().await?;
+        let record = KeyRecord {
+            created: now,
+            updated: now,
+            version: version_at(now),
+            ..record
+        };
+        self.write(record, None).await
+    }
+
+    /// Replaces a record of the version that `record` bears.
+    pub async fn update(&self, record: KeyRecord) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        let id = record.id;
+        let old = self.get(id).await?.ok_or(ChangeError::UnknownKey(id))?;
+        if old.version != record.version {
+            return Err(ChangeError::Conflict(id));
+        }
+        let now = self.server_time().await?;
+        let record = KeyRecord {
+            created: old.created,
+            updated: now.max(old.updated),
+            version: version_at(now).max(old.version + 1),
+            ..record
+        };
+        self.write(record, Some(&old)).await
+    }
+
+    /// Brings in keys; see [`super::import`].
+    pub async fn import(
+        &self,
+        records: Vec<KeyRecord>,
+    ) -> Result<(Vec<Imported>, Option<ChangeMark>), StoreError> {
+        let now = self.server_time().await?;
+        self.written_on.store(self.link.made(), Ordering::Release);
+        let stamped = records.into_iter().map(|record| KeyRecord {
+            updated: now,
+            version: version_at(now),
+            ..record
+        });
+        import::import(&self.link, &self.names, stamped.collect()).await
+    }
+
+    /// The audit trail; see [`super::audit`].
+    pub async fn trail(&self, wanted: &Wanted) -> Result<Vec<Entry>, StoreError> {
+        let records = match wanted.key {
+            Some(id) => self.get(id).await?.into_iter().collect(),
+            None => self.all().await?,
+        };
+        audit::read(&self.link, &self.names, &records, wanted).await
+    }
+
+    async fn write(
+        &self,
+        record: KeyRecord,
+        old: Option<&KeyRecord>,
+    ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
+        self.written_on.store(self.link.made(), Ordering::Release);
+        let id = record.id;
+        let expected = old.map_or(0, |old| old.version);
+        let held = old.map(digests).unwrap_or_default();
+        let wanted = digests(&record);
+        let mut claimed = Vec::new();
+        for digest in wanted.iter().filter(|digest| !held.contains(digest)) {
+            if self.claim(id, digest).await? {
+                claimed.push(*digest);
+            } else {
+                self.release(&claimed).await?;
+                return Err(ChangeError::Exists(id));
+            }
+        }
+        if old.is_none() {
+            let entered = index::enter(&self.link, &self.names, &[id]).await;
+            entered.map_err(StoreError::from)?;
+        }
+        let entry = KeyEntry::new(record);
+        let written = self.compare_and_set(&entry, old).await?;
+        if written != 1 {
+            self.release(&claimed).await?;
+            return Err(match (written, expected) {
+                (_, 0) => ChangeError::Exists(id),
+                (0, _) => ChangeError::Conflict(id),
+                _ => ChangeError::UnknownKey(id),
+            });
+        }
+        let dropped: Vec<KeyDigest> = held
+            .iter()
+            .filter(|digest| !wanted.contains(digest))
+            .copied()
+            .collect();
+        let mark = self.tell(&entry, &wanted, &dropped).await?;
+        Ok((entry.record.clone(), mark))
+    }
+
+    /// Claims a digest for a key that has none yet; `false` if another key, or this one, has it.
+    async fn claim(&self, id: KeyId, digest: &KeyDigest) -> Result<bool, StoreError> {
+        let mut claim = redis::cmd("SET");
+        claim
+            .arg(self.names.digest(digest))
+            .arg(id.as_str())
+            .arg("NX")
+            .arg("PX")
+            .arg(CLAIM_LASTS.as_millis() as u64);
+        Ok(self.link.ask(&claim).await? == Value::Okay)
+    }
+
+    /// Releases digests that this command claimed.
+    async fn release(&self, digests: &[KeyDigest]) -> Result<(), StoreError> {
+        if digests.is_empty() {
+            return Ok(());
+        }
+        let mut pipeline = Pipeline::new();
+        for digest in digests {
+            pipeline.cmd("DEL").arg(self.names.digest(digest));
+        }
+        self.link.ask(&pipeline).await?;
+        Ok(())
+    }
+
+    async fn compare_and_set(
+        &self,
+        entry: &KeyEntry,
+        old: Option<&KeyRecord>,
+    ) -> Result<i64, StoreError> {
+        let keys = put_keys(&self.names, entry.record.id);
+        let expected = old.map_or(0, |old| i64::try_from(old.version).unwrap_or(i64::MAX));
+        let arguments = put_arguments(entry, expected, old);
+        let deadline = Instant::now() + self.timeout;
+        let value = self
+            .link
+            .run(&RECORD, &[&keys.0, &keys.1], &arguments, deadline)
+            .await?;
+        i64::from_redis_value(value).map_err(unreadable)
+    }
+
+    /// Makes the claims of the digests permanent, and adds the change to the feed.
+    async fn tell(
+        &self,
+        entry: &KeyEntry,
+        wanted: &[KeyDigest],
+        dropped: &[KeyDigest],
+    ) -> Result<ChangeMark, StoreError> {
+        let mut pipeline = Pipeline::new();
+        for digest in wanted {
+            let id = entry.record.id.as_str();
+            pipeline.cmd("SET").arg(self.names.digest(digest)).arg(id);
+        }
+        for digest in dropped {
+            pipeline.cmd("DEL").arg(self.names.digest(digest));
+        }
+        feed_entry(&mut pipeline, &self.names, entry);
+        let value = self.link.ask(&pipeline).await?;
+        let replies = Vec::<Value>::from_redis_value(value).map_err(unreadable)?;
+        change_mark(replies.last())
+    }
+}
+
+fn version_at(now: Timestamp) -> u64 {
+    u64::try_from(now.as_microsecond()).unwrap_or(1).max(1)
+}
+
+/// Writes records that the store lacks or holds older, revoked ones too, with their digests and ids.
+pub async fn mend(link: &Link, names: &Names, entries: &[Arc<KeyEntry>]) -> Result<(), LinkError> {
+    for batch in entries.chunks(MEND_BATCH) {
+        let ids: Vec<KeyId> = batch.iter().map(|entry| entry.record.id).collect();
+        index::enter(link, names, &ids).await?;
+        let mut pipeline = Pipeline::new();
+        for entry in batch {
+            pipeline.add_command(put(names, entry, -1));
+            hold_digests(&mut pipeline, names, &entry.record);
+        }
+        link.ask(&pipeline).await?;
+    }
+    Ok(())
+}
+
+/// Enters what stored records are found by: their ids in the index, their digests as held.
+pub async fn mend_ways(link: &Link, names: &Names, records: &[KeyRecord]) -> Result<(), LinkError> {
+    for batch in records.chunks(MEND_BATCH) {
+        let ids: Vec<KeyId> = batch.iter().map(|record| record.id).collect();
+        index::enter(link, names, &ids).await?;
+        let mut pipeline = Pipeline::new();
+        for record in batch {
+            hold_digests(&mut pipeline, names, record);
+        }
+        link.ask(&pipeline).await?;
+    }
+    Ok(())
+}
+
+fn hold_digests(pipeline: &mut Pipeline, names: &Names, record: &KeyRecord) {
+    for digest in digests(record) {
+        pipeline
+            .cmd("SET")
+            .arg(names.digest(&digest))
+            .arg(record.id.as_str())
+            .arg("NX");
+    }
+}

@@ -1,0 +1,303 @@
+//! The replica of the key table as it is saved on this machine: an SQLite file.
+//!
+//! It holds records (digests, never secrets), the place in the feed they stand at, the instant at which they were known
+//! to be current, and whose they are. Readable by its owner only. Invariant: the place is never ahead of the records:
+//! both are written in one transaction, and a record is replaced by a newer version only, so that two processes (an
+//! upgrade) may share the file.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use parking_lot::Mutex;
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+
+use super::codec::{parse_place, stream_id, unpacked};
+use crate::policy::api_key::KeyId;
+use crate::policy::key_record::KeyRecord;
+use crate::store::redis::identity::{StoreIdentity, joined, meta, split};
+use crate::store::redis::yielding::CooperativeYield;
+use crate::store::{KeyTable, StoreError};
+
+/// What `PRAGMA user_version` says of a file that this code understands.
+const SCHEMA_VERSION: i64 = 1;
+/// What `PRAGMA application_id` says of our files: "TCLR".
+const APPLICATION_ID: i64 = 0x54_43_4C_52;
+/// How long another process of this machine may keep the file locked.
+const LOCK_WAIT_MAX: Duration = Duration::from_secs(2);
+/// Keys looked through, and rows written, without a pause.
+const KEYS_PER_TURN: u32 = 512;
+const ROWS_PER_TURN: u32 = 16;
+
+const TABLES: &str = "
+    CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE records (
+        id TEXT PRIMARY KEY,
+        version INTEGER NOT NULL,
+        record TEXT NOT NULL
+    ) STRICT, WITHOUT ROWID;";
+const SAY: &str = "INSERT INTO meta (name, value) VALUES (?1, ?2)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+const KEEP: &str = "INSERT INTO records (id, version, record) VALUES (?1, ?2, ?3)
+    ON CONFLICT (id) DO UPDATE SET version = excluded.version, record = excluded.record
+    WHERE excluded.version > version";
+
+/// Whose changes a place counts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The incarnation of the store's data.
+    pub incarnation: String,
+    /// The server processes: one, or the masters of a cluster.
+    pub run_ids: BTreeSet<String>,
+}
+
+/// Where a table stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// The last change applied.
+    pub place: u128,
+    /// When it was known to be current, by this machine's clock.
+    pub current_at: Timestamp,
+    /// Whose changes these are.
+    pub origin: Origin,
+}
+
+/// What was saved.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Saved {
+    /// The records.
+    pub records: Vec<KeyRecord>,
+    /// Where they stand.
+    pub standing: Standing,
+}
+
+/// The file.
+pub struct Replica {
+    path: PathBuf,
+    connection: Mutex<Connection>,
+    /// The versions in the file, so that only what changed is written.
+    versions: Mutex<HashMap<KeyId, u64>>,
+}
+
+impl Replica {
+    /// Opens the file, which is made where it is missing, for the store that `identity` names; reads what was saved.
+    /// A damaged file is set aside.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] where it cannot be opened or is another store's, with what to do.
+    pub fn open(
+        path: &Path,
+        identity: &StoreIdentity,
+    ) -> Result<(Replica, Option<Saved>), StoreError> {
+        let opened = match connect(path) {
+            Err(error) if is_damage(&error) => {
+                let aside = path.with_extension("damaged");
+                tracing::error!(%error, path = %path.display(), aside = %aside.display(), "the saved replica of the key table is damaged: it is renamed and a new one is started");
+                set_aside(path, &aside).map_err(|error| unusable(path, &error))?;
+                connect(path)
+            }
+            opened => opened,
+        };
+        let connection = opened.map_err(|error| unusable(path, &error))?;
+        check_owner(&connection, path, identity)?;
+        let saved = read(&connection).map_err(|error| unusable(path, &error))?;
+        let versions = saved
+            .iter()
+            .flat_map(|saved| &saved.records)
+            .map(|record| (record.id, record.version))
+            .collect();
+        let replica = Replica {
+            path: path.to_owned(),
+            connection: Mutex::new(connection),
+            versions: Mutex::new(versions),
+        };
+        Ok((replica, saved))
+    }
+
+    /// Writes what changed in the table, and where it stands, in one transaction. Blocks for an fsync.
+    pub fn save(&self, keys: &KeyTable, standing: &Standing) -> Result<(), StoreError> {
+        let mut versions = self.versions.lock();
+        let mut changed = keys.entries();
+        let mut turns = CooperativeYield::of(KEYS_PER_TURN);
+        changed.retain(|entry| {
+            turns.step();
+            let saved = versions.get(&entry.record.id);
+            saved.is_none_or(|version| *version < entry.record.version)
+        });
+        let mut connection = self.connection.lock();
+        let write = |connection: &mut Connection| -> rusqlite::Result<()> {
+            let transaction =
+                connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+            {
+                let mut keep = transaction.prepare(KEEP)?;
+                let mut turns = CooperativeYield::of(ROWS_PER_TURN);
+                for entry in &changed {
+                    let version = i64::try_from(entry.record.version).unwrap_or(i64::MAX);
+                    keep.execute(params![entry.record.id.as_str(), version, entry.packed()])?;
+                    turns.step();
+                }
+                let mut say = transaction.prepare(SAY)?;
+                say.execute(["place", &stream_id(standing.place)])?;
+                say.execute(["current_at", &standing.current_at.to_string()])?;
+                say.execute(["incarnation", &standing.origin.incarnation])?;
+                say.execute(["run_ids", &joined(&standing.origin.run_ids)])?;
+            }
+            transaction.commit()
+        };
+        write(&mut connection).map_err(|error| unusable(&self.path, &error))?;
+        for entry in changed {
+            versions.insert(entry.record.id, entry.record.version);
+        }
+        Ok(())
+    }
+}
+
+/// Opens the file with its tables. Made readable by its owner only: key digests are in it.
+fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
+    create(path).map_err(|error| {
+        let text = error.to_string();
+        rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
+            Some(text),
+        )
+    })?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(LOCK_WAIT_MAX)?;
+    // A file that is there is not changed before it is known to be ours; ours are in this mode already.
+    if tables(&connection)? == 0 {
+        connection.query_row("PRAGMA journal_mode = WAL", [], |_| Ok(()))?;
+    }
+    connection.execute_batch("PRAGMA synchronous = FULL")?;
+    let transaction =
+        connection.transaction_with_behavior(rusqlite::TransactionBehavior::Immediate)?;
+    if tables(&transaction)? == 0 {
+        transaction.execute_batch(TABLES)?;
+        transaction.execute_batch(&format!(
+            "PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA_VERSION};"
+        ))?;
+    }
+    transaction.commit()?;
+    Ok(connection)
+}
+
+fn tables(connection: &Connection) -> rusqlite::Result<i64> {
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+}
+
+fn create(path: &Path) -> std::io::Result<()> {
+    if let Some(directory) = path
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+    {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    let made = OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path);
+    match made {
+        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(error),
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+/// Moves a damaged file away, with the log that belongs to it.
+fn set_aside(path: &Path, aside: &Path) -> Result<(), rusqlite::Error> {
+    let refused = |error: std::io::Error| {
+        rusqlite::Error::SqliteFailure(
+            rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN),
+            Some(error.to_string()),
+        )
+    };
+    std::fs::rename(path, aside).map_err(refused)?;
+    for suffix in ["-wal", "-shm"] {
+        let mut log = path.as_os_str().to_owned();
+        log.push(suffix);
+        match std::fs::remove_file(&log) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(refused(error));
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Refuses the file of another program, version or store: its keys must not be let in here, nor written to this Redis.
+fn check_owner(
+    connection: &Connection,
+    path: &Path,
+    identity: &StoreIdentity,
+) -> Result<(), StoreError> {
+    let told = |error| unusable(path, &error);
+    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let (application, version) = (
+        number("PRAGMA application_id").map_err(told)?,
+        number("PRAGMA user_version").map_err(told)?,
+    );
+    if (application, version) != (APPLICATION_ID, SCHEMA_VERSION) {
+        return Err(StoreError::Failed(format!(
+            "{} is not a replica of this version of touchline; point store.redis.replica at a file of its own",
+            path.display()
+        )));
+    }
+    match identity.claim(connection).map_err(told)? {
+        None => Ok(()),
+        Some(theirs) => Err(StoreError::Failed(format!(
+            "{} is the replica of {theirs}, and the configuration says {identity}: if that is the same store under another name, or the old one is not needed, remove the file; else point store.redis.replica at another",
+            path.display()
+        ))),
+    }
+}
+
+/// What was saved; `None` in a new file.
+fn read(connection: &Connection) -> rusqlite::Result<Option<Saved>> {
+    let place = meta(connection, "place")?.and_then(|id| parse_place(&id));
+    let current_at = meta(connection, "current_at")?.and_then(|text| text.parse().ok());
+    let (Some(place), Some(current_at)) = (place, current_at) else {
+        return Ok(None);
+    };
+    let origin = Origin {
+        incarnation: meta(connection, "incarnation")?.unwrap_or_default(),
+        run_ids: split(&meta(connection, "run_ids")?.unwrap_or_default()),
+    };
+    let mut records = Vec::new();
+    let mut select = connection.prepare("SELECT record FROM records")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        match unpacked(row.get_ref(0)?.as_str()?) {
+            Ok(record) => records.push(record),
+            Err(error) => tracing::error!(%error, "a saved key is skipped"),
+        }
+    }
+    Ok(Some(Saved {
+        records,
+        standing: Standing {
+            place,
+            current_at,
+            origin,
+        },
+    }))
+}
+
+fn is_damage(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt)
+    )
+}
+
+fn unusable(path: &Path, error: &rusqlite::Error) -> StoreError {
+    StoreError::Failed(format!(
+        "the replica of the key table {} cannot be used: {error}; check store.redis.replica, the free space on its disk, and that this user may write the file and its directory",
+        path.display()
+    ))
+}

@@ -1,0 +1,8 @@
+//! What commands and background tasks do with the whole store.
+
+pub mod carrying;
+pub mod events;
+pub mod preparing;
+pub mod retention;
+pub mod status;
+pub mod upkeep;

@@ -1,0 +1,450 @@
+//! Carrying all that Redis holds away, and taking in what was carried here.
+//!
+//! Invariant of the order in which a batch is taken in: an id is in the index before its record is written, a record before
+//! the feed tells of it, and an event waits before its claim is held, so that whoever begins anew completes what a dead
+//! command left.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use redis::{FromRedisValue, Pipeline, Value};
+use tokio::sync::mpsc;
+
+use crate::policy::api_key::{KeyDigest, KeyId};
+use crate::policy::audit::Entry;
+use crate::policy::calendar::Calendar;
+use crate::policy::crossing::date_of;
+use crate::policy::key_record::KeyRecord;
+use crate::store::carried::{
+    Carried, CarriedEvent, CarriedKey, HeldClaim, KeyDay, Taken, Taking, WaitingEvent,
+    secret_in_use,
+};
+use crate::store::redis::counts::ledger;
+use crate::store::redis::keys::audit;
+use crate::store::redis::keys::codec::{digests, feed_entry, put, read_time, unpacked, unreadable};
+use crate::store::redis::keys::index::{self, Pages};
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::{KeyEntry, StoreError};
+
+/// Key-days read in one round trip.
+const READ_BATCH: usize = 256;
+/// Dates before today whose claims may be kept still, and after, in whatever zone.
+const CLAIM_DATES: std::ops::RangeInclusive<i64> = -4..=2;
+
+/// Tells all that Redis holds.
+pub async fn carry_out(
+    link: &Link,
+    names: &Names,
+    zone: &str,
+    told: &mpsc::Sender<Carried>,
+) -> Result<(), StoreError> {
+    let calendar = Calendar::of_zone(zone)
+        .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
+    let now = read_time(link.ask(&redis::cmd("TIME")).await?)?;
+    let Some(keys) = tell_keys(link, names, told).await? else {
+        return Ok(());
+    };
+    for entry in audit::of_gateways(link, names).await? {
+        if told.send(Carried::Audit(Box::new(entry))).await.is_err() {
+            return Ok(());
+        }
+    }
+    for date in dates(link, names, now).await? {
+        for batch in keys.chunks(READ_BATCH) {
+            for day in ledger::key_days(link, names, batch, date, &calendar).await? {
+                if told.send(Carried::KeyDay(Box::new(day))).await.is_err() {
+                    return Ok(());
+                }
+            }
+        }
+    }
+    for event in events(link, names, now).await? {
+        if told.send(Carried::Event(event)).await.is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+/// Tells the keys, and answers their ids; `None` where nobody listens.
+async fn tell_keys(
+    link: &Link,
+    names: &Names,
+    told: &mpsc::Sender<Carried>,
+) -> Result<Option<Vec<KeyId>>, StoreError> {
+    let state = index::state(link, names).await?;
+    let (mut pages, mut seen) = (Pages::of(&state), HashSet::new());
+    while let Some(mut page) = pages.next(link, names).await? {
+        page.retain(|record| seen.insert(record.id));
+        for batch in page.chunks(READ_BATCH) {
+            let trails = trails(link, names, batch.iter().map(|record| record.id)).await?;
+            for (record, mut trail) in batch.iter().zip(trails) {
+                // What was changed since the record was read is told the next time.
+                trail.retain(|version, _| *version <= record.version);
+                let own = trail.entry(record.version);
+                own.or_insert_with(|| Entry::of(record));
+                let key = CarriedKey {
+                    record: record.clone(),
+                    trail: trail.into_values().collect(),
+                };
+                if told.send(Carried::Key(Box::new(key))).await.is_err() {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+    Ok(Some(seen.into_iter().collect()))
+}
+
+/// The trails of some keys, by version.
+async fn trails(
+    link: &Link,
+    names: &Names,
+    keys: impl Iterator<Item = KeyId>,
+) -> Result<Vec<BTreeMap<u64, Entry>>, StoreError> {
+    let mut pipeline = Pipeline::new();
+    for key in keys {
+        pipeline.cmd("HVALS").arg(names.trail(key));
+    }
+    if pipeline.is_empty() {
+        return Ok(Vec::new());
+    }
+    let value = link.ask(&pipeline).await?;
+    let packed = Vec::<Vec<String>>::from_redis_value(value).map_err(unreadable)?;
+    let trails = packed.iter().map(|entries| {
+        let entries = entries.iter().map(|packed| {
+            let entry = audit::unpacked(packed)?;
+            Ok((entry.version, entry))
+        });
+        entries.collect::<Result<_, StoreError>>()
+    });
+    trails.collect()
+}
+
+/// The dates that have counts, and those that may have had their first a moment ago.
+async fn dates(link: &Link, names: &Names, now: Timestamp) -> Result<BTreeSet<Date>, StoreError> {
+    let value = link.ask(redis::cmd("SMEMBERS").arg(names.days())).await?;
+    let listed = Vec::<String>::from_redis_value(value).map_err(unreadable)?;
+    let listed = listed.iter().filter_map(|date| date.parse().ok());
+    Ok(listed.chain(around(now, -1..=1)).collect())
+}
+
+/// The dates at so many days from an instant, in UTC.
+fn around(now: Timestamp, days: std::ops::RangeInclusive<i64>) -> impl Iterator<Item = Date> {
+    let today = jiff::tz::TimeZone::UTC.to_datetime(now).date();
+    days.filter_map(move |days| {
+        let span = jiff::Span::new().try_days(days).ok()?;
+        today.checked_add(span).ok()
+    })
+}
+
+/// The claims that are kept, and the events that wait.
+async fn events(
+    link: &Link,
+    names: &Names,
+    now: Timestamp,
+) -> Result<Vec<CarriedEvent>, StoreError> {
+    let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
+    for (kept, since) in scanned(link, "ZSCAN", &names.events()).await? {
+        let since: f64 = since.parse().unwrap_or_default();
+        if let Some((id, body)) = kept.split_once(' ') {
+            let event = WaitingEvent {
+                // Exact: milliseconds are far below 2^53.
+                since: since as i64,
+                body: body.to_owned(),
+            };
+            waiting.insert(id.to_owned(), event);
+        }
+    }
+    let mut events = Vec::new();
+    for date in around(now, CLAIM_DATES) {
+        let name = names.claims(date);
+        let until = link.ask(redis::cmd("EXPIRETIME").arg(&name)).await?;
+        let until = i64::from_redis_value(until).map_err(unreadable)?;
+        for (id, node) in scanned(link, "HSCAN", &name).await? {
+            events.push(CarriedEvent {
+                waiting: waiting.remove(&id),
+                claim: Some(HeldClaim { node, until }),
+                id,
+            });
+        }
+    }
+    events.extend(waiting.into_iter().map(|(id, event)| CarriedEvent {
+        id,
+        claim: None,
+        waiting: Some(event),
+    }));
+    Ok(events)
+}
+
+/// The pairs of a hash, or of a sorted set, read in steps: all in one reply would hold up charges.
+async fn scanned(
+    link: &Link,
+    command: &str,
+    name: &str,
+) -> Result<BTreeMap<String, String>, StoreError> {
+    let (mut pairs, mut cursor) = (BTreeMap::new(), "0".to_owned());
+    loop {
+        let mut step = redis::cmd(command);
+        step.arg(name).arg(&cursor).arg("COUNT").arg(READ_BATCH);
+        let value = link.ask(&step).await?;
+        let (next, page) =
+            <(String, Vec<(String, String)>)>::from_redis_value(value).map_err(unreadable)?;
+        pairs.extend(page);
+        if next == "0" {
+            return Ok(pairs);
+        }
+        cursor = next;
+    }
+}
+
+/// Takes in a batch, or only says what would come of it.
+pub async fn take_in(
+    link: &Link,
+    names: &Names,
+    pieces: &[Carried],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let (mut keys, mut days, mut events) = (Vec::new(), Vec::<&KeyDay>::new(), Vec::new());
+    let mut entries = Vec::new();
+    for piece in pieces {
+        match piece {
+            Carried::Key(key) => keys.push(&**key),
+            Carried::KeyDay(day) => days.push(day),
+            Carried::Event(event) => events.push(event),
+            Carried::Audit(entry) => entries.push(&**entry),
+        }
+    }
+    let mut taken = take_keys(link, names, &keys, taking).await?;
+    taken.add(&ledger::take_in(link, names, &days, taking).await?);
+    taken.add(&take_events(link, names, &events, taking).await?);
+    taken.add(&take_entries(link, names, &entries, taking).await?);
+    Ok(taken)
+}
+
+/// Takes in entries of the audit trail that are of no key.
+async fn take_entries(
+    link: &Link,
+    names: &Names,
+    entries: &[&Entry],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let mut taken = Taken::default();
+    if entries.is_empty() {
+        return Ok(taken);
+    }
+    let held = audit::of_gateways(link, names).await?;
+    let mut held: BTreeSet<u64> = held.iter().map(|entry| entry.version).collect();
+    let mut tell = Pipeline::new();
+    for entry in entries {
+        if held.insert(entry.version) {
+            taken.audit_entries_added += 1;
+            tell.cmd("HSETNX")
+                .arg(names.gateway_trail())
+                .arg(entry.version)
+                .arg(serde_json::to_string(entry).unwrap_or_default());
+        }
+    }
+    if taking == Taking::Write && !tell.is_empty() {
+        link.ask(&tell).await?;
+    }
+    Ok(taken)
+}
+
+async fn take_keys(
+    link: &Link,
+    names: &Names,
+    keys: &[&CarriedKey],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let mut taken = Taken::default();
+    if keys.is_empty() {
+        return Ok(taken);
+    }
+    let stored = stored(link, names, keys).await?;
+    let mut newer: Vec<(&KeyRecord, Option<&KeyRecord>)> = Vec::new();
+    for (key, stored) in keys.iter().zip(&stored) {
+        match stored {
+            Some(stored) if stored.version >= key.record.version => taken.keys_held += 1,
+            Some(stored) => {
+                taken.keys_replaced += 1;
+                newer.push((&key.record, Some(stored)));
+            }
+            None => {
+                taken.keys_added += 1;
+                newer.push((&key.record, None));
+            }
+        }
+    }
+    all_free(link, names, &newer).await?;
+    let held = trails(link, names, keys.iter().map(|key| key.record.id)).await?;
+    let mut tell = Pipeline::new();
+    for (key, held) in keys.iter().zip(held) {
+        for entry in &key.trail {
+            if !held.contains_key(&entry.version) {
+                taken.audit_entries_added += 1;
+                let packed = serde_json::to_string(entry).unwrap_or_default();
+                tell.cmd("HSETNX")
+                    .arg(names.trail(key.record.id))
+                    .arg(entry.version)
+                    .arg(packed);
+            }
+        }
+    }
+    if taking == Taking::Rehearse {
+        return Ok(taken);
+    }
+    write(link, names, &newer).await?;
+    if !tell.is_empty() {
+        link.ask(&tell).await?;
+    }
+    Ok(taken)
+}
+
+async fn stored(
+    link: &Link,
+    names: &Names,
+    keys: &[&CarriedKey],
+) -> Result<Vec<Option<KeyRecord>>, StoreError> {
+    let mut read = Pipeline::new();
+    for key in keys {
+        read.cmd("HGET").arg(names.record(key.record.id)).arg("rec");
+    }
+    let value = link.ask(&read).await?;
+    let packed = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    let records = packed.iter();
+    records
+        .map(|packed| packed.as_deref().map(unpacked).transpose())
+        .collect()
+}
+
+/// Whether no other key has one of the secrets.
+async fn all_free(
+    link: &Link,
+    names: &Names,
+    newer: &[(&KeyRecord, Option<&KeyRecord>)],
+) -> Result<(), StoreError> {
+    let mut wanted: Vec<(KeyId, KeyDigest)> = Vec::new();
+    for (record, _) in newer {
+        wanted.extend(
+            digests(record)
+                .into_iter()
+                .map(|digest| (record.id, digest)),
+        );
+    }
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let mut read = Pipeline::new();
+    for (_, digest) in &wanted {
+        read.cmd("GET").arg(names.digest(digest));
+    }
+    let value = link.ask(&read).await?;
+    let holders = Vec::<Option<String>>::from_redis_value(value).map_err(unreadable)?;
+    for ((id, _), holder) in wanted.iter().zip(holders) {
+        if let Some(holder) = holder.filter(|holder| holder != id.as_str()) {
+            return Err(secret_in_use(*id, &holder));
+        }
+    }
+    Ok(())
+}
+
+/// Writes records with their digests in the place of the stored ones', then tells the gateways.
+async fn write(
+    link: &Link,
+    names: &Names,
+    newer: &[(&KeyRecord, Option<&KeyRecord>)],
+) -> Result<(), StoreError> {
+    if newer.is_empty() {
+        return Ok(());
+    }
+    let ids: Vec<KeyId> = newer.iter().map(|(record, _)| record.id).collect();
+    index::enter(link, names, &ids).await?;
+    let (mut records, mut feed) = (Pipeline::new(), Pipeline::new());
+    for (record, stored) in newer {
+        let entry = KeyEntry::new((*record).clone());
+        records.add_command(put(names, &entry, -1));
+        let wanted = digests(record);
+        for digest in &wanted {
+            let id = record.id.as_str();
+            records.cmd("SET").arg(names.digest(digest)).arg(id);
+        }
+        let held = stored.map(digests).unwrap_or_default();
+        for digest in held.iter().filter(|digest| !wanted.contains(digest)) {
+            records.cmd("DEL").arg(names.digest(digest));
+        }
+        feed_entry(&mut feed, names, &entry);
+    }
+    link.ask(&records).await?;
+    link.ask(&feed).await?;
+    Ok(())
+}
+
+async fn take_events(
+    link: &Link,
+    names: &Names,
+    events: &[&CarriedEvent],
+    taking: Taking,
+) -> Result<Taken, StoreError> {
+    let mut taken = Taken::default();
+    if events.is_empty() {
+        return Ok(taken);
+    }
+    let mut ask = Pipeline::new();
+    for event in events {
+        match (&event.claim, date_of(&event.id)) {
+            (Some(_), Some(date)) => ask.cmd("HEXISTS").arg(names.claims(date)).arg(&event.id),
+            (Some(_), None) => {
+                return Err(StoreError::Failed(format!(
+                    "{:?} is not the id of an event",
+                    event.id
+                )));
+            }
+            (None, _) => ask.cmd("ZSCORE").arg(names.events()).arg(member(event)),
+        };
+    }
+    let held = Vec::<Value>::from_redis_value(link.ask(&ask).await?).map_err(unreadable)?;
+    let mut keeping = Pipeline::new();
+    for (event, held) in events.iter().zip(held) {
+        if matches!(held, Value::Nil | Value::Int(0)) {
+            taken.events_added += 1;
+            keep(&mut keeping, names, event);
+        } else {
+            taken.events_held += 1;
+        }
+    }
+    if taking == Taking::Write && !keeping.is_empty() {
+        link.ask(&keeping).await?;
+    }
+    Ok(taken)
+}
+
+fn member(event: &CarriedEvent) -> String {
+    let body = event.waiting.as_ref().map(|waiting| waiting.body.as_str());
+    format!("{} {}", event.id, body.unwrap_or_default())
+}
+
+/// An event waits before its claim is held.
+fn keep(pipeline: &mut Pipeline, names: &Names, event: &CarriedEvent) {
+    if let Some(waiting) = &event.waiting {
+        pipeline
+            .cmd("ZADD")
+            .arg(names.events())
+            .arg("NX")
+            .arg(waiting.since)
+            .arg(member(event));
+    }
+    if let Some((claim, date)) = event.claim.as_ref().zip(date_of(&event.id)) {
+        let name = names.claims(date);
+        pipeline
+            .cmd("HSETNX")
+            .arg(&name)
+            .arg(&event.id)
+            .arg(&claim.node)
+            .cmd("EXPIREAT")
+            .arg(&name)
+            .arg(claim.until);
+    }
+}

@@ -1,0 +1,152 @@
+//! Events of keys near their limits: claimed once, kept until they are delivered.
+//!
+//! All of them lie in one slot, so that a claim and its event are one step in a cluster too; there are three for a key and
+//! day at most, unless more shares are configured.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use redis::{FromRedisValue, Pipeline, Value};
+use tokio::time::Instant;
+
+use crate::policy::crossing::{Crossing, Event};
+use crate::store::redis::keys::codec::unreadable;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::Link;
+use crate::store::redis::wire::script::{Arguments, CLAIM, COURIER};
+use crate::store::status::EventFacts;
+use crate::store::{
+    CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
+    NodeName, StoreError,
+};
+
+/// How long a call may take.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Claims an event for a node.
+pub async fn claim(
+    link: &Link,
+    names: &Names,
+    crossing: &Crossing,
+    node: &NodeName,
+    delivery: Delivery,
+) -> Result<Claim, StoreError> {
+    let event = crossing.event();
+    let day = crossing.standing.day;
+    let kept = match delivery {
+        Delivery::Wanted => packed(&event),
+        Delivery::Unwanted => String::new(),
+    };
+    let arguments = Arguments::new()
+        .text(event.id)
+        .text(node.0.clone())
+        .number(day.end + CLAIMS_KEPT_SECONDS)
+        .text(kept)
+        .number(event.since.as_millisecond())
+        .count(EVENTS_MAX);
+    let keys = [names.claims(day.date), names.events()];
+    let keys = keys.each_ref().map(String::as_str);
+    let answer = link.run(&CLAIM, &keys, &arguments, Instant::now() + TIMEOUT);
+    match i64::from_redis_value(answer.await?).map_err(unreadable)? {
+        0 => Ok(Claim::Held),
+        1 => Ok(Claim::Made),
+        2 => Ok(Claim::Undeliverable),
+        other => Err(StoreError::Failed(format!(
+            "the claim script returned {other}"
+        ))),
+    }
+}
+
+/// The events that the courier is to deliver; `None` where it is another.
+pub async fn undelivered(
+    link: &Link,
+    names: &Names,
+    courier: &NodeName,
+    lease: Duration,
+) -> Result<Option<Vec<Event>>, StoreError> {
+    let lease = u64::try_from(lease.as_millis()).unwrap_or(u64::MAX);
+    let answer = right(link, names, courier, lease.max(1)).await?;
+    if answer == Value::Nil {
+        return Ok(None);
+    }
+    let rows = Vec::<(String, f64)>::from_redis_value(answer).map_err(unreadable)?;
+    let events = rows
+        .into_iter()
+        .filter_map(|(kept, since)| unpacked(&kept, since));
+    Ok(Some(events.collect()))
+}
+
+/// Lets another node deliver at once, if it is this one that does.
+pub async fn resign(link: &Link, names: &Names, courier: &NodeName) -> Result<(), StoreError> {
+    right(link, names, courier, 0).await?;
+    Ok(())
+}
+
+/// Takes the right to deliver for so many milliseconds, or gives it up for 0; answers the events.
+async fn right(
+    link: &Link,
+    names: &Names,
+    courier: &NodeName,
+    lease: u64,
+) -> Result<Value, StoreError> {
+    let arguments = Arguments::new()
+        .text(courier.0.clone())
+        .count(lease)
+        .count(EVENTS_TOLD_MAX);
+    let keys = [names.courier(), names.events()];
+    let keys = keys.each_ref().map(String::as_str);
+    let answer = link.run(&COURIER, &keys, &arguments, Instant::now() + TIMEOUT);
+    Ok(answer.await?)
+}
+
+/// What waits to be delivered, at the store's time.
+pub async fn waiting(link: &Link, names: &Names, now: Timestamp) -> Result<EventFacts, StoreError> {
+    let mut ask = Pipeline::new();
+    ask.cmd("ZCARD")
+        .arg(names.events())
+        .cmd("ZRANGE")
+        .arg(names.events())
+        .arg(0)
+        .arg(0)
+        .arg("WITHSCORES")
+        .cmd("GET")
+        .arg(names.courier());
+    let answer = link.ask(&ask).await?;
+    type Row = (u64, Vec<(String, f64)>, Option<String>);
+    let (waiting, oldest, courier) = Row::from_redis_value(answer).map_err(unreadable)?;
+    let oldest = oldest.first().map(|(_, since)| *since as i64);
+    Ok(EventFacts::of(waiting, oldest, courier, now))
+}
+
+/// Drops the events that nobody delivered in time, at `now` (Unix seconds).
+pub async fn drop_old(link: &Link, names: &Names, now: i64) -> Result<(), StoreError> {
+    let until = now
+        .saturating_sub(EVENTS_KEPT_SECONDS)
+        .saturating_mul(1_000);
+    let mut drop = redis::cmd("ZREMRANGEBYSCORE");
+    drop.arg(names.events()).arg("-inf").arg(until);
+    link.ask(&drop).await?;
+    Ok(())
+}
+
+/// Drops a delivered event.
+pub async fn delivered(link: &Link, names: &Names, event: &Event) -> Result<(), StoreError> {
+    let mut drop = redis::cmd("ZREM");
+    drop.arg(names.events()).arg(packed(event));
+    link.ask(&drop).await?;
+    Ok(())
+}
+
+fn packed(event: &Event) -> String {
+    format!("{} {}", event.id, event.body)
+}
+
+fn unpacked(kept: &str, since: f64) -> Option<Event> {
+    let (id, body) = kept.split_once(' ')?;
+    Some(Event {
+        // Exact: milliseconds are far below 2^53.
+        since: Timestamp::from_millisecond(since as i64).ok()?,
+        id: id.to_owned(),
+        body: body.to_owned(),
+    })
+}

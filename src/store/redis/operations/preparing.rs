@@ -1,0 +1,93 @@
+//! What a fresh connection is asked before it is used: whether the server answers, knows the scripts and keeps our calendar.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::store::redis::clock::StoreClock;
+use crate::store::redis::keys::codec::read_time;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::link::{Connection, Link};
+use crate::store::redis::wire::script;
+use crate::store::{Role, StoreError};
+
+/// How often a command tries to connect, which nobody does for it later: a server that was busy for half a second is there.
+const COMMAND_ATTEMPTS: u32 = 4;
+/// Between two of them.
+const COMMAND_PAUSE: Duration = Duration::from_millis(100);
+
+/// Connects once, for a command a few times. Only a command minds if the server is away; both mind another zone.
+pub async fn first_attempt<P, F>(link: &Link, role: &Role, prepare: &P) -> Result<(), StoreError>
+where
+    P: Fn(Connection) -> F,
+    F: Future<Output = Result<(), StoreError>>,
+{
+    let mut attempt = link.connect(prepare).await;
+    if let Role::Command = role {
+        for _ in 1..COMMAND_ATTEMPTS {
+            let Err(StoreError::Unavailable(_)) = attempt.as_ref().map_err(|error| &**error) else {
+                break;
+            };
+            tokio::time::sleep(COMMAND_PAUSE).await;
+            attempt = link.connect(prepare).await;
+        }
+    }
+    let Err(error) = attempt else {
+        return Ok(());
+    };
+    match (role, &*error) {
+        (_, StoreError::OtherCalendar(text)) => Err(StoreError::OtherCalendar(text.clone())),
+        (Role::Command, error) => Err(StoreError::Unavailable(format!(
+            "{error}; check that Redis runs there and that store.redis in the configuration names it"
+        ))),
+        (Role::Gateway(_), _) => Ok(()),
+    }
+}
+
+/// Makes a fresh connection ours: the server answers, knows the scripts and keeps our calendar; learns its time.
+pub async fn prepared(
+    mut connection: Connection,
+    names: Names,
+    zone: String,
+    clock: Arc<StoreClock>,
+) -> Result<(), StoreError> {
+    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
+    redis::cmd("PING")
+        .exec_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    script::CHARGE.load(&mut connection).await.map_err(failed)?;
+    script::RECORD.load(&mut connection).await.map_err(failed)?;
+    script::SIGN_IN
+        .load(&mut connection)
+        .await
+        .map_err(failed)?;
+    script::REGISTER
+        .load(&mut connection)
+        .await
+        .map_err(failed)?;
+    let mut pipeline = redis::pipe();
+    pipeline
+        .cmd("SET")
+        .arg(names.zone())
+        .arg(&zone)
+        .arg("NX")
+        .ignore()
+        .cmd("GET")
+        .arg(names.zone());
+    let (stored,): (String,) = pipeline
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    if stored != zone {
+        return Err(StoreError::OtherCalendar(format!(
+            "the store counts days of the time zone {stored}, but the configuration says {zone}: set quota.timezone to {stored}, or use another store.redis.key_prefix"
+        )));
+    }
+    let asked = clock.now();
+    let time = redis::cmd("TIME")
+        .query_async(&mut connection)
+        .await
+        .map_err(failed)?;
+    clock.learn(asked, read_time(time)?);
+    Ok(())
+}

@@ -1,0 +1,144 @@
+//! Dropping days of the ledger, and events that nobody delivered, that were kept long enough.
+//!
+//! Counts and ledger have no expiry: Redis goes by its own clock, and one that leaps ahead for a moment would take every day
+//! with it, on its replicas too. So gateways drop days, and only at an instant of a settled clock: that of Redis, held
+//! against the boot-time clock of the gateway (`clock_watch`). The two days that were charged last stay in any case.
+//!
+//! Every gateway does it; a name that is gone already costs nothing. Invariant: a day leaves the list of days only after
+//! counts and ledgers of all keys, so that a walk that was interrupted is begun again.
+
+use std::time::Duration;
+
+use jiff::civil::Date;
+use redis::{FromRedisValue, Pipeline};
+use tokio::time::Instant;
+
+use super::events;
+use crate::policy::calendar::Calendar;
+use crate::store::StoreError;
+use crate::store::redis::keys::codec::unreadable;
+use crate::store::redis::parts::Parts;
+use crate::store::redis::wire::link::ScanPlace;
+use crate::store::redis::wire::request::LinkError;
+
+/// How often it is looked for days that go: one goes a day.
+const DROP_EVERY: Duration = Duration::from_secs(3_600);
+/// How often it is looked whether that can be done.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Keys whose day is dropped in one round trip: some 0.2 ms of Redis.
+const DROP_BATCH: usize = 128;
+/// Days that stay whatever the clock says.
+const KEPT_MIN: usize = 2;
+/// Names that one step of a walk over all names looks at.
+const STEP: u32 = 1_000;
+
+impl Parts {
+    /// Drops old days again and again, for ever.
+    pub async fn retain_for_ever(&self) {
+        let mut dropped: Option<Instant> = None;
+        let mut are_unexpiring = false;
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            if !self.command_link.is_whole() {
+                continue;
+            }
+            if !are_unexpiring {
+                match self.take_off_expiries().await {
+                    Ok(()) => are_unexpiring = true,
+                    Err(error) => {
+                        tracing::debug!(%error, "the ledger's expiries could not be removed; trying again");
+                        continue;
+                    }
+                }
+            }
+            let due = dropped.is_none_or(|at| at.elapsed() >= DROP_EVERY);
+            let Some(now) = self.clock.settled_at().filter(|_| due) else {
+                continue;
+            };
+            dropped = Some(Instant::now());
+            let now = now.as_second();
+            if let Err(error) = self.drop_old_days(now).await {
+                tracing::warn!(%error, "old days of the ledger are not dropped; trying again in an hour");
+            }
+            if let Err(error) = events::drop_old(&self.command_link, &self.names, now).await {
+                tracing::warn!(%error, "old events are not dropped; trying again in an hour");
+            }
+        }
+    }
+
+    /// Drops the days whose retention is over at `now` (Unix seconds).
+    async fn drop_old_days(&self, now: i64) -> Result<(), StoreError> {
+        let calendar = Calendar::of_zone(&self.zone)
+            .map_err(|error| StoreError::Failed(format!("the zone {}: {error}", self.zone)))?;
+        let listed = self
+            .command_link
+            .ask(redis::cmd("SMEMBERS").arg(self.names.days()))
+            .await?;
+        let listed = Vec::<String>::from_redis_value(listed).map_err(unreadable)?;
+        let mut dates: Vec<Date> = listed.iter().filter_map(|date| date.parse().ok()).collect();
+        dates.sort_unstable();
+        dates.truncate(dates.len().saturating_sub(KEPT_MIN));
+        let retention = self.names.keeping().retention_seconds();
+        for date in dates {
+            let day = calendar.day_of(date);
+            if day.is_ok_and(|day| day.end.saturating_add(retention) <= now) {
+                self.drop_day(date).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn drop_day(&self, date: Date) -> Result<(), LinkError> {
+        for keys in self.keys.entries().chunks(DROP_BATCH) {
+            let mut pipeline = Pipeline::new();
+            for entry in keys {
+                let id = entry.record.id;
+                pipeline
+                    .cmd("UNLINK")
+                    .arg(self.names.counts(id, date))
+                    .arg(self.names.ledger(id, date));
+            }
+            self.command_link.ask(&pipeline).await?;
+        }
+        let mut forget = redis::cmd("SREM");
+        forget.arg(self.names.days()).arg(date.to_string());
+        let forgotten = self.command_link.ask(&forget).await?;
+        // Of several gateways that drop a day one logs it.
+        if i64::from_redis_value(forgotten).is_ok_and(|forgotten| forgotten > 0) {
+            tracing::info!(%date, "a day of the ledger was dropped: its retention is over");
+        }
+        Ok(())
+    }
+
+    /// Takes the expiry off what older versions wrote with one; once for all that is in the store.
+    async fn take_off_expiries(&self) -> Result<(), StoreError> {
+        let link = &self.command_link;
+        let done = link
+            .ask(redis::cmd("EXISTS").arg(self.names.unexpiring()))
+            .await?;
+        if i64::from_redis_value(done).map_err(unreadable)? > 0 {
+            return Ok(());
+        }
+        for pattern in self.names.all_days() {
+            let mut place = Some(ScanPlace::default());
+            while let Some(from) = place {
+                let (next, found) = link.scan(from, &pattern, STEP).await?;
+                place = next;
+                if found.is_empty() {
+                    continue;
+                }
+                let mut pipeline = Pipeline::new();
+                for name in &found {
+                    pipeline.cmd("PERSIST").arg(name);
+                }
+                link.ask(&pipeline).await?;
+            }
+        }
+        link.ask(redis::cmd("PERSIST").arg(self.names.events()))
+            .await?;
+        let mut note = redis::cmd("SET");
+        note.arg(self.names.unexpiring()).arg("1");
+        link.ask(&note).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,359 @@
+//! The state of Redis, its gateways and the feed, and the guarantees that it breaks.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use redis::{FromRedisValue, Value};
+use tokio::time::Instant;
+
+use crate::store::redis::gateways::register::{self, Entry};
+use crate::store::redis::keys::codec::{parse_place, unreadable};
+use crate::store::redis::keys::index;
+use crate::store::redis::names::Names;
+use crate::store::redis::wire::info::Info;
+use crate::store::redis::wire::link::{Link, Master};
+use crate::store::redis::wire::request::LinkError;
+use crate::store::status::{
+    BreakerState, EventFacts, FeedFacts, GatewayFacts, JournalFacts, RedisFacts, ServerFacts,
+    ServiceFacts, SilentFacts, StoreFacts, StoreStatus,
+};
+use crate::store::{ChangeMark, StoreError};
+
+/// How long a master may take to tell of itself.
+const INFO_PATIENCE: Duration = Duration::from_secs(2);
+/// From this difference on clocks are worth a word; gateways correct for it.
+const CLOCK_DIFFERENCE_MAX_SECONDS: f64 = 2.0;
+/// From this age on a gateway's key table is worth a word: unknown keys get a 500 from it.
+const KEYS_AGE_MAX_SECONDS: f64 = 5.0;
+
+/// Reads the whole state, of each master its own; the caller measures `clock_difference_seconds`.
+pub async fn status(
+    link: &Link,
+    names: &Names,
+    clock_difference_seconds: f64,
+    events: EventFacts,
+    journal: Option<JournalFacts>,
+) -> Result<StoreStatus, StoreError> {
+    let masters = link.masters();
+    let mut servers = Vec::with_capacity(masters.len());
+    let mut warnings = Vec::new();
+    for master in &masters {
+        match server(link, master).await {
+            Ok((facts, told)) => {
+                servers.push(facts);
+                let of = match masters.len() {
+                    1 => String::new(),
+                    _ => format!("{}: ", master.shown),
+                };
+                warnings.extend(told.into_iter().map(|warning| format!("{of}{warning}")));
+            }
+            Err(error) if link.is_cluster() => {
+                warnings.push(format!(
+                    "{}: its state cannot be read: {error}",
+                    master.shown
+                ));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let index = index::state(link, names).await?;
+    let feed = feed(link, names).await?;
+    let register = register::read(link, names).await?;
+    let (live, silent): (Vec<_>, Vec<_>) = register.iter().partition(|entry| entry.is_live());
+    let gateways: Vec<_> = live.iter().map(|entry| gateway(entry, &feed)).collect();
+    let silent: Vec<_> = silent.iter().map(|entry| silent_facts(entry)).collect();
+    let days = link.ask(redis::cmd("SCARD").arg(names.days())).await?;
+    warnings.extend(warnings_of_gateways(&gateways, clock_difference_seconds));
+    warnings.extend(silent.iter().map(silent_warning));
+    if !index.is_complete {
+        warnings.push(
+            "the index of keys is not complete: the next gateway that starts completes it".into(),
+        );
+    }
+    let topology = link.topology();
+    Ok(StoreStatus {
+        store: StoreFacts::Redis(RedisFacts {
+            topology: topology.kind().to_owned(),
+            tls: topology.is_encrypted(),
+            place: topology.to_string(),
+            servers,
+            incarnation: index.incarnation,
+            index_complete: index.is_complete,
+            feed,
+            journal,
+        }),
+        gateways,
+        silent,
+        keys: index::count(link, names).await?,
+        days: u64::from_redis_value(days).map_err(unreadable)?,
+        events,
+        clock_difference_seconds,
+        warnings,
+    })
+}
+
+/// The state of one master, and the guarantees that it breaks.
+async fn server(link: &Link, master: &Master) -> Result<(ServerFacts, Vec<String>), StoreError> {
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = link
+        .ask_master(master, &redis::cmd("INFO"), deadline)
+        .await?;
+    let text = String::from_redis_value(value).map_err(unreadable)?;
+    let info = Info::of(&text);
+    let server = ServerFacts {
+        address: master.shown.clone(),
+        version: info.text("redis_version"),
+        run_id: info.text("run_id"),
+        role: info.text("role"),
+        uptime_seconds: info.number("uptime_in_seconds"),
+        replicas: info.number("connected_slaves"),
+        append_only: info.number("aof_enabled") == 1,
+        append_fsync: configured(link, master, "appendfsync").await?,
+        snapshots: configured(link, master, "save").await?,
+        maxmemory_policy: info.text("maxmemory_policy"),
+        maxmemory_bytes: info.number("maxmemory"),
+        used_memory_bytes: info.number("used_memory"),
+    };
+    let mut warnings = warnings_of(&server, &info);
+    let min_replicas = configured(link, master, "min-replicas-to-write").await?;
+    if server.replicas > 0 && min_replicas.as_deref() == Some("0") {
+        warnings.push(
+            "it has replicas but accepts writes without them, so an isolated master continues to count: set min-replicas-to-write 1".into(),
+        );
+    }
+    Ok((server, warnings))
+}
+
+/// A setting of the server; `None` if it does not return it (a managed service, an ACL).
+async fn configured(
+    link: &Link,
+    master: &Master,
+    name: &str,
+) -> Result<Option<String>, StoreError> {
+    let ask = redis::cmd("CONFIG").arg("GET").arg(name).to_owned();
+    let deadline = Instant::now() + INFO_PATIENCE;
+    let value = match link.ask_master(master, &ask, deadline).await {
+        Ok(value) => value,
+        Err(LinkError::Refused(_)) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let settings = HashMap::<String, String>::from_redis_value(value).map_err(unreadable)?;
+    Ok(settings.get(name).cloned())
+}
+
+async fn feed(link: &Link, names: &Names) -> Result<FeedFacts, StoreError> {
+    let ask = redis::cmd("XINFO")
+        .arg("STREAM")
+        .arg(names.feed())
+        .to_owned();
+    let value = match link.ask(&ask).await {
+        Ok(value) => value,
+        // There is no stream.
+        Err(LinkError::Refused(_)) => return Ok(FeedFacts::default()),
+        Err(error) => return Err(error.into()),
+    };
+    let fields = HashMap::<String, Value>::from_redis_value(value).map_err(unreadable)?;
+    let text = |field: &str| String::from_redis_value_ref(fields.get(field)?).ok();
+    Ok(FeedFacts {
+        length: text("length")
+            .and_then(|length| length.parse().ok())
+            .unwrap_or(0),
+        last: text("last-generated-id").unwrap_or_default(),
+    })
+}
+
+/// The place of the last change.
+pub async fn last_change(link: &Link, names: &Names) -> Result<ChangeMark, StoreError> {
+    let FeedFacts { last, .. } = feed(link, names).await?;
+    Ok(ChangeMark(parse_place(&last).unwrap_or(0)))
+}
+
+fn silent_facts(node: &Entry) -> SilentFacts {
+    let said = node.heartbeat.as_ref();
+    SilentFacts {
+        name: node.name.0.clone(),
+        since: node.heard,
+        version: said.map(|said| said.version.clone()),
+        applied: said.map(|said| said.applied.clone()),
+    }
+}
+
+fn silent_warning(silent: &SilentFacts) -> String {
+    let SilentFacts { name, since, .. } = silent;
+    format!(
+        "the gateway {name} did not sign off and has sent no heartbeat since {since}: it may still serve keys from its old replica, until its max_staleness is over; if it is gone for good, run `touchline store forget {name}`"
+    )
+}
+
+fn gateway(node: &Entry, feed: &FeedFacts) -> GatewayFacts {
+    let said = node.heartbeat.as_ref();
+    GatewayFacts {
+        name: node.name.0.clone(),
+        version: said.map(|said| said.version.clone()),
+        heartbeat_age_seconds: node.age.as_secs_f64(),
+        applied: said.map(|said| said.applied.clone()),
+        lag_seconds: said.map(|said| lag_seconds(&said.applied, &feed.last)),
+        keys: said.and_then(|said| u64::try_from(said.keys).ok()),
+        keys_age_seconds: said.and_then(|said| Some(milliseconds(said.keys_age_ms?))),
+        breaker: said.and_then(|said| said.condition.breaker.clone()),
+        service: said.and_then(|said| said.condition.service.clone()),
+        clock_difference_seconds: said.and_then(|said| said.condition.clock_difference_seconds),
+    }
+}
+
+/// By how much one place of the feed is older than another.
+fn lag_seconds(applied: &str, last: &str) -> f64 {
+    let milli = |id: &str| parse_place(id).map_or(0, |place| place >> 64);
+    let behind = milli(last).saturating_sub(milli(applied));
+    milliseconds(u64::try_from(behind).unwrap_or(u64::MAX))
+}
+
+fn milliseconds(count: u64) -> f64 {
+    std::time::Duration::from_millis(count).as_secs_f64()
+}
+
+/// Warnings about a server's settings.
+fn warnings_of(server: &ServerFacts, info: &Info<'_>) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if !server.append_only {
+        warnings.push("it writes no append-only file, so a restart loses the writes since its last snapshot until the gateways write it back: set appendonly yes and appendfsync everysec".into());
+    }
+    if server.append_only && server.append_fsync.as_deref() == Some("no") {
+        warnings
+            .push("its append-only file is never forced to disk: set appendfsync everysec".into());
+    }
+    if server.maxmemory_policy != "noeviction" {
+        warnings.push(format!(
+            "it evicts keys and counts when memory is full ({}): set maxmemory-policy noeviction",
+            server.maxmemory_policy
+        ));
+    }
+    for (field, what) in [
+        ("rdb_last_bgsave_status", "its last snapshot failed"),
+        (
+            "aof_last_bgrewrite_status",
+            "its last rewrite of the append-only file failed",
+        ),
+        (
+            "aof_last_write_status",
+            "its last write to the append-only file failed",
+        ),
+    ] {
+        if info.text(field) == "err" {
+            warnings.push(format!("{what}: see its log and its disk"));
+        }
+    }
+    warnings
+}
+
+fn warnings_of_gateways(gateways: &[GatewayFacts], clock_difference_seconds: f64) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if clock_difference_seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS {
+        warnings.push(format!(
+            "its clock and this machine's differ by {clock_difference_seconds:.1} s: the quota day follows its clock; make sure that both use NTP"
+        ));
+    }
+    for gateway in gateways {
+        if gateway
+            .keys_age_seconds
+            .is_none_or(|age| age > KEYS_AGE_MAX_SECONDS)
+        {
+            warnings.push(format!(
+                "the key table of the gateway {} is not current: see its log",
+                gateway.name
+            ));
+        }
+        warnings.extend(condition_warnings(gateway));
+    }
+    warnings
+}
+
+/// Warnings about a gateway's reported condition.
+fn condition_warnings(gateway: &GatewayFacts) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let name = &gateway.name;
+    if let Some(breaker) = &gateway.breaker
+        && breaker.state != BreakerState::Closed
+    {
+        let why = breaker.last_failure.as_deref().unwrap_or("no connection");
+        warnings.push(format!(
+            "the gateway {name} has been deciding without Redis for {:.1} s: {why}",
+            breaker.since_seconds
+        ));
+    }
+    if let Some(ServiceFacts {
+        journal,
+        journal_error: Some(error),
+        ..
+    }) = &gateway.service
+    {
+        warnings.push(format!(
+            "the gateway {name} cannot write its journal {}, so it would serve nothing without Redis: {error}",
+            journal.display()
+        ));
+    }
+    if let Some(seconds) = gateway.clock_difference_seconds
+        && seconds.abs() > CLOCK_DIFFERENCE_MAX_SECONDS
+    {
+        warnings.push(format!(
+            "Redis's clock and that of the gateway {name} differ by {seconds:.1} s: it uses Redis's; make sure that both use NTP"
+        ));
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_break_promises_are_warned_of() {
+        let sound = ServerFacts {
+            append_only: true,
+            append_fsync: Some("everysec".into()),
+            maxmemory_policy: "noeviction".into(),
+            ..ServerFacts::default()
+        };
+        let none = Info::default();
+        assert_eq!(warnings_of(&sound, &none), Vec::<String>::new());
+        let failed = Info::of("rdb_last_bgsave_status:err\r\naof_last_write_status:ok\r\n");
+        for (server, info, part) in [
+            (
+                ServerFacts {
+                    append_only: false,
+                    ..sound.clone()
+                },
+                &none,
+                "appendonly",
+            ),
+            (
+                ServerFacts {
+                    append_fsync: Some("no".into()),
+                    ..sound.clone()
+                },
+                &none,
+                "appendfsync",
+            ),
+            (
+                ServerFacts {
+                    maxmemory_policy: "allkeys-lru".into(),
+                    ..sound.clone()
+                },
+                &none,
+                "noeviction",
+            ),
+            (sound.clone(), &failed, "snapshot"),
+        ] {
+            let warnings = warnings_of(&server, info);
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
+            assert!(warnings[0].contains(part), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn lag_is_the_time_between_two_places() {
+        assert!((lag_seconds("1000-5", "3500-0") - 2.5).abs() < 1e-9);
+        assert!(lag_seconds("3500-0", "1000-0").abs() < 1e-9);
+        assert!(lag_seconds("", "").abs() < 1e-9);
+    }
+}

@@ -1,0 +1,174 @@
+//! The tasks that keep a store going: connections, breaker, refunds and ledger, a gateway's replica of the key table.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::store::StoreError;
+use crate::store::clock_watch;
+use crate::store::redis::keys::codec::read_time;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::parts::Parts;
+use crate::store::redis::wire::link::Connection;
+
+/// How often refunds and ledger are written.
+const FLUSH_EVERY: Duration = Duration::from_millis(200);
+/// How often the breaker is looked after while it is open: a new connection is probed at once.
+const LOOK_WHILE_OPEN: Duration = Duration::from_millis(20);
+/// And while it is closed: requests see a lost connection and failed calls without it, which then only remain to be logged.
+const LOOK_WHILE_CLOSED: Duration = Duration::from_millis(100);
+/// How often the connection is tried although nobody charges, so that `health` knows, and Redis asked for its time.
+const PROBE_EVERY: Duration = clock_watch::LOOK_EVERY;
+/// How often idle accounts are dropped.
+const SWEEP_EVERY: Duration = Duration::from_secs(10);
+
+/// A task of a gateway's feed, without end.
+type FeedTask = for<'a> fn(&'a Feed) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Starts the tasks that keep the store going.
+pub fn tasks<P, F>(parts: &Arc<Parts>, prepare: P) -> Vec<AbortHandle>
+where
+    P: Fn(Connection) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Result<(), StoreError>> + Send + 'static,
+{
+    let mut tasks = Vec::new();
+    for link in [parts.link.clone(), parts.command_link.clone()] {
+        let prepare = prepare.clone();
+        tasks.push(tokio::spawn(async move { link.keep(prepare).await }).abort_handle());
+    }
+    let watched = parts.clone();
+    tasks.push(tokio::spawn(async move { watched.watch_for_ever().await }).abort_handle());
+    if let Some(outage) = parts.outage.clone() {
+        tasks.push(tokio::spawn(async move { outage.keep().await }).abort_handle());
+    }
+    let flushed = parts.clone();
+    tasks.push(tokio::spawn(async move { flushed.flush_for_ever().await }).abort_handle());
+    if parts.feed.is_some() {
+        let feed_tasks: [FeedTask; 3] = [
+            |feed| Box::pin(feed.follow()),
+            |feed| Box::pin(feed.repair()),
+            |feed| Box::pin(feed.save_for_ever()),
+        ];
+        for task in feed_tasks {
+            let parts = parts.clone();
+            let run = async move {
+                if let Some(feed) = &parts.feed {
+                    task(feed).await;
+                }
+            };
+            tasks.push(tokio::spawn(run).abort_handle());
+        }
+    }
+    if parts.presence.is_some() {
+        let present = parts.clone();
+        let run = async move {
+            if let (Some(presence), Some(feed)) = (&present.presence, &present.feed) {
+                presence.keep(feed).await;
+            }
+        };
+        tasks.push(tokio::spawn(run).abort_handle());
+    }
+    if parts.feed.is_some() {
+        let keeper = parts.clone();
+        tasks.push(tokio::spawn(async move { keeper.retain_for_ever().await }).abort_handle());
+    }
+    if parts.recovery.is_some() {
+        let heir = parts.clone();
+        let run = async move {
+            if let (Some(recovery), Some(feed)) = (&heir.recovery, &heir.feed) {
+                recovery.keep(feed).await;
+            }
+        };
+        tasks.push(tokio::spawn(run).abort_handle());
+    }
+    tasks
+}
+
+impl Parts {
+    /// Looks after the breaker.
+    async fn watch_for_ever(&self) {
+        loop {
+            if let Some(turn) = self.guard.look().await {
+                match &self.outage {
+                    Some(outage) => outage.turned(turn),
+                    None => tracing::warn!(?turn, "the circuit breaker of Redis changed its state"),
+                }
+            }
+            tokio::time::sleep(match self.guard.is_closed() {
+                true => LOOK_WHILE_CLOSED,
+                false => LOOK_WHILE_OPEN,
+            })
+            .await;
+        }
+    }
+
+    /// Writes refunds and ledger again and again; after a reconnection, everything.
+    async fn flush_for_ever(&self) {
+        let mut connections = self.link.made();
+        let (mut swept, mut probed) = (Instant::now(), Instant::now());
+        let mut ticks = tokio::time::interval(FLUSH_EVERY);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let lost = async {
+                match &self.feed {
+                    Some(feed) => feed.store_lost.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let store_lost = tokio::select! {
+                _ = ticks.tick() => false,
+                () = lost => true,
+            };
+            let made = self.link.made();
+            if store_lost || made != connections {
+                connections = made;
+                self.losses.fetch_add(1, Ordering::AcqRel);
+                self.accounts.repeat_all().await;
+                self.ledger.repeat_all().await;
+                if let Some(outage) = &self.outage {
+                    outage.repeat_all();
+                }
+            }
+            self.flush().await;
+            if probed.elapsed() >= PROBE_EVERY {
+                probed = Instant::now();
+                self.probe().await;
+            }
+            if swept.elapsed() >= SWEEP_EVERY {
+                swept = Instant::now();
+                self.accounts.sweep().await;
+                self.ledger.sweep(self.clock.now().as_second()).await;
+            }
+        }
+    }
+
+    /// Asks Redis for its time; a gateway holds that, or what it is believed to be, against the boot-time clock.
+    async fn probe(&self) {
+        let time = redis::cmd("TIME");
+        // A failure is the link's to act on.
+        if self.feed.is_none() {
+            let _ = self.link.ask(&time).await;
+            return;
+        }
+        let asked = self.clock.now();
+        let told = self.link.ask(&time).await;
+        if let Some(theirs) = told.ok().and_then(|told| read_time(told).ok()) {
+            self.clock.learn(asked, theirs);
+        }
+        self.clock.look();
+    }
+
+    /// Writes refunds and ledger; returns whether everything is written.
+    pub async fn flush(&self) -> bool {
+        let _turn = self.flushing.lock().await;
+        self.accounts.settle().await;
+        if let Err(error) = self.ledger.write().await {
+            tracing::warn!(%error, "the ledger is not written; trying again");
+        }
+        self.accounts.is_settled() && self.ledger.is_written()
+    }
+}

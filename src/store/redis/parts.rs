@@ -1,0 +1,74 @@
+//! The parts of an open store.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::Duration;
+
+use super::clock::StoreClock;
+use super::counts::accounts::Accounts;
+use super::counts::ledger::Ledger;
+use super::gateways::presence::Presence;
+use super::keys::feed::Feed;
+use super::keys::records::Records;
+use super::names::Names;
+use super::outage::Outage;
+use super::recovery::CrashRecovery;
+use super::wire::guard::Guard;
+use super::wire::link::Link;
+use crate::clock::Clock;
+use crate::policy::api_key::KeyId;
+use crate::store::{KeyTable, Receipt, StoreError};
+
+/// The parts of an open store, which its tasks share.
+pub struct Parts {
+    pub keys: Arc<KeyTable>,
+    pub clock: Arc<StoreClock>,
+    pub local_clock: Clock,
+    pub names: Names,
+    /// For the calls that requests wait for.
+    pub link: Arc<Link>,
+    /// For the calls that only commands wait for: long replies must not delay charges.
+    pub command_link: Arc<Link>,
+    pub guard: Arc<Guard>,
+    /// How often Redis may have lost writes.
+    pub losses: AtomicU64,
+    pub accounts: Arc<Accounts>,
+    pub ledger: Arc<Ledger>,
+    /// A gateway's service without Redis; commands have none.
+    pub outage: Option<Arc<Outage>>,
+    /// Held while refunds and ledger are written, so that a close can wait for them.
+    pub flushing: tokio::sync::Mutex<()>,
+    pub records: Records,
+    /// The counts of killed processes; `None` without a journal.
+    pub recovery: Option<CrashRecovery>,
+    /// A gateway's replica; commands have none.
+    pub feed: Option<Feed>,
+    /// A gateway's entry in the register; commands have none.
+    pub presence: Option<Presence>,
+    pub max_staleness: Duration,
+    /// The configured journal, even of a command.
+    pub journal: Option<PathBuf>,
+    /// The zone of the quota days.
+    pub zone: String,
+}
+
+impl Parts {
+    /// The given key, or all keys.
+    pub async fn ids(&self, key: Option<KeyId>) -> Result<Vec<KeyId>, StoreError> {
+        match key {
+            Some(key) => Ok(vec![key]),
+            None => {
+                let all = self.records.all().await?;
+                Ok(all.into_iter().map(|record| record.id).collect())
+            }
+        }
+    }
+
+    /// Refunds units. Returns the units used afterwards by Redis's count, if it is known.
+    pub fn give_back(&self, receipt: &Receipt) -> Option<u64> {
+        self.ledger.refunded(receipt);
+        self.accounts
+            .refund(receipt.key, receipt.day, receipt.units)
+    }
+}

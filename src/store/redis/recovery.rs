@@ -1,0 +1,236 @@
+//! The last counts of this machine's killed processes: read from Redis into the journal.
+//!
+//! A gateway journals its counts every interval, so what it counted in its last one stands in Redis alone when it is
+//! killed. Its successor, which finds the name in the journal, reads the counts of all keys on the days in question, and
+//! writes down what the journal lacks, under the dead process's own names, counts and ledger together. So whatever Redis loses
+//! afterwards, emptied or failed over, is told again from the journal (`outage`). The ledger is read of the keys whose counts
+//! were lacking, or were there without their entries.
+//!
+//! It costs one pipelined `HGETALL` for each key and day, nothing where a process ended in order, and no charge anything:
+//! the other ways, to journal with each charge or to write the keys of the last interval into Redis, would.
+//!
+//! Invariants: nothing is granted by it (a dead producer's name is never counted under again), and nothing is lowered.
+//! Not here: what Redis lost before it was read. Nobody knows that any more.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use redis::{FromRedisValue, Pipeline};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::clock::StoreClock;
+use super::journal::{CountRow, Process, Rows, TotalsRow};
+use super::names::Names;
+use super::outage::Outage;
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::{Calendar, Day};
+use crate::store::carried::process_of;
+use crate::store::redis::counts::ledger;
+use crate::store::redis::keys::codec::unreadable;
+use crate::store::redis::keys::feed::Feed;
+use crate::store::redis::wire::guard::Guard;
+use crate::store::redis::wire::link::Link;
+use crate::store::{KeyTable, StoreError};
+
+/// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.
+const READ_BATCH: usize = 128;
+/// How often it is looked for processes that ended without saying so.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// A process that has not written for so long is gone (seconds), and for so many intervals of the journal.
+const SILENT_SECONDS: u64 = 10;
+const SILENT_INTERVALS: u32 = 10;
+/// How long after a day its counts may still change, by refunds of requests that crossed midnight (seconds).
+const CROSSING_SECONDS: i64 = 120;
+/// The first and the longest pause after a failure.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+/// How often it is looked whether Redis is there.
+const WAIT_PAUSE: Duration = Duration::from_millis(20);
+
+type Fields = HashMap<String, String>;
+
+/// Reads what other processes of this machine left in Redis.
+pub struct CrashRecovery {
+    /// The commands' link: long replies must not delay charges.
+    pub link: Arc<Link>,
+    /// Whether Redis is asked.
+    pub guard: Arc<Guard>,
+    /// The names.
+    pub names: Names,
+    /// The keys whose counts are read.
+    pub keys: Arc<KeyTable>,
+    /// The store's clock.
+    pub clock: Arc<StoreClock>,
+    /// The zone of the quota days.
+    pub zone: String,
+    /// The service without Redis, with its journal.
+    pub outage: Arc<Outage>,
+    /// Whether all that were there at the start are read.
+    pub done: watch::Sender<bool>,
+}
+
+impl CrashRecovery {
+    /// Waits until what was there at the start is read, if anything was.
+    pub async fn done(&self) {
+        let _ = self.done.subscribe().wait_for(|done| *done).await;
+    }
+
+    /// Reads what is there at the start, then what falls silent, for ever.
+    pub async fn keep(&self, feed: &Feed) {
+        let (mut logged, mut retry) = (String::new(), RETRY_AFTER);
+        loop {
+            let pause = match self.read_due(feed).await {
+                Ok(()) => {
+                    self.outage.has_read();
+                    self.done.send_replace(true);
+                    logged.clear();
+                    retry = RETRY_AFTER;
+                    LOOK_EVERY
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    if text != logged {
+                        tracing::warn!(%error, "the last counts of killed processes could not be read; trying again");
+                        logged = text;
+                    }
+                    retry = (2 * retry).min(RETRY_AFTER_MAX);
+                    retry
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn read_due(&self, feed: &Feed) -> Result<(), StoreError> {
+        let at_start = !*self.done.borrow();
+        let journal = self.outage.journal();
+        let mut due = journal.other_processes().await?;
+        due.retain(|process| at_start || self.is_silent(process));
+        if due.is_empty() {
+            return Ok(());
+        }
+        // The table must have the keys that the dead process knew.
+        feed.followed().await;
+        while !self.guard.is_closed() {
+            tokio::time::sleep(WAIT_PAUSE).await;
+        }
+        let began = Instant::now();
+        let rows = self.read(&due).await?;
+        tracing::info!(
+            processes = due.len(),
+            keys = self.keys.len(),
+            rows,
+            took_ms = began.elapsed().as_secs_f64() * 1e3,
+            "the last counts of this journal's other processes are read from Redis"
+        );
+        // One that lives beside us, during an upgrade, will say so itself, or fall silent and be read again.
+        due.retain(|process| self.is_silent(process));
+        journal.forget(due).await
+    }
+
+    fn is_silent(&self, process: &Process) -> bool {
+        let intervals = self.outage.journal_interval() * SILENT_INTERVALS;
+        let patience = SILENT_SECONDS.max(intervals.as_secs());
+        let patience = i64::try_from(patience).unwrap_or(i64::MAX);
+        process.seen.saturating_add(patience) < self.clock.now().as_second()
+    }
+
+    /// Reads all keys of the days on which these processes may have counted last. Answers the rows that were lacking.
+    async fn read(&self, processes: &[Process]) -> Result<usize, StoreError> {
+        let now = self.clock.now().as_second();
+        // A clock that was ahead may have written an instant to come.
+        let seen = processes.iter().map(|process| process.seen.min(now)).min();
+        let first = seen.unwrap_or(now) - CROSSING_SECONDS;
+        let names: HashSet<&str> = processes.iter().map(|one| one.name.as_str()).collect();
+        let entries = self.keys.entries();
+        let keys: Vec<KeyId> = entries.iter().map(|entry| entry.record.id).collect();
+        let mut rows = 0;
+        for date in self.dates(first, now) {
+            for batch in keys.chunks(READ_BATCH) {
+                rows += self.read_batch(batch, date, &names).await?;
+            }
+        }
+        Ok(rows)
+    }
+
+    async fn read_batch(
+        &self,
+        keys: &[KeyId],
+        date: Date,
+        processes: &HashSet<&str>,
+    ) -> Result<usize, StoreError> {
+        let mut pipeline = Pipeline::new();
+        for key in keys {
+            pipeline.cmd("HGETALL").arg(self.names.counts(*key, date));
+        }
+        let value = self.link.ask(&pipeline).await?;
+        let days = Vec::<Fields>::from_redis_value(value).map_err(unreadable)?;
+        let places = keys.iter().zip(&days);
+        let held: Vec<CountRow> = places
+            .flat_map(|(key, fields)| rows_of(*key, date, fields, processes))
+            .collect();
+        if held.is_empty() {
+            return Ok(0);
+        }
+        let journal = self.outage.journal();
+        let lacking = journal.lacking(held).await?;
+        let (days, mut is_ahead) = (Vec::from_iter(lacking.days), lacking.is_ahead);
+        let mut rows = Rows::default();
+        let held = ledger::held(&self.link, &self.names, &days).await?;
+        for ((key, day), (sheets, counts)) in days.into_iter().zip(held) {
+            rows.counts
+                .extend(rows_of(key, day.date, &counts, processes));
+            let theirs = |sheet: &TotalsRow| processes.contains(process_of(&sheet.producer));
+            rows.sheets.extend(sheets.into_iter().filter(theirs));
+        }
+        let inherited = rows.counts.len();
+        if inherited > 0 {
+            is_ahead |= journal.inherit(rows).await?;
+        }
+        if is_ahead {
+            self.outage.repeat_all();
+        }
+        Ok(inherited)
+    }
+
+    /// The dates from that of `first` to that of `now` (Unix seconds).
+    fn dates(&self, first: i64, now: i64) -> Vec<Date> {
+        let calendar = Calendar::of_zone(&self.zone).ok();
+        let date_at = |second: i64| {
+            let at = Timestamp::from_second(second).unwrap_or_default();
+            let day = calendar.as_ref().and_then(|days| days.day_at(at).ok());
+            day.map_or_else(|| TimeZone::UTC.to_datetime(at).date(), |day| day.date)
+        };
+        let (first, last) = (date_at(first), date_at(now));
+        let every = first.series(jiff::Span::new().days(1));
+        every.take_while(|date| *date <= last).collect()
+    }
+}
+
+/// Redis's rows of these processes on a key's day, including their unspent credit, which no process can use any more.
+fn rows_of(key: KeyId, date: Date, fields: &Fields, processes: &HashSet<&str>) -> Vec<CountRow> {
+    let Some((start, end)) = fields.keys().find_map(|field| Names::boundaries_in(field)) else {
+        return Vec::new();
+    };
+    let units = |field: &str| fields.get(field)?.parse::<u64>().ok();
+    let producers = fields.keys().filter_map(|field| field.strip_prefix('g'));
+    producers
+        .filter(|producer| processes.contains(process_of(producer)))
+        .filter_map(|producer| {
+            Some(CountRow {
+                key,
+                day: Day { date, start, end },
+                producer: producer.to_owned(),
+                ack: units(&format!("g{producer}"))?,
+                rack: units(&format!("r{producer}")).unwrap_or(0),
+                untold: 0,
+                settled: true,
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,12 @@
+//! The connection to Redis: which servers, how a request and its reply travel, and when to stop asking.
+
+pub mod breaker;
+pub mod cluster;
+pub mod guard;
+pub mod info;
+pub mod line;
+pub mod link;
+pub mod request;
+pub mod script;
+pub mod slots;
+pub mod topology;

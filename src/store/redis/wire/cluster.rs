@@ -1,0 +1,561 @@
+//! A Redis Cluster: a line to each of its masters, and the master of each slot.
+//!
+//! The client library's own cluster connection is not used: it waits for nodes that are down and resends commands
+//! that may have run (docs/decisions/redis-link.md). Here a command is sent to the node of its key's slot, and fails at once if that one
+//! is unavailable; keys of other nodes are unaffected. `MOVED`, `ASK` and `TRYAGAIN` state that a node did not run a command;
+//! only these are followed, within the call's deadline. The map is read again every second, and at once after a
+//! redirection or a failure; of the nodes' maps, a healthy one of the latest epoch is used.
+//!
+//! While a slot is being moved, a script on two names of which one does not exist yet (a key's first charge of a day) gets
+//! `TRYAGAIN` until the slot is moved: the charge may time out, and is then settled like any other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use futures_util::future::join_all;
+use parking_lot::Mutex;
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, ErrorKind, Pipeline, ServerErrorKind, Value};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::line::{Line, breaks};
+use super::request::{LinkError, Parts, jittered};
+use super::script::{CHARGE, RECORD};
+use super::slots::{View, slot_of};
+use super::topology::{Address, Topology};
+use crate::store::StoreError;
+
+/// How often the map is asked for although nothing seems to have changed.
+const REFRESH_EVERY: Duration = Duration::from_secs(1);
+/// How long after one refresh the next begins, however many calls fail meanwhile.
+const REFRESH_PAUSE: Duration = Duration::from_millis(50);
+/// How long a node may take to return the map, and new lines to come up before the map is used without them.
+const MAP_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long preparing the cluster may take.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The shortest and the longest wait between attempts to find the cluster, before jitter.
+const RECONNECT_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
+/// Redirections followed at once; further ones, and every `TRYAGAIN`, wait [`REDIRECT_PAUSE`].
+const REDIRECTS_AT_ONCE: u32 = 3;
+const REDIRECT_PAUSE: Duration = Duration::from_millis(5);
+/// How long a node that only redirections named is kept without another one.
+const REDIRECTED_KEPT: Duration = Duration::from_secs(60);
+/// How often it is looked whether new lines are up.
+const AWAIT_LINES_EVERY: Duration = Duration::from_millis(2);
+
+/// The cluster; clones are the same one.
+#[derive(Clone)]
+pub struct Cluster(Arc<Shared>);
+
+struct Shared {
+    topology: Topology,
+    response_timeout: Duration,
+    made: Arc<AtomicU64>,
+    table: ArcSwap<Table>,
+    /// Held while the table is replaced.
+    replacing: Mutex<()>,
+    /// Whether it was prepared: before that only `prepare` uses it.
+    shown: AtomicBool,
+    trouble: ArcSwapOption<StoreError>,
+    /// Told when the map may be out of date.
+    stale: Notify,
+}
+
+/// A master and the task that keeps the line to it.
+struct Node {
+    address: Address,
+    line: Arc<Line>,
+    task: AbortHandle,
+    redirected_to: Mutex<Instant>,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// The map in use.
+struct Table {
+    view: Arc<View>,
+    nodes: Vec<Arc<Node>>,
+}
+
+impl Table {
+    fn node(&self, address: &Address) -> Option<&Arc<Node>> {
+        self.nodes.iter().find(|node| node.address == *address)
+    }
+
+    fn is_line_up(&self, address: &Address) -> bool {
+        self.node(address).is_some_and(|node| node.line.is_up())
+    }
+}
+
+impl Cluster {
+    /// A cluster that is not found yet; [`Cluster::keep`] does.
+    pub fn new(topology: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Cluster {
+        Cluster(Arc::new(Shared {
+            topology,
+            response_timeout,
+            made,
+            table: ArcSwap::from_pointee(Table {
+                view: Arc::default(),
+                nodes: Vec::new(),
+            }),
+            replacing: Mutex::new(()),
+            shown: AtomicBool::new(false),
+            trouble: ArcSwapOption::empty(),
+            stale: Notify::new(),
+        }))
+    }
+
+    fn any_line_up(&self) -> bool {
+        let table = self.0.table.load();
+        table.nodes.iter().any(|node| node.line.is_up())
+    }
+
+    /// Whether some slots are served.
+    pub fn is_up(&self) -> bool {
+        self.0.shown.load(Ordering::Acquire) && self.any_line_up()
+    }
+
+    /// Why it is not used, where it is not.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        self.0.trouble.load_full()
+    }
+
+    /// Whether all slots are served.
+    pub fn is_whole(&self) -> bool {
+        let table = self.0.table.load();
+        self.0.shown.load(Ordering::Acquire)
+            && table.view.is_healthy()
+            && table.view.owners().all(|owner| table.is_line_up(owner))
+    }
+
+    /// Fails at once if no slot is served.
+    pub fn require(&self) -> Result<(), LinkError> {
+        if self.is_up() {
+            return Ok(());
+        }
+        let why = match self.0.trouble.load().as_deref() {
+            Some(trouble) => trouble.to_string(),
+            None => "not connected yet".to_owned(),
+        };
+        let shown = &self.0.topology;
+        Err(LinkError::NoConnection(format!(
+            "no connection to {shown}: {why}"
+        )))
+    }
+
+    /// Sends each command to the node of its key, and waits for all results until `deadline`.
+    pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+        self.require()?;
+        self.route(parts, deadline).await
+    }
+
+    /// As [`Cluster::query`], with the link's own timeout from now, and before the cluster is shown too.
+    pub async fn ask(&self, parts: Parts<'_>) -> Result<Value, LinkError> {
+        let deadline = Instant::now() + self.0.response_timeout;
+        self.route(parts, deadline).await
+    }
+
+    async fn route(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+        match parts {
+            Parts::One(command) => self.command(command, deadline).await,
+            Parts::Each(pipeline) => self.each(pipeline, deadline).await.map(Value::Array),
+            Parts::Many(pipeline) => {
+                let values = self.each(pipeline, deadline).await?;
+                let values = values.into_iter().map(answered).collect::<Result<_, _>>();
+                values.map(Value::Array)
+            }
+        }
+    }
+
+    /// The node that serves a slot; without a slot any one that can be reached.
+    fn home(&self, slot: Option<u16>) -> Result<Arc<Node>, LinkError> {
+        let table = self.0.table.load();
+        let node = match slot {
+            Some(slot) => table.view.owner(slot).and_then(|owner| table.node(owner)),
+            None => table.nodes.iter().find(|node| node.line.is_up()),
+        };
+        node.cloned().ok_or_else(|| {
+            self.0.stale.notify_one();
+            LinkError::NoConnection(match slot {
+                Some(slot) => format!("no node of the cluster is known to serve slot {slot}"),
+                None => "no node of the cluster can be reached".to_owned(),
+            })
+        })
+    }
+
+    async fn command(&self, command: &Cmd, deadline: Instant) -> Result<Value, LinkError> {
+        let slot = slot_of(command);
+        let mut node = self.home(slot)?;
+        let mut asking = None;
+        for redirections in 1.. {
+            let result = match &asking {
+                None => node.line.query(Parts::One(command), deadline).await,
+                Some(pipeline) => {
+                    let both = node.line.query(Parts::Each(pipeline), deadline).await;
+                    both.and_then(|values| match values {
+                        Value::Array(mut values) => answered(values.pop().unwrap_or(Value::Nil)),
+                        other => Ok(other),
+                    })
+                }
+            };
+            let error = match result {
+                Err(LinkError::Refused(error)) if error.is_cluster_error() => error,
+                Err(error @ (LinkError::NoConnection(_) | LinkError::Lost(_))) => {
+                    self.0.stale.notify_one();
+                    return Err(error);
+                }
+                other => return other,
+            };
+            let in_transit = error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain);
+            if in_transit || redirections > REDIRECTS_AT_ONCE {
+                if Instant::now() + 2 * REDIRECT_PAUSE > deadline {
+                    return Err(LinkError::Lost(error.to_string()));
+                }
+                sleep(REDIRECT_PAUSE).await;
+            }
+            (node, asking) = match error.kind() {
+                ErrorKind::Server(ServerErrorKind::Moved) => {
+                    self.0.stale.notify_one();
+                    (self.redirected(&error, &node)?, None)
+                }
+                ErrorKind::Server(ServerErrorKind::Ask) => {
+                    let mut pipeline = Pipeline::with_capacity(2);
+                    pipeline.cmd("ASKING").add_command(command.clone());
+                    (self.redirected(&error, &node)?, Some(pipeline))
+                }
+                ErrorKind::Server(ServerErrorKind::TryAgain) => (self.home(slot)?, None),
+                // The cluster as a whole does not serve.
+                _ => {
+                    self.0.stale.notify_one();
+                    return Err(LinkError::Lost(error.to_string()));
+                }
+            };
+        }
+        Err(LinkError::Lost("redirected too often".into()))
+    }
+
+    /// The node that a redirection names; one that was not known is connected to, and serves later calls.
+    fn redirected(&self, error: &redis::RedisError, from: &Node) -> Result<Arc<Node>, LinkError> {
+        let named = error
+            .redirect_node()
+            .and_then(|(address, _)| Address::parse(address))
+            .map(|address| address.or_host(&from.address.host));
+        let Some(address) = named else {
+            return Err(LinkError::Unreadable(error.to_string()));
+        };
+        let known = self.0.table.load().node(&address).cloned();
+        let node = known.unwrap_or_else(|| self.add(address));
+        *node.redirected_to.lock() = Instant::now();
+        Ok(node)
+    }
+
+    fn add(&self, address: Address) -> Arc<Node> {
+        let _replacing = self.0.replacing.lock();
+        let table = self.0.table.load();
+        if let Some(node) = table.node(&address) {
+            return node.clone();
+        }
+        let node = self.new_node(address);
+        let nodes = table.nodes.iter().chain([&node]).cloned().collect();
+        self.0.table.store(Arc::new(Table {
+            view: table.view.clone(),
+            nodes,
+        }));
+        node
+    }
+
+    fn new_node(&self, address: Address) -> Arc<Node> {
+        let Shared {
+            topology,
+            response_timeout,
+            made,
+            ..
+        } = &*self.0;
+        let server = topology.node(address.clone());
+        let line = Arc::new(Line::new(server, *response_timeout, made.clone()));
+        let kept = line.clone();
+        Arc::new(Node {
+            address,
+            line,
+            task: tokio::spawn(async move { kept.keep(ready).await }).abort_handle(),
+            redirected_to: Mutex::new(Instant::now()),
+        })
+    }
+
+    /// A result for each command, in their order; those for one node are sent in one write, in their order too.
+    async fn each(&self, pipeline: &Pipeline, deadline: Instant) -> Result<Vec<Value>, LinkError> {
+        let mut shares: Vec<(Arc<Node>, Pipeline, Vec<usize>)> = Vec::new();
+        for (place, command) in pipeline.cmd_iter().enumerate() {
+            let node = self.home(slot_of(command))?;
+            let known = shares
+                .iter_mut()
+                .find(|(other, ..)| Arc::ptr_eq(other, &node));
+            if let Some((_, share, places)) = known {
+                share.add_command(command.clone());
+                places.push(place);
+            } else {
+                let mut share = Pipeline::new();
+                share.add_command(command.clone());
+                shares.push((node, share, vec![place]));
+            }
+        }
+        let sent = shares
+            .iter()
+            .map(|(node, share, _)| node.line.query(Parts::Each(share), deadline));
+        let mut results: Vec<(usize, Value)> = Vec::with_capacity(pipeline.len());
+        for (answer, (_, _, places)) in join_all(sent).await.into_iter().zip(&shares) {
+            match answer {
+                Ok(Value::Array(values)) => results.extend(places.iter().copied().zip(values)),
+                Ok(other) => return Err(LinkError::Unreadable(format!("{other:?}"))),
+                Err(error) => {
+                    self.0.stale.notify_one();
+                    return Err(error);
+                }
+            }
+        }
+        results.sort_unstable_by_key(|(place, _)| *place);
+        let mut values = Vec::with_capacity(results.len());
+        for ((_, value), command) in results.into_iter().zip(pipeline.cmd_iter()) {
+            values.push(match value {
+                Value::ServerError(error)
+                    if redis::RedisError::from(error.clone()).is_cluster_error() =>
+                {
+                    self.command(command, deadline).await?
+                }
+                value => value,
+            });
+        }
+        Ok(values)
+    }
+
+    /// A connection of its own to the node that keeps `name`.
+    pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
+        self.refresh().await?;
+        let slot = super::slots::slot(name.as_bytes());
+        let address = self.home(Some(slot))?.address.clone();
+        Ok(self.0.topology.node(address).dial(None).await?.connection)
+    }
+
+    /// The map of this moment.
+    pub async fn view(&self) -> Result<Arc<View>, StoreError> {
+        self.require()?;
+        self.refresh().await
+    }
+
+    /// Whether no slot has moved or is moving since a view was taken.
+    pub async fn is_still(&self, before: &View) -> Result<bool, StoreError> {
+        Ok(before.is_as_still_as(&*self.refresh().await?))
+    }
+
+    /// Sends a command to one node.
+    pub async fn ask_node(
+        &self,
+        address: &Address,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        let node = self.0.table.load().node(address).cloned();
+        let Some(node) = node else {
+            return Err(LinkError::NoConnection(format!(
+                "{address} left the cluster"
+            )));
+        };
+        node.line.query(Parts::One(command), deadline).await
+    }
+
+    /// The masters by the map as it is known.
+    pub fn masters(&self) -> Vec<Address> {
+        self.0.table.load().view.nodes().to_vec()
+    }
+
+    /// Asks for the map and uses it.
+    async fn refresh(&self) -> Result<Arc<View>, StoreError> {
+        let table = self.0.table.load_full();
+        let asked = table.nodes.iter().filter(|node| node.line.is_up());
+        let asked = asked.map(async |node| {
+            let deadline = Instant::now() + MAP_TIMEOUT;
+            let questions = View::questions();
+            let answers = node.line.query(Parts::Each(&questions), deadline).await;
+            View::read(&node.address, answers.map_err(StoreError::from)?)
+        });
+        let mut opinions = join_all(asked).await;
+        if !opinions.iter().any(Result::is_ok) {
+            let seeds = self.0.topology.seeds().unwrap_or_default();
+            let known = table.nodes.iter().map(|node| &node.address);
+            let known = known.filter(|address| !seeds.contains(address));
+            opinions = join_all(seeds.iter().chain(known).map(|seed| self.ask_seed(seed))).await;
+        }
+        let mut troubles = Vec::new();
+        let mut views = Vec::new();
+        for opinion in opinions {
+            match opinion {
+                Ok(view) => views.push(view),
+                Err(error) => troubles.push(error.to_string()),
+            }
+        }
+        let view = View::latest(views).ok_or_else(|| {
+            StoreError::Unavailable(format!(
+                "no node of the cluster returned the map: {}",
+                troubles.join("; ")
+            ))
+        })?;
+        Ok(self.follow(view).await)
+    }
+
+    async fn ask_seed(&self, address: &Address) -> Result<View, StoreError> {
+        let node = self.0.topology.node(address.clone());
+        let asked = async {
+            let mut connection = node.dial(Some(MAP_TIMEOUT)).await?.connection;
+            let questions = View::questions();
+            let answers = Parts::Each(&questions).send(&mut connection).await;
+            let answers =
+                answers.map_err(|error| StoreError::Unavailable(format!("{address}: {error}")))?;
+            View::read(address, answers)
+        };
+        timeout(MAP_TIMEOUT, asked).await.unwrap_or_else(|_| {
+            Err(StoreError::Unavailable(format!(
+                "{address}: no answer in time"
+            )))
+        })
+    }
+
+    /// Makes lines to new masters, gives them time to come up, and then uses the map.
+    async fn follow(&self, view: View) -> Arc<View> {
+        let view = Arc::new(view);
+        let table = self.0.table.load_full();
+        let fresh: Vec<Arc<Node>> = view
+            .nodes()
+            .iter()
+            .filter(|address| table.node(address).is_none())
+            .map(|address| self.new_node(address.clone()))
+            .collect();
+        let _ = timeout(MAP_TIMEOUT, async {
+            while !fresh.iter().all(|node| node.line.is_tried()) {
+                sleep(AWAIT_LINES_EVERY).await;
+            }
+        })
+        .await;
+        let _replacing = self.0.replacing.lock();
+        let table = self.0.table.load();
+        let kept = table.nodes.iter().filter(|node| {
+            view.nodes().contains(&node.address)
+                || node.redirected_to.lock().elapsed() < REDIRECTED_KEPT
+        });
+        let mut nodes: Vec<Arc<Node>> = kept.cloned().collect();
+        for node in fresh {
+            if !nodes.iter().any(|other| other.address == node.address) {
+                nodes.push(node);
+            }
+        }
+        if table.view.is_healthy() != view.is_healthy() {
+            tracing::info!(server = %self.0.topology, healthy = view.is_healthy(), "state of the Redis cluster");
+        }
+        self.0.table.store(Arc::new(Table {
+            view: view.clone(),
+            nodes,
+        }));
+        view
+    }
+
+    /// Tries once to find and prepare the cluster and to publish it to callers.
+    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
+    where
+        P: Fn(Cluster) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let attempt = async {
+            self.refresh().await?;
+            let prepared = prepare(self.clone());
+            timeout(PREPARE_TIMEOUT, prepared)
+                .await
+                .unwrap_or_else(|_| {
+                    Err(StoreError::Unavailable(format!(
+                        "{}: found, but no answer in time",
+                        self.0.topology
+                    )))
+                })
+        };
+        match attempt.await {
+            Ok(()) => {
+                self.0.trouble.store(None);
+                self.0.shown.store(true, Ordering::Release);
+                Ok(())
+            }
+            Err(error) => {
+                let error = Arc::new(error);
+                self.0.trouble.store(Some(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps the map for ever; a cluster that was lost whole is prepared again. Logs every new reason, once.
+    pub async fn keep<P, F>(&self, prepare: P)
+    where
+        P: Fn(Cluster) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let mut wait = RECONNECT_MIN;
+        let mut logged = String::new();
+        loop {
+            let attempt = if self.is_up() {
+                let _ = timeout(REFRESH_EVERY, self.0.stale.notified()).await;
+                self.refresh().await.map(drop).map_err(Arc::new)
+            } else {
+                self.0.shown.store(false, Ordering::Release);
+                let found = self.connect(&prepare).await;
+                if found.is_ok() {
+                    tracing::info!(server = %self.0.topology, "connected to the Redis cluster");
+                }
+                found
+            };
+            match attempt {
+                Ok(()) => {
+                    logged.clear();
+                    wait = RECONNECT_MIN;
+                    sleep(REFRESH_PAUSE).await;
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    if text != logged {
+                        tracing::error!(error = %text, "the Redis cluster is not found; trying again");
+                        logged = text;
+                    }
+                    sleep(jittered(wait)).await;
+                    wait = (2 * wait).min(RECONNECT_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// A value of [`Parts::Each`] as the result of its command.
+fn answered(value: Value) -> Result<Value, LinkError> {
+    let Value::ServerError(error) = value else {
+        return Ok(value);
+    };
+    let error = redis::RedisError::from(error);
+    if breaks(&error) {
+        Err(LinkError::Lost(error.to_string()))
+    } else {
+        Err(LinkError::Refused(error))
+    }
+}
+
+/// Prepares a new connection to a node: checks that it answers, and loads the scripts.
+async fn ready(mut connection: MultiplexedConnection) -> Result<(), StoreError> {
+    let failed = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
+    for script in [&CHARGE, &RECORD] {
+        script.load(&mut connection).await.map_err(failed)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,183 @@
+//! The breaker that all tasks of a gateway share, and its probe.
+//!
+//! Invariant: [`Guard::require`] never waits, and fails whenever a request would wait for an unavailable Redis.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::breaker::{Breaker, Connection, Outcome};
+use super::link::Link;
+use super::request::LinkError;
+use crate::policy::api_key::os_entropy;
+use crate::store::StoreError;
+use crate::store::redis::names::Names;
+use crate::store::status::{BreakerFacts, BreakerState};
+
+/// The lifetime of the probe's entry in Redis.
+const PROBE_LIVES: Duration = Duration::from_secs(5);
+
+/// A change of the breaker that is to be reported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Turn {
+    /// The breaker opened.
+    Opened,
+    /// The breaker closed, after it was open for this duration.
+    Closed(Duration),
+}
+
+/// The breaker in front of a link.
+pub struct Guard {
+    link: Arc<Link>,
+    names: Names,
+    breaker: Mutex<Breaker>,
+    closed: AtomicBool,
+    /// When it opened, while it is open.
+    opened: Mutex<Option<Instant>>,
+    /// When it last turned, or was created.
+    turned: Mutex<Instant>,
+    /// The last call that failed.
+    last_failure: Mutex<Option<(Instant, String)>>,
+}
+
+impl Guard {
+    /// A closed breaker.
+    pub fn new(link: Arc<Link>, names: Names) -> Guard {
+        Guard {
+            link,
+            names,
+            breaker: Mutex::new(Breaker::new(Instant::now())),
+            closed: AtomicBool::new(true),
+            opened: Mutex::new(None),
+            turned: Mutex::new(Instant::now()),
+            last_failure: Mutex::new(None),
+        }
+    }
+
+    /// The link behind it.
+    pub fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    /// Whether requests call Redis.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire) && self.link.is_up()
+    }
+
+    /// When the breaker opened, or `None` if it is closed or that was not noticed yet.
+    pub fn opened(&self) -> Option<Instant> {
+        *self.opened.lock()
+    }
+
+    /// The state of the breaker, for operators.
+    pub fn facts(&self) -> BreakerFacts {
+        // Without a connection, the breaker opens at the next look.
+        let state = match (self.breaker.lock().state(), self.link.is_up()) {
+            (BreakerState::Closed, false) => BreakerState::Open,
+            (state, _) => state,
+        };
+        let last_failure = self.last_failure.lock().clone();
+        let (at, last_failure) = last_failure.unzip();
+        BreakerFacts {
+            state,
+            since_seconds: self.turned.lock().elapsed().as_secs_f64(),
+            last_failure,
+            last_failure_age_seconds: at.map(|at| at.elapsed().as_secs_f64()),
+        }
+    }
+
+    /// Fails at once while the breaker is open.
+    pub fn require(&self) -> Result<(), LinkError> {
+        self.link.require()?;
+        if self.closed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let why = "too many calls failed; calls resume when a probe of Redis succeeds";
+        Err(LinkError::NoConnection(why.into()))
+    }
+
+    /// Whether the server must not be used because it counts by another calendar.
+    pub fn is_foreign(&self) -> bool {
+        let trouble = self.link.trouble();
+        matches!(trouble.as_deref(), Some(StoreError::OtherCalendar(_)))
+    }
+
+    /// Notes a call's end. Of a cluster nothing is noted: each master's line is dropped by its own timeouts and then fails
+    /// at once, and the other masters' keys are to go on; it opens when there is no line at all.
+    pub fn record<T>(&self, result: &Result<T, LinkError>) {
+        if let Err(error) = result {
+            *self.last_failure.lock() =
+                Some((Instant::now(), StoreError::from(error.clone()).to_string()));
+        }
+        if self.link.is_cluster() {
+            return;
+        }
+        let mut breaker = self.breaker.lock();
+        breaker.record(outcome(result), Instant::now());
+        self.closed.store(breaker.is_closed(), Ordering::Release);
+    }
+
+    /// Checks the connection, probes if that is due, and returns whether the breaker turned since the last call. One task calls
+    /// this again and again.
+    pub async fn look(&self) -> Option<Turn> {
+        let now = Instant::now();
+        let due = {
+            let mut breaker = self.breaker.lock();
+            let seen = match self.link.is_up() {
+                true => Connection::Up,
+                false => Connection::Down,
+            };
+            breaker.see(seen, now);
+            self.closed.store(breaker.is_closed(), Ordering::Release);
+            breaker.begin_probe(now)
+        };
+        if due {
+            let outcome = self.probe().await;
+            let mut random = [0; 1];
+            os_entropy(&mut random);
+            let jitter = f64::from(u8::from_ne_bytes(random)) / 255.0;
+            let mut breaker = self.breaker.lock();
+            breaker.probed(outcome, Instant::now(), jitter);
+            self.closed.store(breaker.is_closed(), Ordering::Release);
+        }
+        let mut opened = self.opened.lock();
+        match (*opened, self.closed.load(Ordering::Acquire)) {
+            (None, false) => {
+                *opened = Some(now);
+                *self.turned.lock() = now;
+                Some(Turn::Opened)
+            }
+            (Some(since), true) => {
+                *opened = None;
+                *self.turned.lock() = Instant::now();
+                Some(Turn::Closed(since.elapsed()))
+            }
+            (None, true) | (Some(_), false) => None,
+        }
+    }
+
+    /// Sends one write, because a server that answers but rejects writes is of no use; a cluster, whose masters may differ, gets a
+    /// `PING`.
+    async fn probe(&self) -> Outcome {
+        if self.link.is_cluster() {
+            return outcome(&self.link.ask(&redis::cmd("PING")).await);
+        }
+        let mut write = redis::cmd("SET");
+        write
+            .arg(self.names.probe())
+            .arg(1)
+            .arg("PX")
+            .arg(PROBE_LIVES.as_millis() as u64);
+        outcome(&self.link.ask(&write).await)
+    }
+}
+
+fn outcome<T>(result: &Result<T, LinkError>) -> Outcome {
+    match result {
+        Ok(_) => Outcome::Answered,
+        Err(LinkError::Lost(_) | LinkError::NoConnection(_)) => Outcome::Lost,
+        Err(LinkError::Refused(_) | LinkError::Unreadable(_)) => Outcome::Refused,
+    }
+}

@@ -1,0 +1,251 @@
+//! One connection to one server, up or down: no caller waits for it to be made.
+//!
+//! A call without a connection fails at once; a call with one ends by its deadline. The connection is dropped when it is
+//! broken, when the server replies that it cannot serve (read-only, loading, master down), or after two timeouts in a row;
+//! one task ([`Line::keep`]) then makes another, prepares it, and only then publishes it. Behind Sentinel, every new one
+//! is to the current master. The client library's own reconnecting and retrying is not used: it hides both
+//! (docs/decisions/redis-link.md).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use redis::aio::MultiplexedConnection;
+use redis::{ErrorKind, ServerErrorKind, Value};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::request::{LinkError, Parts, jittered};
+use super::topology::{Address, Dialled, Topology};
+use crate::store::StoreError;
+
+/// Consecutive timeouts after which a connection is taken for hung.
+const TIMEOUTS_MAX: u32 = 2;
+/// The shortest and the longest wait between attempts to connect, before jitter.
+const RECONNECT_MIN: Duration = Duration::from_millis(50);
+const RECONNECT_MAX: Duration = Duration::from_secs(1);
+/// How often the sentinels are asked whether the master is still the same.
+const MASTER_EVERY: Duration = Duration::from_secs(1);
+/// How long preparing a connection may take.
+const PREPARE_TIMEOUT: Duration = Duration::from_secs(1);
+
+struct Live {
+    connection: MultiplexedConnection,
+    /// The master that the sentinels named for it; `None` without sentinels.
+    master: Option<Address>,
+}
+
+/// The connection, if there is one.
+pub struct Line {
+    server: Topology,
+    response_timeout: Duration,
+    live: ArcSwapOption<Live>,
+    /// Why there is no connection.
+    trouble: ArcSwapOption<StoreError>,
+    made: Arc<AtomicU64>,
+    timeouts: AtomicU32,
+    broken: Notify,
+}
+
+impl Line {
+    /// A line without a connection; [`Line::keep`] makes it. `made` counts the connections, other lines' too.
+    pub fn new(server: Topology, response_timeout: Duration, made: Arc<AtomicU64>) -> Line {
+        Line {
+            server,
+            response_timeout,
+            live: ArcSwapOption::empty(),
+            trouble: ArcSwapOption::empty(),
+            made,
+            timeouts: AtomicU32::new(0),
+            broken: Notify::new(),
+        }
+    }
+
+    /// Whether there is a connection.
+    pub fn is_up(&self) -> bool {
+        self.live.load().is_some()
+    }
+
+    /// The master that the sentinels named for the current connection.
+    pub fn named_master(&self) -> Option<Address> {
+        self.live.load().as_ref()?.master.clone()
+    }
+
+    /// Why there is no connection, or `None` if there is one.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        self.trouble.load_full()
+    }
+
+    /// Whether there is a connection or one was attempted.
+    pub fn is_tried(&self) -> bool {
+        self.is_up() || self.trouble.load().is_some()
+    }
+
+    /// Fails at once if there is no connection.
+    pub fn require(&self) -> Result<(), LinkError> {
+        if self.is_up() {
+            Ok(())
+        } else {
+            Err(self.no_connection())
+        }
+    }
+
+    fn no_connection(&self) -> LinkError {
+        let why = match self.trouble.load().as_deref() {
+            Some(trouble) => trouble.to_string(),
+            None => "not connected yet".to_owned(),
+        };
+        LinkError::NoConnection(format!("no connection to {}: {why}", self.server))
+    }
+
+    /// Sends commands and waits for their result until `deadline`. Redirections of a cluster's node are returned as
+    /// [`LinkError::Refused`].
+    pub async fn query(&self, parts: Parts<'_>, deadline: Instant) -> Result<Value, LinkError> {
+        let Some(live) = self.live.load_full() else {
+            return Err(self.no_connection());
+        };
+        let mut connection = live.connection.clone();
+        match timeout_at(deadline, parts.send(&mut connection)).await {
+            Ok(Ok(value)) => {
+                self.timeouts.store(0, Ordering::Relaxed);
+                Ok(value)
+            }
+            Ok(Err(error)) if error.is_timeout() => Err(self.timed_out(&live)),
+            Err(_) => Err(self.timed_out(&live)),
+            Ok(Err(error)) if breaks(&error) => {
+                self.drop_connection(&live, &error.to_string());
+                Err(LinkError::Lost(error.to_string()))
+            }
+            Ok(Err(error)) => {
+                self.timeouts.store(0, Ordering::Relaxed);
+                // Another client's script runs for too long: transient.
+                if error.code() == Some("BUSY") {
+                    Err(LinkError::Lost(error.to_string()))
+                } else {
+                    Err(LinkError::Refused(error))
+                }
+            }
+        }
+    }
+
+    fn timed_out(&self, live: &Live) -> LinkError {
+        if self.timeouts.fetch_add(1, Ordering::Relaxed) + 1 >= TIMEOUTS_MAX {
+            self.drop_connection(live, "two calls in a row timed out");
+        }
+        LinkError::Lost(format!("{} did not answer in time", self.server))
+    }
+
+    fn drop_connection(&self, live: &Live, why: &str) {
+        let current = self.live.load();
+        if current
+            .as_ref()
+            .is_some_and(|current| std::ptr::eq(Arc::as_ptr(current), live))
+        {
+            self.trouble
+                .store(Some(Arc::new(StoreError::Unavailable(why.to_owned()))));
+            self.live.store(None);
+            self.timeouts.store(0, Ordering::Relaxed);
+            tracing::warn!(server = %self.server, why, "connection to Redis dropped");
+            self.broken.notify_one();
+        }
+    }
+
+    /// Drops the connection if the sentinels now name another master: an unaware former master continues to accept writes for ten
+    /// seconds and more, and will lose them.
+    async fn leave_former_master(&self) {
+        let Some(live) = self.live.load_full() else {
+            return;
+        };
+        if live.master.is_some()
+            && let Some(named) = self.server.named_master().await
+            && live.master.as_ref() != Some(&named)
+        {
+            self.drop_connection(
+                &live,
+                &format!("the sentinels name another master, {named}"),
+            );
+        }
+    }
+
+    /// Tries once to make and prepare a connection and to publish it to callers.
+    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
+    where
+        P: Fn(MultiplexedConnection) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let attempt = async {
+            let dialled = self.server.dial(Some(self.response_timeout)).await?;
+            timeout(PREPARE_TIMEOUT, prepare(dialled.connection.clone()))
+                .await
+                .unwrap_or_else(|_| {
+                    Err(StoreError::Unavailable(format!(
+                        "{}: connected, but no answer in time",
+                        self.server
+                    )))
+                })?;
+            Ok(dialled)
+        };
+        match attempt.await {
+            Ok(Dialled { connection, master }) => {
+                self.timeouts.store(0, Ordering::Relaxed);
+                self.live.store(Some(Arc::new(Live { connection, master })));
+                self.made.fetch_add(1, Ordering::AcqRel);
+                self.trouble.store(None);
+                Ok(())
+            }
+            Err(error) => {
+                let error: Arc<StoreError> = Arc::new(error);
+                self.trouble.store(Some(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    /// Keeps a connection, as the line's one task. Logs every new reason for having none, once. Never returns.
+    pub async fn keep<P, F>(&self, prepare: P)
+    where
+        P: Fn(MultiplexedConnection) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        let mut wait = RECONNECT_MIN;
+        let mut logged = String::new();
+        loop {
+            while self.is_up() {
+                if timeout(MASTER_EVERY, self.broken.notified()).await.is_err() {
+                    self.leave_former_master().await;
+                }
+                wait = RECONNECT_MIN;
+            }
+            match self.connect(&prepare).await {
+                Ok(()) => {
+                    logged.clear();
+                    tracing::info!(server = %self.server, "connected to Redis");
+                }
+                Err(error) => {
+                    let text = error.to_string();
+                    if text != logged {
+                        tracing::error!(error = %text, "no connection to Redis; trying again");
+                        logged = text;
+                    }
+                    tokio::time::sleep(jittered(wait)).await;
+                    wait = (2 * wait).min(RECONNECT_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// Whether the connection is unusable after this error.
+pub fn breaks(error: &redis::RedisError) -> bool {
+    error.is_unrecoverable_error()
+        || error.is_io_error()
+        || matches!(
+            error.kind(),
+            ErrorKind::Server(
+                ServerErrorKind::ReadOnly
+                    | ServerErrorKind::BusyLoading
+                    | ServerErrorKind::MasterDown
+            )
+        )
+}

@@ -1,0 +1,392 @@
+//! The connection to Redis in any topology: up or down, never waited for.
+//!
+//! One server, or the master behind Sentinel, is one [`Line`]; a cluster is a line to each of its masters
+//! ([`Cluster`]). For callers, a request has its result by its deadline or fails; without a connection it fails at
+//! once. Invariant: a request is never resent without the caller's knowledge, unless a node of a cluster replied that it did not
+//! run it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::{ConnectionLike, MultiplexedConnection};
+use redis::{Cmd, FromRedisValue, Pipeline, RedisFuture, Value};
+use tokio::time::Instant;
+
+use super::cluster::Cluster;
+use super::line::Line;
+use super::request::{LinkError, Parts, Request};
+use super::script::{Arguments, Script};
+use super::slots::View;
+use super::topology::{Address, Topology};
+use crate::store::StoreError;
+
+/// A new connection that is prepared before callers may use it.
+#[derive(Clone)]
+pub enum Connection {
+    /// To one server.
+    Server(MultiplexedConnection),
+    /// To the nodes of a cluster: each command is sent to the node of its key.
+    Cluster(Cluster),
+}
+
+impl ConnectionLike for Connection {
+    fn req_packed_command<'a>(&'a mut self, command: &'a Cmd) -> RedisFuture<'a, Value> {
+        match self {
+            Connection::Server(connection) => connection.req_packed_command(command),
+            Connection::Cluster(cluster) => {
+                Box::pin(async { raised(cluster.ask(Parts::One(command)).await) })
+            }
+        }
+    }
+
+    fn req_packed_commands<'a>(
+        &'a mut self,
+        pipeline: &'a Pipeline,
+        offset: usize,
+        count: usize,
+    ) -> RedisFuture<'a, Vec<Value>> {
+        match self {
+            Connection::Server(connection) => {
+                connection.req_packed_commands(pipeline, offset, count)
+            }
+            Connection::Cluster(cluster) => Box::pin(async {
+                let value = raised(cluster.ask(Parts::Each(pipeline)).await)?;
+                Ok(Vec::from_redis_value(value)?)
+            }),
+        }
+    }
+
+    fn get_db(&self) -> i64 {
+        match self {
+            Connection::Server(connection) => connection.get_db(),
+            Connection::Cluster(_) => 0,
+        }
+    }
+}
+
+fn raised(result: Result<Value, LinkError>) -> Result<Value, redis::RedisError> {
+    result.map_err(|error| match error {
+        LinkError::Refused(error) => error,
+        LinkError::NoConnection(why) | LinkError::Lost(why) => {
+            std::io::Error::new(std::io::ErrorKind::NotConnected, why).into()
+        }
+        LinkError::Unreadable(what) => std::io::Error::other(what).into(),
+    })
+}
+
+/// A server that accepts writes.
+#[derive(Debug, Clone)]
+pub struct Master {
+    /// Its address, for operators.
+    pub shown: String,
+    /// Where it is, in a cluster.
+    node: Option<Address>,
+}
+
+/// The server's name for its own process in a reply of `INFO`.
+pub fn run_id_in(info: &str) -> Option<String> {
+    let run_id = info.lines().find_map(|line| line.strip_prefix("run_id:"))?;
+    Some(run_id.trim().to_owned())
+}
+
+/// The progress of a scan over all names.
+#[derive(Debug, Clone, Default)]
+pub struct ScanPlace {
+    at: u64,
+    /// In a cluster: the nodes as they were when the scan began, and how many of them are done.
+    view: Option<Arc<View>>,
+    nodes_done: usize,
+    again: bool,
+}
+
+enum Way {
+    Server(Box<Line>),
+    Cluster(Cluster),
+}
+
+/// The connection to Redis.
+pub struct Link {
+    topology: Topology,
+    response_timeout: Duration,
+    made: Arc<AtomicU64>,
+    way: Way,
+}
+
+impl Link {
+    /// A link without a connection; [`Link::keep`] connects it.
+    pub fn new(topology: Topology, response_timeout: Duration) -> Link {
+        let made = Arc::new(AtomicU64::new(0));
+        let way = match topology.seeds() {
+            None => {
+                let line = Line::new(topology.clone(), response_timeout, made.clone());
+                Way::Server(Box::new(line))
+            }
+            Some(_) => Way::Cluster(Cluster::new(
+                topology.clone(),
+                response_timeout,
+                made.clone(),
+            )),
+        };
+        Link {
+            topology,
+            response_timeout,
+            made,
+            way,
+        }
+    }
+
+    /// Whether there is a connection; of a cluster, to any of its masters.
+    pub fn is_up(&self) -> bool {
+        match &self.way {
+            Way::Server(line) => line.is_up(),
+            Way::Cluster(cluster) => cluster.is_up(),
+        }
+    }
+
+    /// Whether Redis is expected to serve every command: in a cluster, those of all slots.
+    pub fn is_whole(&self) -> bool {
+        match &self.way {
+            Way::Server(line) => line.is_up(),
+            Way::Cluster(cluster) => cluster.is_whole(),
+        }
+    }
+
+    /// How many connections were made so far: a new number means that a server may have changed.
+    pub fn made(&self) -> u64 {
+        self.made.load(Ordering::Acquire)
+    }
+
+    /// Why there is no connection, or `None` if there is one.
+    pub fn trouble(&self) -> Option<Arc<StoreError>> {
+        match &self.way {
+            Way::Server(line) => line.trouble(),
+            Way::Cluster(cluster) => cluster.trouble(),
+        }
+    }
+
+    /// Fails at once if there is no connection.
+    pub fn require(&self) -> Result<(), LinkError> {
+        match &self.way {
+            Way::Server(line) => line.require(),
+            Way::Cluster(cluster) => cluster.require(),
+        }
+    }
+
+    /// Sends a request and waits for its result until `deadline`.
+    pub async fn query(
+        &self,
+        request: &impl Request,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        let result = match &self.way {
+            Way::Server(line) => line.query(request.parts(), deadline).await,
+            Way::Cluster(cluster) => cluster.query(request.parts(), deadline).await,
+        };
+        match result {
+            // A transient state while a cluster moves its slots.
+            Err(LinkError::Refused(error)) if error.is_cluster_error() => {
+                Err(LinkError::Lost(error.to_string()))
+            }
+            other => other,
+        }
+    }
+
+    /// As [`Link::query`], with the link's own timeout from now.
+    pub async fn ask(&self, request: &impl Request) -> Result<Value, LinkError> {
+        self.query(request, self.deadline()).await
+    }
+
+    /// When a request that is sent now has timed out.
+    pub fn deadline(&self) -> Instant {
+        Instant::now() + self.response_timeout
+    }
+
+    /// The topology it leads to.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
+    }
+
+    /// Whether there are several masters.
+    pub fn is_cluster(&self) -> bool {
+        matches!(self.way, Way::Cluster(_))
+    }
+
+    /// The servers that accept writes now.
+    pub fn masters(&self) -> Vec<Master> {
+        match &self.way {
+            Way::Server(line) => vec![Master {
+                shown: line
+                    .named_master()
+                    .map_or_else(|| self.topology.to_string(), |named| named.to_string()),
+                node: None,
+            }],
+            Way::Cluster(cluster) => {
+                let masters = cluster.masters().into_iter().map(|address| Master {
+                    shown: address.to_string(),
+                    node: Some(address),
+                });
+                masters.collect()
+            }
+        }
+    }
+
+    /// Sends a command to one master, whatever its key.
+    pub async fn ask_master(
+        &self,
+        master: &Master,
+        command: &Cmd,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        match (&self.way, &master.node) {
+            (Way::Cluster(cluster), Some(address)) => {
+                cluster.ask_node(address, command, deadline).await
+            }
+            (Way::Cluster(_) | Way::Server(_), _) => self.query(command, deadline).await,
+        }
+    }
+
+    /// The processes of the masters of a cluster that can be reached, by their names for themselves; none of another
+    /// topology, whose one server is asked on the connection in question.
+    pub async fn run_ids(&self) -> BTreeSet<String> {
+        let mut run_ids = BTreeSet::new();
+        if !self.is_cluster() {
+            return run_ids;
+        }
+        let ask = redis::cmd("INFO").arg("server").to_owned();
+        for master in self.masters() {
+            let deadline = Instant::now() + self.response_timeout;
+            if let Ok(value) = self.ask_master(&master, &ask, deadline).await
+                && let Ok(text) = String::from_redis_value(value)
+            {
+                run_ids.extend(run_id_in(&text));
+            }
+        }
+        run_ids
+    }
+
+    /// A connection of its own to where `name` is kept, for blocking commands; its calls have no timeout but the caller's.
+    pub async fn connect_apart(&self, name: &str) -> Result<MultiplexedConnection, StoreError> {
+        match &self.way {
+            Way::Server(_) => Ok(self.topology.dial(None).await?.connection),
+            Way::Cluster(cluster) => cluster.connect_apart(name).await,
+        }
+    }
+
+    /// One step of a scan over all names of all servers: where to continue, and the matching names. A name may be found twice.
+    pub async fn scan(
+        &self,
+        place: ScanPlace,
+        pattern: &str,
+        count: u32,
+    ) -> Result<(Option<ScanPlace>, Vec<String>), StoreError> {
+        let mut step = redis::cmd("SCAN");
+        step.arg(place.at)
+            .arg("MATCH")
+            .arg(pattern)
+            .arg("COUNT")
+            .arg(count);
+        let deadline = Instant::now() + self.response_timeout;
+        match &self.way {
+            Way::Server(_) => {
+                let (at, found) = scanned(self.ask(&step).await?)?;
+                let next = (at != 0).then_some(ScanPlace { at, ..place });
+                Ok((next, found))
+            }
+            Way::Cluster(cluster) => {
+                let view = match &place.view {
+                    Some(view) => view.clone(),
+                    None => cluster.view().await?,
+                };
+                let Some(node) = view.nodes().get(place.nodes_done) else {
+                    return Ok((None, Vec::new()));
+                };
+                let (at, found) = scanned(cluster.ask_node(node, &step, deadline).await?)?;
+                let mut next = ScanPlace {
+                    at,
+                    view: Some(view.clone()),
+                    ..place
+                };
+                if at == 0 {
+                    next.nodes_done += 1;
+                }
+                if next.nodes_done < view.nodes().len() {
+                    return Ok((Some(next), found));
+                }
+                // A name that moved from a node not yet scanned to one that was is found by a second round: a name that
+                // moves twice meanwhile is not reckoned with.
+                let moving = !next.again && !cluster.is_still(&view).await?;
+                let again = moving.then(|| ScanPlace {
+                    again: true,
+                    ..ScanPlace::default()
+                });
+                Ok((again, found))
+            }
+        }
+    }
+
+    /// Runs a script: by its name, and once by its text if the server has forgotten it.
+    ///
+    /// # Errors
+    /// [`LinkError`] if there is no reply by the deadline.
+    pub async fn run(
+        &self,
+        script: &Script,
+        keys: &[&str],
+        arguments: &Arguments<'_>,
+        deadline: Instant,
+    ) -> Result<Value, LinkError> {
+        if let Some(by_name) = script.by_name(keys, arguments) {
+            match self.query(&by_name, deadline).await {
+                Err(LinkError::Refused(error)) if is_unknown_script(&error) => {}
+                other => return other,
+            }
+        }
+        self.query(&script.by_text(keys, arguments), deadline).await
+    }
+
+    /// Tries once to make and prepare a connection and to publish it to callers.
+    pub async fn connect<P, F>(&self, prepare: &P) -> Result<(), Arc<StoreError>>
+    where
+        P: Fn(Connection) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        match &self.way {
+            Way::Server(line) => {
+                line.connect(&|made| prepare(Connection::Server(made)))
+                    .await
+            }
+            Way::Cluster(cluster) => {
+                cluster
+                    .connect(&|made| prepare(Connection::Cluster(made)))
+                    .await
+            }
+        }
+    }
+
+    /// Keeps a connection, as the link's one task. Logs every new reason for having none, once. Never returns.
+    pub async fn keep<P, F>(&self, prepare: P)
+    where
+        P: Fn(Connection) -> F,
+        F: Future<Output = Result<(), StoreError>>,
+    {
+        match &self.way {
+            Way::Server(line) => line.keep(|made| prepare(Connection::Server(made))).await,
+            Way::Cluster(cluster) => {
+                cluster
+                    .keep(|made| prepare(Connection::Cluster(made)))
+                    .await
+            }
+        }
+    }
+}
+
+fn scanned(value: Value) -> Result<(u64, Vec<String>), StoreError> {
+    FromRedisValue::from_redis_value(value)
+        .map_err(|error| StoreError::Failed(format!("a reply of Redis cannot be read: {error}")))
+}
+
+fn is_unknown_script(error: &redis::RedisError) -> bool {
+    error.kind() == redis::ErrorKind::Server(redis::ServerErrorKind::NoScript)
+}

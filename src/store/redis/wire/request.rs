@@ -1,0 +1,84 @@
+//! A request to a server: its commands, why it may have no result, and the pause before a further attempt.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, Value};
+
+use crate::store::StoreError;
+
+/// Why a command has no result.
+#[derive(Debug, Clone)]
+pub enum LinkError {
+    /// There was no connection: the command was not sent.
+    NoConnection(String),
+    /// No result in time or the connection broke: whether the command ran is unknown.
+    Lost(String),
+    /// The server refused it.
+    Refused(redis::RedisError),
+    /// The reply does not have the expected form.
+    Unreadable(String),
+}
+
+impl From<LinkError> for StoreError {
+    fn from(error: LinkError) -> StoreError {
+        match error {
+            LinkError::NoConnection(why) | LinkError::Lost(why) => StoreError::Unavailable(why),
+            LinkError::Refused(error) => StoreError::Failed(error.to_string()),
+            LinkError::Unreadable(what) => StoreError::Failed(what),
+        }
+    }
+}
+
+/// The commands of a request.
+#[derive(Clone, Copy)]
+pub enum Parts<'a> {
+    /// One command.
+    One(&'a Cmd),
+    /// Several in one write; the first error is the result of all.
+    Many(&'a Pipeline),
+    /// Several in one write, with a result each; errors are values among them.
+    Each(&'a Pipeline),
+}
+
+impl Parts<'_> {
+    /// Sends them on one connection and waits for the result.
+    pub async fn send(
+        self,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<Value, redis::RedisError> {
+        match self {
+            Parts::One(command) => command.query_async(connection).await,
+            Parts::Many(pipeline) => pipeline.query_async(connection).await,
+            Parts::Each(pipeline) => connection
+                .send_packed_commands(pipeline, 0, pipeline.len())
+                .await
+                .map(Value::Array),
+        }
+    }
+}
+
+/// A sendable request: one command, or several. Several are not a transaction, and each result is returned.
+pub trait Request: Sync {
+    /// The commands.
+    fn parts(&self) -> Parts<'_>;
+}
+
+impl Request for Cmd {
+    fn parts(&self) -> Parts<'_> {
+        Parts::One(self)
+    }
+}
+
+impl Request for Pipeline {
+    fn parts(&self) -> Parts<'_> {
+        Parts::Many(self)
+    }
+}
+
+/// Between half of `wait` and the whole, so that gateways do not come back all at once.
+pub fn jittered(wait: Duration) -> Duration {
+    let mut random = [0; 1];
+    crate::policy::api_key::os_entropy(&mut random);
+    wait.mul_f64(0.5 + f64::from(u8::from_ne_bytes(random)) / 512.0)
+}

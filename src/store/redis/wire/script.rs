@@ -1,0 +1,301 @@
+//! The scripts as commands and their replies as values.
+
+use std::borrow::Cow;
+use std::sync::OnceLock;
+
+use redis::{Cmd, Value};
+
+use crate::policy::calendar::Day;
+use crate::policy::quota::{Code, Reply};
+
+/// The charge.
+pub static CHARGE: Script = Script {
+    source: include_str!("../charge.lua"),
+    sha: OnceLock::new(),
+};
+/// The compare-and-set of a record.
+pub static RECORD: Script = Script {
+    source: include_str!("../record.lua"),
+    sha: OnceLock::new(),
+};
+/// The merge of totals that an earlier process left in its journal.
+pub static MERGE_TOTALS: Script = Script {
+    source: include_str!("../merge_totals.lua"),
+    sha: OnceLock::new(),
+};
+
+/// The merge of a key's day that was carried here.
+pub static MERGE_DAY: Script = Script {
+    source: include_str!("../merge_day.lua"),
+    sha: OnceLock::new(),
+};
+
+/// The claim of an event.
+pub static CLAIM: Script = Script {
+    source: include_str!("../claim.lua"),
+    sha: OnceLock::new(),
+};
+/// The right to deliver events.
+pub static COURIER: Script = Script {
+    source: include_str!("../courier.lua"),
+    sha: OnceLock::new(),
+};
+
+/// The entry of a gateway in the register.
+pub static SIGN_IN: Script = Script {
+    source: include_str!("../sign_in.lua"),
+    sha: OnceLock::new(),
+};
+/// The register of gateways.
+pub static REGISTER: Script = Script {
+    source: include_str!("../register.lua"),
+    sha: OnceLock::new(),
+};
+/// The removal of a gateway that did not sign off.
+pub static STRIKE_OFF: Script = Script {
+    source: include_str!("../strike_off.lua"),
+    sha: OnceLock::new(),
+};
+
+/// A script and the name that the server gave it.
+#[derive(Debug)]
+pub struct Script {
+    source: &'static str,
+    sha: OnceLock<String>,
+}
+
+impl Script {
+    /// Loads it into the server on a fresh connection. In a cluster every node has scripts of its own.
+    pub async fn load(
+        &self,
+        connection: &mut impl redis::aio::ConnectionLike,
+    ) -> Result<(), redis::RedisError> {
+        let sha: String = redis::cmd("SCRIPT")
+            .arg("LOAD")
+            .arg(self.source)
+            .query_async(connection)
+            .await?;
+        let _ = self.sha.set(sha);
+        Ok(())
+    }
+
+    /// The command that runs it by its name, if it was loaded.
+    pub fn by_name(&self, keys: &[&str], arguments: &Arguments<'_>) -> Option<Cmd> {
+        let sha = self.sha.get()?;
+        Some(arguments.command("EVALSHA", sha, keys))
+    }
+
+    /// The command that runs it by its text.
+    pub fn by_text(&self, keys: &[&str], arguments: &Arguments<'_>) -> Cmd {
+        arguments.command("EVAL", self.source, keys)
+    }
+}
+
+/// Arguments of a script.
+#[derive(Debug, Default)]
+pub struct Arguments<'a>(Vec<Argument<'a>>);
+
+#[derive(Debug)]
+enum Argument<'a> {
+    Text(Cow<'a, str>),
+    Packed(Vec<u8>),
+    Number(i64),
+}
+
+impl<'a> Arguments<'a> {
+    /// No arguments.
+    pub fn new() -> Arguments<'a> {
+        Arguments::default()
+    }
+
+    /// One more, text.
+    pub fn text(mut self, text: impl Into<Cow<'a, str>>) -> Arguments<'a> {
+        self.0.push(Argument::Text(text.into()));
+        self
+    }
+
+    /// One more, packed values.
+    pub fn packed(mut self, packed: Vec<u8>) -> Arguments<'a> {
+        self.0.push(Argument::Packed(packed));
+        self
+    }
+
+    /// One more, a number.
+    pub fn number(mut self, number: i64) -> Arguments<'a> {
+        self.0.push(Argument::Number(number));
+        self
+    }
+
+    /// One more, a count; above 2^53, where the script's numbers end, it is as good as 2^53.
+    pub fn count(self, count: u64) -> Arguments<'a> {
+        let count = count.min(COUNT_MAX);
+        self.number(i64::try_from(count).unwrap_or(i64::MAX))
+    }
+
+    fn command(&self, name: &str, script: &str, keys: &[&str]) -> Cmd {
+        let bytes: usize = self.0.iter().map(Argument::bytes).sum();
+        let bytes = bytes + keys.iter().map(|key| key.len()).sum::<usize>() + script.len();
+        let mut command = Cmd::with_capacity(3 + keys.len() + self.0.len(), bytes + 16);
+        command.arg(name).arg(script).arg(keys.len());
+        for key in keys {
+            command.arg(*key);
+        }
+        for argument in &self.0 {
+            match argument {
+                Argument::Text(text) => command.arg(text.as_ref()),
+                Argument::Packed(packed) => command.arg(packed.as_slice()),
+                Argument::Number(number) => command.arg(*number),
+            };
+        }
+        command
+    }
+}
+
+impl Argument<'_> {
+    /// About how long it is when it is written.
+    fn bytes(&self) -> usize {
+        match self {
+            Argument::Text(text) => text.len(),
+            Argument::Packed(packed) => packed.len(),
+            Argument::Number(_) => 20,
+        }
+    }
+}
+
+/// The largest number that a script reads exactly.
+pub const COUNT_MAX: u64 = 1 << 53;
+
+/// The argument of the charge script: its accounts, packed as `charge.lua` reads them.
+#[derive(Debug)]
+pub struct ChargeArgument {
+    packed: Vec<u8>,
+    /// The day of the account before.
+    day: Option<Day>,
+    /// Where the last account states whether another day follows.
+    next: usize,
+}
+
+/// The part of one account in a call of the charge script.
+#[derive(Debug)]
+pub struct AccountCall<'a> {
+    /// The name that the account counts under.
+    pub producer: &'a str,
+    /// Units consumed so far.
+    pub ack: u64,
+    /// Units returned so far.
+    pub rack: u64,
+    /// Units wanted; 0 only merges.
+    pub want: u64,
+    /// Units that all producers together may use.
+    pub limit: u64,
+    /// The version of the record that the waiting requests were checked against.
+    pub version: u64,
+    /// That record, to mend a lost or older one; empty where it mends nothing.
+    pub record: &'a str,
+    /// The account's day.
+    pub day: Day,
+}
+
+/// About how many bytes [`AccountCall`] takes without a record.
+const ACCOUNT_BYTES: usize = 96;
+
+impl ChargeArgument {
+    /// Of no account yet, with room for `accounts`; days are closed `settle_window` seconds after their end.
+    pub fn new(settle_window: i64, accounts: usize) -> ChargeArgument {
+        let mut packed = Vec::with_capacity(ACCOUNT_BYTES * accounts);
+        packed.extend((settle_window as f64).to_le_bytes());
+        ChargeArgument {
+            packed,
+            day: None,
+            next: 0,
+        }
+    }
+
+    /// One more account.
+    pub fn push(&mut self, account: &AccountCall<'_>) {
+        if self.day != Some(account.day) {
+            if let (Some(_), Some(next)) = (self.day, self.packed.get_mut(self.next)) {
+                *next = 1;
+            }
+            for second in [account.day.start, account.day.end] {
+                self.packed.extend((second as f64).to_le_bytes());
+            }
+            self.day = Some(account.day);
+        }
+        for count in [
+            account.ack,
+            account.rack,
+            account.want,
+            account.limit,
+            account.version,
+        ] {
+            self.packed
+                .extend((count.min(COUNT_MAX) as f64).to_le_bytes());
+        }
+        // A producer's name is 25 bytes and the digits of a number, a record a few hundred.
+        let producer = account.producer.as_bytes();
+        self.packed
+            .push(u8::try_from(producer.len()).unwrap_or(u8::MAX));
+        self.packed.extend_from_slice(producer);
+        let length = u32::try_from(account.record.len()).unwrap_or(u32::MAX);
+        self.packed.extend(length.to_le_bytes());
+        self.packed.extend_from_slice(account.record.as_bytes());
+        self.next = self.packed.len();
+        self.packed.push(0);
+    }
+
+    /// As the script's one argument.
+    pub fn arguments(self) -> Arguments<'static> {
+        Arguments::new().packed(self.packed)
+    }
+}
+
+/// The charge script's reply to a number of accounts, an answer each; see `charge.lua`.
+pub fn charge_replies(value: &Value, accounts: usize) -> Result<Vec<Reply>, String> {
+    let Value::BulkString(packed) = value else {
+        return Err(format!("the charge script returned {value:?}"));
+    };
+    let read = || {
+        let mut rest = packed.as_slice();
+        let now = double(&mut rest)? as i64;
+        let mut replies = Vec::with_capacity(accounts);
+        for _ in 0..accounts {
+            replies.push(charge_reply(&mut rest, now)?);
+        }
+        rest.is_empty().then_some(replies)
+    };
+    read().ok_or_else(|| {
+        format!("the charge script returned something else than {accounts} accounts: {packed:?}")
+    })
+}
+
+/// The answer to one account, cut off from the front of `rest`.
+fn charge_reply(rest: &mut &[u8], now: i64) -> Option<Reply> {
+    let [code] = cut(rest)?;
+    let code = Code::from_number(code.into())?;
+    // A conversion saturates: what is below 0 becomes 0.
+    let (grant, used) = (double(rest)? as u64, double(rest)? as u64);
+    let version = double(rest)?;
+    let length = usize::try_from(u32::from_le_bytes(cut(rest)?)).ok()?;
+    let (record, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    Some(Reply {
+        code,
+        grant,
+        used,
+        version: (version >= 0.0).then_some(version as u64),
+        now,
+        record: std::str::from_utf8(record).ok()?.to_owned(),
+    })
+}
+
+fn double(rest: &mut &[u8]) -> Option<f64> {
+    cut(rest).map(f64::from_le_bytes)
+}
+
+/// The first bytes, cut off.
+fn cut<const BYTES: usize>(rest: &mut &[u8]) -> Option<[u8; BYTES]> {
+    let (first, after) = rest.split_first_chunk()?;
+    *rest = after;
+    Some(*first)
+}

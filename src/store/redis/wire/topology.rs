@@ -1,0 +1,584 @@
+//! Which server to talk to, and how a connection to it is made.
+//!
+//! A single server is where the URL says. Behind Sentinel it is asked for anew for every connection: all sentinels at the
+//! same time, those that are down are skipped, and of several opinions the one of the latest configuration epoch counts;
+//! what they name must say itself that it is a master. A cluster's nodes are `cluster`'s business; here is how each is
+//! dialled. No server is ever shown with its password.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, FromRedisValue,
+    IntoConnectionInfo, RedisConnectionInfo, TlsCertificates, Value,
+};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::store::StoreError;
+use crate::store::redis::identity::StoreIdentity;
+use crate::store::redis::settings::{Place, Settings, Tls, without_password};
+
+/// How long unacknowledged bytes may be under way before the kernel gives the connection up.
+const USER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a connection is idle before the kernel asks whether the other side lives.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+/// How long making a connection may take, its handshakes included; longer where a call may take longer (`store.redis.timeout`).
+const CONNECT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
+/// How long a sentinel may take to be reached and to answer: one that is down must not hold up the others' answer.
+const SENTINEL_TIMEOUT: Duration = Duration::from_millis(300);
+/// Commands that may queue in the client before callers wait (their deadlines run meanwhile).
+const QUEUE_MAX: usize = 1_024;
+
+/// A server's host and port.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// A name or an IP address, without brackets.
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl Address {
+    /// Reads `host:port`; an IPv6 address may stand in brackets or, as Redis writes it, without.
+    pub fn parse(text: &str) -> Option<Address> {
+        let (host, port) = text.rsplit_once(':')?;
+        let bare = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        Some(Address {
+            host: bare.unwrap_or(host).to_owned(),
+            port: port.parse().ok().filter(|port| *port > 0)?,
+        })
+    }
+
+    /// With this host where it has none: a node that does not know its own leaves it out.
+    pub fn or_host(self, host: &str) -> Address {
+        if self.host.is_empty() {
+            let host = host.to_owned();
+            Address { host, ..self }
+        } else {
+            self
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// A connection, and which server the sentinels named for it.
+pub struct Dialled {
+    /// The connection.
+    pub connection: MultiplexedConnection,
+    /// `None` without sentinels.
+    pub master: Option<Address>,
+}
+
+impl From<MultiplexedConnection> for Dialled {
+    fn from(connection: MultiplexedConnection) -> Dialled {
+        Dialled {
+            connection,
+            master: None,
+        }
+    }
+}
+
+/// The servers, and who we are to them.
+#[derive(Clone)]
+pub struct Topology {
+    servers: Servers,
+    login: RedisConnectionInfo,
+    sentinel_login: RedisConnectionInfo,
+    tls: Option<Tls>,
+    connect_timeout: Duration,
+}
+
+#[derive(Clone)]
+enum Servers {
+    Single(Address),
+    Sentinel {
+        sentinels: Vec<Address>,
+        master: String,
+    },
+    Cluster(Vec<Address>),
+}
+
+impl Topology {
+    /// What the settings name.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] where an address or a certificate cannot be used; the message never shows a password.
+    pub fn of(settings: &Settings) -> Result<Topology, StoreError> {
+        let mut login = RedisConnectionInfo::default();
+        let mut tls = settings.tls.clone();
+        let servers = match &settings.place {
+            Place::Url(url) => {
+                let (address, of_url, encrypted) = read_url(url)?;
+                login = of_url;
+                if encrypted {
+                    tls = Some(tls.unwrap_or_default());
+                } else if tls.is_some() {
+                    return Err(refused_url(
+                        url,
+                        "does not begin with rediss://, but TLS is configured",
+                    ));
+                }
+                Servers::Single(address)
+            }
+            Place::Sentinels { sentinels, master } => Servers::Sentinel {
+                sentinels: addresses(sentinels)?,
+                master: master.clone(),
+            },
+            Place::Cluster(nodes) => Servers::Cluster(addresses(nodes)?),
+        };
+        if let Some(database) = settings.database {
+            login = login.set_db(i64::from(database));
+        }
+        if let Some(username) = &settings.username {
+            login = login.set_username(username);
+        }
+        if let Some(password) = &settings.password {
+            login = login.set_password(password);
+        }
+        let mut sentinel_login = RedisConnectionInfo::default();
+        if let Some(password) = &settings.sentinel_password {
+            sentinel_login = sentinel_login.set_password(password);
+        }
+        let topology = Topology {
+            servers,
+            login,
+            sentinel_login,
+            tls,
+            connect_timeout: CONNECT_TIMEOUT_MIN.max(settings.timeout),
+        };
+        // Certificates that cannot be read are found now, not at the first connection.
+        topology.client(&topology.first(), &topology.login)?;
+        Ok(topology)
+    }
+
+    fn first(&self) -> Address {
+        let servers = match &self.servers {
+            Servers::Single(address) => return address.clone(),
+            Servers::Sentinel { sentinels, .. } => sentinels,
+            Servers::Cluster(nodes) => nodes,
+        };
+        servers.first().cloned().unwrap_or(Address {
+            host: String::new(),
+            port: 0,
+        })
+    }
+
+    /// `single`, `sentinel` or `cluster`.
+    pub fn kind(&self) -> &'static str {
+        match &self.servers {
+            Servers::Single(_) => "single",
+            Servers::Sentinel { .. } => "sentinel",
+            Servers::Cluster(_) => "cluster",
+        }
+    }
+
+    /// Whether the connections are encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    /// By what a file on this machine knows whose it is.
+    pub fn identity(&self, key_prefix: &str) -> StoreIdentity {
+        let database = self.login.db();
+        let (name, nodes) = match &self.servers {
+            Servers::Single(address) => (format!("{address}/{database}"), [].as_slice()),
+            Servers::Sentinel { sentinels, master } => {
+                (format!("{master}/{database}"), sentinels.as_slice())
+            }
+            Servers::Cluster(nodes) => ("the cluster".to_owned(), nodes.as_slice()),
+        };
+        StoreIdentity {
+            name: format!("{name} with the prefix {key_prefix}"),
+            nodes: nodes.iter().map(Address::to_string).collect(),
+        }
+    }
+
+    /// The nodes that a cluster is found by; `None` where there is one server at a time.
+    pub fn seeds(&self) -> Option<&[Address]> {
+        match &self.servers {
+            Servers::Single(_) | Servers::Sentinel { .. } => None,
+            Servers::Cluster(nodes) => Some(nodes),
+        }
+    }
+
+    /// One node of a cluster as a server of its own, with the same login.
+    pub fn node(&self, address: Address) -> Topology {
+        Topology {
+            servers: Servers::Single(address),
+            ..self.clone()
+        }
+    }
+
+    /// A connection to the server there is: the only one, or the master that the sentinels name; of a cluster, the first
+    /// node that accepts.
+    ///
+    /// # Errors
+    /// [`StoreError::Unavailable`] with the reason.
+    pub async fn dial(&self, response_timeout: Option<Duration>) -> Result<Dialled, StoreError> {
+        match &self.servers {
+            Servers::Single(address) => {
+                let reached =
+                    self.reach(address, &self.login, self.connect_timeout, response_timeout);
+                reached.await.map(Dialled::from)
+            }
+            Servers::Sentinel { sentinels, master } => {
+                let address = self.master(sentinels, master).await?;
+                let mut connection = self
+                    .reach(
+                        &address,
+                        &self.login,
+                        self.connect_timeout,
+                        response_timeout,
+                    )
+                    .await?;
+                verify_master(&address, &mut connection, self.connect_timeout).await?;
+                Ok(Dialled {
+                    connection,
+                    master: Some(address),
+                })
+            }
+            Servers::Cluster(nodes) => {
+                let mut last = no_server("the cluster has no nodes");
+                for address in nodes {
+                    let reached =
+                        self.reach(address, &self.login, self.connect_timeout, response_timeout);
+                    match reached.await {
+                        Ok(connection) => return Ok(connection.into()),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// The master that the sentinels name now; `None` without sentinels, and where none of them answers.
+    pub async fn named_master(&self) -> Option<Address> {
+        match &self.servers {
+            Servers::Single(_) | Servers::Cluster(_) => None,
+            Servers::Sentinel { sentinels, master } => self.master(sentinels, master).await.ok(),
+        }
+    }
+
+    /// The master by the latest opinion among the sentinels that answer.
+    async fn master(&self, sentinels: &[Address], master: &str) -> Result<Address, StoreError> {
+        let mut asked = JoinSet::new();
+        for sentinel in sentinels {
+            let (topology, sentinel, master) = (self.clone(), sentinel.clone(), master.to_owned());
+            asked.spawn(async move {
+                let answer = topology.ask_sentinel(&sentinel, &master);
+                timeout(SENTINEL_TIMEOUT, answer)
+                    .await
+                    .unwrap_or_else(|_| Err(no_server(format!("{sentinel}: no answer in time"))))
+            });
+        }
+        let mut latest: Option<(u64, Address)> = None;
+        let mut troubles = Vec::new();
+        while let Some(answer) = asked.join_next().await {
+            match answer {
+                Ok(Ok((epoch, address))) => {
+                    if latest.as_ref().is_none_or(|(other, _)| *other < epoch) {
+                        latest = Some((epoch, address));
+                    }
+                }
+                Ok(Err(error)) => troubles.push(error.to_string()),
+                Err(error) => troubles.push(error.to_string()),
+            }
+        }
+        troubles.sort();
+        latest.map(|(_, address)| address).ok_or_else(|| {
+            no_server(format!(
+                "no sentinel names the master {master}: {}",
+                troubles.join("; ")
+            ))
+        })
+    }
+
+    /// The configuration epoch and the address of the master as one sentinel knows it.
+    async fn ask_sentinel(
+        &self,
+        sentinel: &Address,
+        master: &str,
+    ) -> Result<(u64, Address), StoreError> {
+        let mut connection = self
+            .reach(sentinel, &self.sentinel_login, SENTINEL_TIMEOUT, None)
+            .await?;
+        let value: Value = redis::cmd("SENTINEL")
+            .arg("MASTER")
+            .arg(master)
+            .query_async(&mut connection)
+            .await
+            .map_err(|error| no_server(format!("{sentinel}: {error}")))?;
+        let named = HashMap::<String, String>::from_redis_value(value)
+            .ok()
+            .and_then(|fields| {
+                let epoch = fields.get("config-epoch")?.parse().ok()?;
+                let host = fields.get("ip")?.clone();
+                let port = fields.get("port")?.parse().ok()?;
+                Some((epoch, Address { host, port }))
+            });
+        named.ok_or_else(|| no_server(format!("{sentinel}: its reply cannot be read")))
+    }
+
+    async fn reach(
+        &self,
+        address: &Address,
+        login: &RedisConnectionInfo,
+        patience: Duration,
+        response_timeout: Option<Duration>,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        let client = self.client(address, login)?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(patience))
+            .set_response_timeout(response_timeout)
+            .set_pipeline_buffer_size(QUEUE_MAX);
+        let dialled = client.get_multiplexed_async_connection_with_config(&config);
+        // The library's timeout does not cover all of the handshakes.
+        match timeout(2 * patience, dialled).await {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(error)) => Err(no_server(format!("{address}: {error}"))),
+            Err(_) => Err(no_server(format!("{address}: no connection in time"))),
+        }
+    }
+
+    fn client(&self, address: &Address, login: &RedisConnectionInfo) -> Result<Client, StoreError> {
+        let (host, port) = (address.host.clone(), address.port);
+        let tcp = TcpSettings::default()
+            .set_nodelay(true)
+            .set_keepalive(redis::io::tcp::socket2::TcpKeepalive::new().with_time(KEEPALIVE))
+            .set_user_timeout(USER_TIMEOUT);
+        let made = |addr: ConnectionAddr| -> Result<ConnectionInfo, redis::RedisError> {
+            let info = addr.into_connection_info()?;
+            Ok(info.set_redis_settings(login.clone()).set_tcp_settings(tcp))
+        };
+        let failed = |error: redis::RedisError| StoreError::Failed(format!("{address}: {error}"));
+        let Some(tls) = &self.tls else {
+            let info = made(ConnectionAddr::Tcp(host, port)).map_err(failed)?;
+            return Client::open(info).map_err(failed);
+        };
+        // Whoever was first wins: every room of this program installs the same one.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let info = made(ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: false,
+            tls_params: None,
+        });
+        Client::build_with_tls(info.map_err(failed)?, certificates(tls)?).map_err(failed)
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls.is_some() {
+            "rediss"
+        } else {
+            "redis"
+        };
+        let listed = |addresses: &[Address]| {
+            let shown: Vec<String> = addresses.iter().map(Address::to_string).collect();
+            shown.join(",")
+        };
+        match &self.servers {
+            Servers::Single(address) => write!(f, "{scheme}://{address}/{}", self.login.db()),
+            Servers::Sentinel { sentinels, master } => write!(
+                f,
+                "{scheme}://{master}/{} of the sentinels {}",
+                self.login.db(),
+                listed(sentinels)
+            ),
+            Servers::Cluster(nodes) => write!(f, "{scheme}:// cluster of {}", listed(nodes)),
+        }
+    }
+}
+
+/// A demoted master serves no writes, and a sentinel may not have heard of it yet.
+async fn verify_master(
+    address: &Address,
+    connection: &mut MultiplexedConnection,
+    patience: Duration,
+) -> Result<(), StoreError> {
+    let asked = async {
+        let value: Value = redis::cmd("ROLE").query_async(connection).await?;
+        let mut fields = Vec::<Value>::from_redis_value(value)?.into_iter();
+        String::from_redis_value(fields.next().unwrap_or(Value::Nil))
+            .map_err(redis::RedisError::from)
+    };
+    match timeout(patience, asked).await {
+        Ok(Ok(role)) if role == "master" => Ok(()),
+        Ok(Ok(role)) => Err(no_server(format!(
+            "{address}: the sentinels name it as the master, but its role is {role}"
+        ))),
+        Ok(Err(error)) => Err(no_server(format!("{address}: {error}"))),
+        Err(_) => Err(no_server(format!(
+            "{address}: connected, but no answer in time"
+        ))),
+    }
+}
+
+fn certificates(tls: &Tls) -> Result<TlsCertificates, StoreError> {
+    let read = |file: &std::path::Path| {
+        std::fs::read(file)
+            .map_err(|error| StoreError::Failed(format!("cannot read {}: {error}", file.display())))
+    };
+    let client_tls = match &tls.identity {
+        Some((certificate, private_key)) => Some(ClientTlsConfig {
+            client_cert: read(certificate)?,
+            client_key: read(private_key)?,
+        }),
+        None => None,
+    };
+    Ok(TlsCertificates {
+        client_tls,
+        root_cert: tls.ca_file.as_deref().map(read).transpose()?,
+    })
+}
+
+fn addresses(texts: &[String]) -> Result<Vec<Address>, StoreError> {
+    texts
+        .iter()
+        .map(|text| {
+            Address::parse(text).ok_or_else(|| {
+                StoreError::Failed(format!("{text:?} is not the host:port of a Redis server"))
+            })
+        })
+        .collect()
+}
+
+/// Address, login and whether it is encrypted.
+fn read_url(url: &str) -> Result<(Address, RedisConnectionInfo, bool), StoreError> {
+    if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
+        return Err(refused_url(
+            url,
+            "does not begin with redis:// or rediss://",
+        ));
+    }
+    let info = url
+        .into_connection_info()
+        .map_err(|_| refused_url(url, "cannot be read"))?;
+    let (host, port, encrypted) = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => (host, port, false),
+        ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: false,
+            ..
+        } => (host, port, true),
+        _ => {
+            return Err(refused_url(
+                url,
+                "names no TCP address whose certificate is checked",
+            ));
+        }
+    };
+    let address = Address {
+        host: host.clone(),
+        port: *port,
+    };
+    Ok((address, info.redis_settings().clone(), encrypted))
+}
+
+fn refused_url(url: &str, why: &str) -> StoreError {
+    StoreError::Failed(format!(
+        "the Redis URL {} {why}; write redis[s]://[user:password@]host[:port][/db], with reserved characters of the password percent-encoded",
+        without_password(url)
+    ))
+}
+
+fn no_server(why: impl Into<String>) -> StoreError {
+    StoreError::Unavailable(why.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_shows_the_password() {
+        for url in [
+            "redis://user:s3cret@cache:6379/2",
+            "redis://:s3cret@cache",
+            "redis://user:s3cr@et@cache:notaport",
+            "rediss://user:s3cret@cache",
+            "user:s3cret@cache",
+        ] {
+            let settings = Settings {
+                password: Some("s3cond".into()),
+                ..Settings::of_url(url)
+            };
+            let shown = format!("{settings:?}");
+            assert!(!shown.contains("s3c"), "{shown}");
+            match Topology::of(&settings) {
+                Ok(topology) => assert!(!topology.to_string().contains("s3c")),
+                Err(error) => assert!(!error.to_string().contains("s3c"), "{error}"),
+            }
+        }
+    }
+
+    #[test]
+    fn servers_are_shown_by_their_place() {
+        let shown = |place| Topology::of(&Settings::of(place)).map(|topology| topology.to_string());
+        let url = |url: &str| shown(Place::Url(url.into()));
+        assert_eq!(
+            url("redis://u:s3cret@cache/2").unwrap(),
+            "redis://cache:6379/2"
+        );
+        assert_eq!(url("rediss://cache:1").unwrap(), "rediss://cache:1/0");
+        assert!(url("http://cache").is_err());
+        assert!(url("redis://cache:port").is_err());
+        assert!(url("rediss://cache#insecure").is_err());
+        let place = Place::Sentinels {
+            sentinels: vec!["a:1".into(), "[::1]:2".into()],
+            master: "m".into(),
+        };
+        assert_eq!(
+            shown(place).unwrap(),
+            "redis://m/0 of the sentinels a:1,[::1]:2"
+        );
+        assert!(shown(Place::Cluster(vec!["a:1".into(), "b".into()])).is_err());
+    }
+
+    #[test]
+    fn what_is_set_goes_before_what_the_url_says() {
+        let settings = Settings {
+            database: Some(3),
+            username: Some("other".into()),
+            password: Some("word".into()),
+            ..Settings::of_url("redis://user:pass@cache/2")
+        };
+        let login = Topology::of(&settings).unwrap().login;
+        let said = (login.db(), login.username(), login.password());
+        assert_eq!(said, (3, Some("other"), Some("word")));
+    }
+
+    #[test]
+    fn an_address_is_read_as_people_and_as_redis_write_it() {
+        for (text, shown) in [
+            ("cache:1", Some("cache:1")),
+            ("[::1]:1", Some("[::1]:1")),
+            ("::1:7000", Some("[::1]:7000")),
+            (":7000", Some(":7000")),
+            ("cache:0", None),
+            ("cache:65536", None),
+            ("cache", None),
+        ] {
+            let read = Address::parse(text).map(|address| address.to_string());
+            assert_eq!(read.as_deref(), shown, "{text}");
+        }
+    }
+}
