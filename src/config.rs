@@ -27,17 +27,18 @@ mod outside;
 mod places;
 mod problem;
 mod reference;
+mod reload_compatibility;
 mod rows;
 mod scalar;
 mod schema;
 mod secret;
 mod sections;
-mod succession;
 
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;
 pub use places::{Place, Places};
 pub use problem::{ConfigErrors, Problem};
+pub use reload_compatibility::Running;
 pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
@@ -50,7 +51,6 @@ pub use sections::traffic::Tier;
 pub use sections::upstream_tls::{Identity, PrivateKey, UpstreamTls};
 pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeouts, Upstream};
 pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
-pub use succession::Running;
 
 /// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -347,7 +347,7 @@ fn parse_in(
     let places = Places::new(file_name, outline.clone());
     let config = sections::config(&mut check, section, hash_of(text), places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
-        succession::check(&mut check, running, config);
+        reload_compatibility::check(&mut check, running, config);
     }
     match config {
         Some(config) if check.problems().is_empty() => Ok(config),
