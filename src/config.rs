@@ -43,7 +43,8 @@ pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
 pub use sections::limits::Limits;
-pub use sections::listen::{Admin, Cleartext, Http, Listen, ProxyProtocol, Redirect};
+pub use sections::listen::{Admin, Cleartext, Http, Listen, Redirect};
+pub use sections::listener::ProxyProtocol;
 pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls};
 pub use sections::store::{Durability, EmbeddedStore, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
@@ -155,12 +156,12 @@ pub enum AccessLog {
 
 /// The JSON Schema of `gateway.yaml` (2020-12), for editors.
 pub fn schema() -> serde_json::Value {
-    schema::document()
+    schema::document(&sections::form())
 }
 
 /// A reference of `gateway.yaml` in Markdown: its keys with values, defaults and help.
 pub fn reference() -> String {
-    reference::document()
+    reference::document(&sections::form())
 }
 
 impl Config {

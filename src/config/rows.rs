@@ -17,7 +17,6 @@ use super::Secret;
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
 use super::scalar::{Bytes, Percent, Quantity, Scalar, Text};
-use super::schema;
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
 type Reader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
@@ -206,7 +205,7 @@ fn made<T: Scalar + 'static, U: 'static>(
 ) -> Kind<Option<U>> {
     let form = || {
         Form::of(What::Scalar {
-            shape: schema::scalar::<T>(),
+            shape: T::schema(),
             is_secret: T::SECRET,
         })
     };

@@ -6,7 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::{
     AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
@@ -15,6 +15,9 @@ use super::{
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
+
+/// A value with a `${VARIABLE}`, which may be anything.
+const VARIABLE: &str = r"\$\{";
 
 /// A type that is read from one scalar.
 pub(super) trait Scalar: Clone {
@@ -52,6 +55,27 @@ pub(super) trait Scalar: Clone {
             serde_json::from_str(&shown).unwrap_or(Json::Null)
         } else {
             Json::String(shown)
+        }
+    }
+
+    /// The JSON Schema of the type's values.
+    fn schema() -> Json {
+        let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
+        if Self::NUMBER {
+            let number = if Self::WHOLE { "integer" } else { "number" };
+            return json!({ "type": [number, "string"], "pattern": VARIABLE });
+        }
+        if Self::BOOLEAN {
+            return json!({ "type": ["boolean", "string"], "pattern": VARIABLE });
+        }
+        let pattern = match Self::PATTERN {
+            "" => VARIABLE.to_owned(),
+            pattern => format!("{pattern}|{VARIABLE}"),
+        };
+        match (Self::CHOICES, Self::PATTERN) {
+            ([], "") => json!({ "type": "string" }),
+            ([], _) => text(&pattern),
+            (words, _) => json!({ "anyOf": [{ "enum": words }, text(&pattern)] }),
         }
     }
 }

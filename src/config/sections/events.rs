@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::{HOUR, MINUTE, MS, http_url, one_of, seconds};
+use super::pairs::one_of;
+use super::values::{HOUR, MINUTE, MS, http_url, seconds};
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;

@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{HOUR, MINUTE, MS, SECOND, certificate_and_key, seconds};
+use super::pairs::certificate_and_key;
+use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::redis::{RedisStore, redis};
-use super::{MINUTE, MS, SECOND};
+use super::values::{MINUTE, MS, SECOND};
 use crate::config::check::Check;
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, optional, plain, rows, section, within};

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 
-use super::certificate_and_key;
+use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{file, rows, text};
