@@ -28,10 +28,10 @@ use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
 
 pub mod backup;
-pub mod carried;
 pub mod chain;
 mod clock_watch;
 pub mod embedded;
+pub mod export;
 mod held_file;
 pub mod key_table;
 pub mod ledger;
@@ -296,7 +296,7 @@ pub const KEYS_AT_ONCE_MAX: usize = 256;
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
-pub trait Store: carried::Carrying + Send + Sync + 'static {
+pub trait Store: export::Transfer + Send + Sync + 'static {
     /// The replica of the key table; [`Store::freshness`] gives its age. Never waits.
     fn keys(&self) -> &KeyTable;
 

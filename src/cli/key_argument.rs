@@ -37,8 +37,8 @@ pub(super) enum Form {
     Issued(KeyId),
     /// A key issued here, but incomplete or with a wrong checksum; an imported key may look the same.
     Broken,
-    /// Made elsewhere, without an id.
-    Foreign,
+    /// A key made elsewhere, without an id.
+    External,
 }
 
 impl KeyArgument {
@@ -72,7 +72,7 @@ impl KeyArgument {
                     .to_owned(),
             )
             .into()),
-            (None, Form::Foreign) => bail!(
+            (None, Form::External) => bail!(
                 "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
                  customer with `touchline keys list`"
             ),
@@ -123,7 +123,7 @@ fn read(text: &str) -> Result<KeyArgument, &'static str> {
     match (api_key::issued_id(text), is_key) {
         (Ok(Some(id)), _) => Ok(key(Form::Issued(id))),
         (Err(_), _) => Ok(key(Form::Broken)),
-        (Ok(None), true) => Ok(key(Form::Foreign)),
+        (Ok(None), true) => Ok(key(Form::External)),
         (Ok(None), false) => {
             let id = text.parse().map_err(|_: KeyError| {
                 "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(read(key.id().as_str()), Ok(KeyArgument::Id(key.id())));
         let (short, _) = key.reveal().split_at(40);
         assert_eq!(read(short), of(short, Form::Broken));
-        let foreign = "acme-live-0123456789abcdef";
-        assert_eq!(read(foreign), of(foreign, Form::Foreign));
+        let external = "acme-live-0123456789abcdef";
+        assert_eq!(read(external), of(external, Form::External));
         let long = "x".repeat(KEY_CHARS_MAX + 1);
         for bad in ["short", "acme live 0123456789abcdef", &long] {
             assert!(read(bad).unwrap_err().contains("12 characters"));
@@ -224,13 +224,13 @@ mod tests {
         );
         let plain = "unexpected argument '--from_somewhere_else' found, fpd_4fZk09QwXy2B_x";
         assert_eq!(without_keys(plain), plain);
-        let foreign = "acme.live:0123456789abcdef";
+        let external = "acme.live:0123456789abcdef";
         for argument in [
-            foreign.to_owned(),
-            format!("--by={foreign}"),
-            format!("-o{foreign}"),
+            external.to_owned(),
+            format!("--by={external}"),
+            format!("-o{external}"),
         ] {
-            let told = without_arguments(&format!("invalid '{foreign}'"), &[argument]);
+            let told = without_arguments(&format!("invalid '{external}'"), &[argument]);
             assert_eq!(told, format!("invalid '{STRUCK}'"));
         }
         let short = without_arguments("invalid 'x'", &["x".to_owned()]);

@@ -1,6 +1,6 @@
 //! A backup: what a store holds, as lines of text.
 //!
-//! One JSON object a line. The first names the format and the store, then comes a line for each [`Carried`] piece, and the
+//! One JSON object a line. The first names the format and the store, then comes a line for each [`Exported`] piece, and the
 //! last one counts them and bears the SHA-256 of all before it. Each line ends with `"crc32"`: the checksum of everything from
 //! the first byte to here, the checksums of earlier lines left out. So a line that was changed, lost or moved is named, and a
 //! file that was cut off is known by what it lacks.
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::carried::Carried;
+use super::export::Exported;
 
 /// The format that is written. Whoever adds anything to a line raises it. Since 2 there are audit entries that are of no key.
 pub const FORMAT: u64 = 2;
@@ -57,15 +57,15 @@ pub struct Contents {
 
 impl Contents {
     /// Counts one more piece.
-    pub fn count(&mut self, piece: &Carried) {
+    pub fn count(&mut self, piece: &Exported) {
         match piece {
-            Carried::Key(key) => {
+            Exported::Key(key) => {
                 self.keys += 1;
                 self.audit_entries += key.trail.len() as u64;
             }
-            Carried::KeyDay(_) => self.key_days += 1,
-            Carried::Event(_) => self.events += 1,
-            Carried::Audit(_) => self.audit_entries += 1,
+            Exported::KeyDay(_) => self.key_days += 1,
+            Exported::Event(_) => self.events += 1,
+            Exported::Audit(_) => self.audit_entries += 1,
         }
     }
 }
@@ -83,15 +83,15 @@ enum Written<'a> {
     TouchlineBackup(&'a Header),
     End(&'a End),
     #[serde(untagged)]
-    Piece(&'a Carried),
+    Piece(&'a Exported),
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Read {
-    Key(Box<super::carried::CarriedKey>),
-    KeyDay(Box<super::carried::KeyDay>),
-    Event(super::carried::CarriedEvent),
+    Key(Box<super::export::ExportedKey>),
+    KeyDay(Box<super::export::KeyDay>),
+    Event(super::export::ExportedEvent),
     Audit(Box<crate::policy::audit::Entry>),
     End(End),
 }
@@ -133,7 +133,7 @@ impl<W: Write> Writer<W> {
     }
 
     /// Writes one piece.
-    pub fn put(&mut self, piece: &Carried) -> io::Result<()> {
+    pub fn put(&mut self, piece: &Exported) -> io::Result<()> {
         self.contents.count(piece);
         self.line(&Written::Piece(piece))
     }
@@ -234,7 +234,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next piece; `None` after the last one, when the whole file has been found to be as it was written.
-    pub fn next_piece(&mut self) -> Result<Option<Carried>, Fault> {
+    pub fn next_piece(&mut self) -> Result<Option<Exported>, Fault> {
         if self.ended {
             return Ok(None);
         }
@@ -246,10 +246,10 @@ impl<R: BufRead> Reader<R> {
         };
         let content = self.content(&line)?;
         let piece = match self.parsed::<Read>(&content)? {
-            Read::Key(key) => Carried::Key(key),
-            Read::KeyDay(day) => Carried::KeyDay(day),
-            Read::Event(event) => Carried::Event(event),
-            Read::Audit(entry) => Carried::Audit(entry),
+            Read::Key(key) => Exported::Key(key),
+            Read::KeyDay(day) => Exported::KeyDay(day),
+            Read::Event(event) => Exported::Event(event),
+            Read::Audit(entry) => Exported::Audit(entry),
             Read::End(end) => {
                 self.finish(&end, &hex(&digest.finalize()))?;
                 return Ok(None);

@@ -12,8 +12,8 @@
 //! | `group` | the decisions and writes of one transaction |
 //! | `appended` | entries of groups that are not in the ledger yet |
 //! | `folding` | moves them into the ledger |
-//! | `carrying` | exports the whole store, and imports another one |
-//! | `copied` | imported counts, in the ledger of this database |
+//! | `export`, `import` | exports the whole store, and imports another one |
+//! | `imported_counts` | imported counts, in the ledger of this database |
 //! | `keys` | changes the key table with its audit trail, and follows its changes |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `events` | keys near their limits: who reports them, and the events to deliver |
@@ -33,16 +33,21 @@
 //! database, unlike in Redis, which can lose its memory.
 
 mod appended;
-mod carrying;
 mod closing;
-mod copied;
+mod columns;
+mod day_rows;
+mod days;
 mod events;
+mod export;
 mod feed;
 mod folding;
 mod group;
+mod import;
+mod imported_counts;
 mod inbox;
 mod keys;
 mod learnt;
+mod ledger_row;
 mod opening;
 mod retention;
 mod schema;
@@ -66,8 +71,8 @@ use self::feed::{Polled, Stop};
 use self::inbox::{Verdict, Waiting};
 use self::keys::{Changed, MARK};
 use self::writer::Desk;
-use super::carried::{Carried, Carrying, Taken, Taking};
 use super::chain::{Chained, Piece};
+use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
 use super::key_table::Customers;
 use super::status::{Replicas, StoreStatus};
@@ -164,7 +169,7 @@ pub async fn open(
 
 /// A position in the order of changes, for callers.
 fn mark(place: i64) -> ChangeMark {
-    ChangeMark(u128::from(group::unsigned(place)))
+    ChangeMark(u128::from(columns::unsigned(place)))
 }
 
 impl EmbeddedStore {
@@ -259,20 +264,24 @@ impl Drop for EmbeddedStore {
 }
 
 #[async_trait]
-impl Carrying for EmbeddedStore {
-    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+impl Transfer for EmbeddedStore {
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
-        tokio::task::spawn_blocking(move || carrying::carry_out(&path, durability, &told))
+        tokio::task::spawn_blocking(move || export::export(&path, durability, &exported))
             .await
             .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
     }
 
-    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
         // As for an import, the lock is free during the pause.
         tokio::time::sleep(IMPORT_PAUSE).await;
         self.on_writer(move |connection, desk| {
             let now = desk.clock.now().as_second();
-            carrying::take_in(connection, (&desk.path, now), &carried, taking)
+            import::import(connection, (&desk.path, now), &items, mode)
         })
         .await?
     }

@@ -54,7 +54,7 @@ use crate::policy::calendar::Day;
 use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
-use crate::store::carried::{Carried, Carrying, Taken, Taking};
+use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -390,15 +390,19 @@ impl Drop for RedisStore {
 }
 
 #[async_trait]
-impl Carrying for RedisStore {
-    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+impl Transfer for RedisStore {
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let Parts { names, zone, .. } = &*self.parts;
-        carrying::carry_out(&self.parts.command_link, names, zone, &told).await
+        carrying::carry_out(&self.parts.command_link, names, zone, &exported).await
     }
 
-    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        carrying::take_in(link, names, &carried, taking).await
+        carrying::take_in(link, names, &items, mode).await
     }
 }
 

@@ -17,9 +17,8 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use tokio::sync::mpsc;
 
 use super::appended::{self, Addition};
-use super::group::{signed, unsigned};
-use super::keys::unreadable;
-use super::usage::place_of;
+use super::columns::{signed, unreadable, unsigned};
+use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest, State};
@@ -363,7 +362,7 @@ fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
 }
 
 fn ledger_row(date: Date, ((key, place), numbers): ((String, String), Numbers)) -> Piece {
-    let (tier, endpoint) = place_of(&place);
+    let (tier, endpoint) = tier_and_endpoint(&place);
     Piece::Ledger(LedgerRow {
         date,
         key,

@@ -14,7 +14,7 @@ use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::appended::{self, Addition, Mark, Reached, Sums};
-use super::group::signed;
+use super::columns::signed;
 use crate::policy::api_key::KeyId;
 
 /// So many entries are moved at once: the more, the more of them are of the same rows and pages. Some 4 MB of memory.

@@ -22,16 +22,16 @@ use rusqlite::{Connection, OptionalExtension, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
+use super::columns::{signed, unsigned};
+use super::days::{ADD_DAY, DAY};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
-use crate::store::{Charge, Keeping, StoreError, Totals};
+use crate::store::{Charge, Keeping, Totals};
 
-const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
-const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
 const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0)
     + (SELECT coalesce(sum(units), 0) FROM adjustments WHERE date = ?1 AND key = ?2)
@@ -517,28 +517,4 @@ pub(super) struct Committed {
     pub(super) counts: Vec<(KeyId, Day, u64)>,
     /// How many entries it has.
     pub(super) entries: usize,
-}
-
-/// The error for a caller whose day has other boundaries.
-pub(super) fn other_calendar(path: &std::path::Path, asked: Day, stored: Day) -> StoreError {
-    StoreError::OtherCalendar(format!(
-        "{} has the day {} from {} to {} (Unix seconds), but the request has {} to {}: two time zone tables or \
-         calendars are in use",
-        path.display(),
-        stored.date,
-        stored.start,
-        stored.end,
-        asked.start,
-        asked.end
-    ))
-}
-
-/// As SQLite keeps it; counts stay below the limit, which is below 2^63.
-pub(super) fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// As Rust counts it; nothing negative is ever written.
-pub(super) fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
 }

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, TransactionBehavior};
 
-use super::group::signed;
+use super::columns::{packed, signed, unpacked, unreadable};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::carried::{CarriedKey, Taken, secret_in_use};
+use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
 use crate::store::{Imported, KeyTable, StoreError};
 
 /// The place of the last change.
@@ -355,33 +355,33 @@ fn whole_trail(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry
     Ok(entries)
 }
 
-/// Takes in an entry that was carried here and is of no key.
-pub(super) fn take_in_entry(
+/// Imports an audit entry that belongs to no key.
+pub(super) fn import_entry(
     connection: &Connection,
     entry: &Entry,
-    taken: &mut Taken,
+    counts: &mut ImportCounts,
 ) -> rusqlite::Result<()> {
     let known = trail_of_none(connection)?;
     if known.iter().all(|known| known.version != entry.version) {
         let mut tell = connection.prepare_cached(TELL_BEFORE)?;
         tell.execute((NO_KEY, packed(entry)?))?;
-        taken.audit_entries_added += 1;
+        counts.audit_entries_added += 1;
     }
     Ok(())
 }
 
-/// Takes in a key that was carried here: its record if it is newer than the stored one, and what its trail lacks. Entries of
-/// changes that were made elsewhere lie before the first place; the record's own lies at the change's place, as ever.
+/// Imports an exported key: its record if it is newer than the stored one, and the missing entries of its trail. Entries of changes
+/// that were made elsewhere get places before the first one; the record's own entry gets the place of the change.
 ///
 /// # Errors
-/// Where another key has one of its secrets; then nothing may be committed.
-pub(super) fn take_in(
+/// If another key has one of its secrets; then nothing may be committed.
+pub(super) fn import_exported(
     connection: &Connection,
     put: &mut Put<'_>,
-    key: &CarriedKey,
-    taken: &mut Taken,
+    key: &ExportedKey,
+    counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
-    let CarriedKey { record, trail } = key;
+    let ExportedKey { record, trail } = key;
     let stored = one(connection, record.id)?;
     let known: BTreeSet<u64> = trail_of(connection, record.id)?
         .iter()
@@ -389,7 +389,7 @@ pub(super) fn take_in(
         .collect();
     let mut told = known.clone();
     match &stored {
-        Some(stored) if stored.version >= record.version => taken.keys_held += 1,
+        Some(stored) if stored.version >= record.version => counts.keys_held += 1,
         Some(_) | None => {
             if put.put(record, stored.as_ref())?.is_none() {
                 let others = digests(record).filter_map(|digest| put.holder(&digest).transpose());
@@ -400,8 +400,8 @@ pub(super) fn take_in(
             }
             told.insert(record.version);
             match stored {
-                Some(_) => taken.keys_replaced += 1,
-                None => taken.keys_added += 1,
+                Some(_) => counts.keys_replaced += 1,
+                None => counts.keys_added += 1,
             }
         }
     }
@@ -412,27 +412,12 @@ pub(super) fn take_in(
         }
     }
     let added = told.difference(&known).count();
-    taken.audit_entries_added += u64::try_from(added).unwrap_or(0);
+    counts.audit_entries_added += u64::try_from(added).unwrap_or(0);
     Ok(Ok(()))
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<KeyRecord> {
     unpacked(row, 0)
-}
-
-fn unpacked<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
-    let text: String = row.get(column)?;
-    serde_json::from_str(&text).map_err(unreadable)
-}
-
-/// What is said of a value that cannot be read.
-pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
-}
-
-fn packed(value: &impl serde::Serialize) -> rusqlite::Result<String> {
-    serde_json::to_string(value)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 fn micros(now: Timestamp) -> u64 {

@@ -10,7 +10,7 @@
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
-use super::keys::unreadable;
+use super::columns::unreadable;
 use super::{appended, closing};
 use crate::store::Keeping;
 

@@ -9,11 +9,9 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::carrying::copied_places;
-use super::copied::UNATTRIBUTED;
-use super::group::{signed, unsigned};
+use super::columns::{signed, unsigned};
+use super::ledger_row::{UNATTRIBUTED, tier_and_endpoint};
 use crate::policy::api_key::KeyId;
-use crate::policy::key_record::TierName;
 use crate::store::ledger::{Ceiling, Cell};
 use crate::store::{Adjustment, DayUsage, Proof, Totals};
 
@@ -198,7 +196,7 @@ fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
 }
 
 fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
-    let (tier, endpoint) = place_of(place);
+    let (tier, endpoint) = tier_and_endpoint(place);
     let [totals @ .., limit, granted] = numbers.map(unsigned);
     Cell {
         tier,
@@ -215,7 +213,7 @@ fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
     if numbers.iter().any(|number| *number < 0) {
         faults.push(format!("{place}: a number is below zero"));
     }
-    if totals.refunded > totals.charged && place_of(place).1 != UNATTRIBUTED {
+    if totals.refunded > totals.charged && tier_and_endpoint(place).1 != UNATTRIBUTED {
         faults.push(format!(
             "{place}: {} units were refunded of {} charged",
             totals.refunded, totals.charged
@@ -228,17 +226,6 @@ fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
         ));
     }
     faults
-}
-
-/// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
-pub(super) fn place_of(text: &str) -> (Option<TierName>, &str) {
-    let parts = text
-        .split_once(' ')
-        .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
-    match parts {
-        Some((tier, endpoint)) => (Some(tier), endpoint),
-        None => (None, text),
-    }
 }
 
 fn days(
@@ -268,7 +255,7 @@ fn days(
         let day = days.entry(place(row)?).or_default();
         day.adjustments.push(adjustment(row)?);
     }
-    for (date, key) in copied_places(connection, &from, &to)? {
+    for (date, key) in imported_days(connection, &from, &to)? {
         let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
         if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
             day.is_copied = true;
@@ -346,4 +333,17 @@ fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
         })
     }
     Ok((parsed(row, 0)?, parsed(row, 1)?))
+}
+
+/// The dates and keys with imported counts.
+fn imported_days(
+    connection: &Connection,
+    from: &str,
+    to: &str,
+) -> rusqlite::Result<BTreeSet<(String, String)>> {
+    let mut places =
+        connection.prepare_cached("SELECT date, key FROM copied WHERE date BETWEEN ?1 AND ?2")?;
+    places
+        .query_map((from, to), |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect()
 }

@@ -14,8 +14,9 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::closing::Closer;
+use super::days::other_calendar;
 use super::folding::Folder;
-use super::group::{Group, Ruling, Statements, other_calendar};
+use super::group::{Group, Ruling, Statements};
 use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
 use super::keys::Follower;
 use super::learnt::Learnt;

@@ -34,7 +34,7 @@ use super::records::unreadable;
 use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
-use crate::store::carried::process_of;
+use crate::store::export::process_of;
 use crate::store::{KeyTable, StoreError};
 
 /// Key-days read in one round trip: a reply of some 100 kB, a millisecond of Redis.

@@ -2,8 +2,8 @@
 
 use jiff::civil::Date;
 use tokio::sync::mpsc;
-use touchline::store::carried::{Account, Carried, KeyDay, Sheet, Taking};
 use touchline::store::chain::{Check, Checked, Entry, Piece, State};
+use touchline::store::export::{Account, Exported, ImportMode, KeyDay, Sheet};
 use touchline::store::{Refusal, Totals};
 
 use super::*;
@@ -176,7 +176,7 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
 }
 
 /// What another store counted of a key's day at so many endpoints.
-fn key_day(key: &str, date: &str, endpoints: usize) -> Carried {
+fn key_day(key: &str, date: &str, endpoints: usize) -> Exported {
     let calendar = Calendar::of_zone(ZONE).unwrap();
     let day = calendar.day_of(date.parse().unwrap()).unwrap();
     let totals = Totals {
@@ -192,7 +192,7 @@ fn key_day(key: &str, date: &str, endpoints: usize) -> Carried {
         limit: 10_000,
         granted: 0,
     };
-    Carried::KeyDay(Box::new(KeyDay {
+    Exported::KeyDay(Box::new(KeyDay {
         key: key.parse().unwrap(),
         date: day.date,
         start: day.start,
@@ -218,7 +218,10 @@ async fn what_comes_while_a_day_is_being_closed_is_in_its_digest() {
         key_day("zzzzzzzzzzzz", "2026-11-01", 6_500),
         key_day("000000000000", "2026-11-01", 1),
     );
-    store.take_in(vec![many], Taking::Write).await.unwrap();
+    store
+        .import_exported(vec![many], ImportMode::Write)
+        .await
+        .unwrap();
     let file = Connection::open(fixture.path()).unwrap();
     file.busy_timeout(Duration::from_secs(5)).unwrap();
     eventually("the day is being closed", async || {
@@ -228,14 +231,23 @@ async fn what_comes_while_a_day_is_being_closed_is_in_its_digest() {
     })
     .await;
     assert_eq!(states(&store).await, [], "it is being closed still");
-    store.take_in(vec![one], Taking::Write).await.unwrap();
+    store
+        .import_exported(vec![one], ImportMode::Write)
+        .await
+        .unwrap();
     eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
     assert_eq!(chain_of(&store).await.0[0].rows, 6_501);
-    // Carried again it changes nothing; a rehearsal of more neither.
+    // Exported again it changes nothing; a rehearsal of more neither.
     let more = key_day("000000000001", "2026-11-01", 1);
     let again = key_day("000000000000", "2026-11-01", 1);
-    store.take_in(vec![again], Taking::Write).await.unwrap();
-    store.take_in(vec![more], Taking::Rehearse).await.unwrap();
+    store
+        .import_exported(vec![again], ImportMode::Write)
+        .await
+        .unwrap();
+    store
+        .import_exported(vec![more], ImportMode::DryRun)
+        .await
+        .unwrap();
     assert_eq!(states(&store).await.len(), 1);
 }
 
@@ -266,12 +278,14 @@ async fn a_copied_day_has_the_digest_of_its_rows_that_it_had() {
     eventually_has(&from, &reopened.map(|state| ("2026-11-01", state))).await;
     let to = two.gateway_at(ZONE, hands.clock()).await;
     let (sender, mut pieces) = mpsc::channel(1_000);
-    from.carry_out(sender).await.unwrap();
-    let mut carried = Vec::new();
+    from.export(sender).await.unwrap();
+    let mut exported = Vec::new();
     while let Some(piece) = pieces.recv().await {
-        carried.push(piece);
+        exported.push(piece);
     }
-    to.take_in(carried, Taking::Write).await.unwrap();
+    to.import_exported(exported, ImportMode::Write)
+        .await
+        .unwrap();
     eventually_has(&to, &[("2026-11-01", State::Closed)]).await;
     let ((before, rows, _), (after, copied, _)) = (chain_of(&from).await, chain_of(&to).await);
     assert_eq!(rows, copied);

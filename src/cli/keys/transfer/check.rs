@@ -440,7 +440,7 @@ mod tests {
     use crate::policy::key_record::Action;
     use crate::policy::key_record::tests::key_of;
 
-    const FOREIGN: &str = "acme-live-0123456789abcdef";
+    const EXTERNAL: &str = "acme-live-0123456789abcdef";
 
     fn now() -> Timestamp {
         "2026-11-21T12:00:00Z".parse().unwrap()
@@ -475,8 +475,8 @@ mod tests {
 
     #[test]
     fn a_row_needs_a_key_or_a_digest_a_customer_and_a_tier() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
-        let csv = format!("key,digest,customer,tier\n{FOREIGN},,Acme,pro\n");
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
+        let csv = format!("key,digest,customer,tier\n{EXTERNAL},,Acme,pro\n");
         let by_value = checked(&[], &csv).unwrap().remove(0);
         let csv = format!("key,digest,customer,tier\n,{digest},Acme,pro\n");
         let by_digest = checked(&[], &csv).unwrap().remove(0);
@@ -565,11 +565,11 @@ mod tests {
 
     #[test]
     fn rows_that_repeat_a_key_or_an_id_are_told_with_both_lines() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let other = KeyDigest::of(b"other");
         let csv = format!(
             "id,key,digest,customer,tier\n\
-             4fZk09QwXy2B,{FOREIGN},,Acme,pro\n\
+             4fZk09QwXy2B,{EXTERNAL},,Acme,pro\n\
              ,,{digest},Acme,pro\n\
              4fZk09QwXy2B,,{other},Acme,pro\n"
         );
@@ -584,10 +584,10 @@ mod tests {
 
     #[test]
     fn a_row_that_repeats_a_wrong_one_or_is_wrong_itself_is_told_with_both_lines() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let csv = format!(
             "id,key,digest,customer,tier\n\
-             4fZk09QwXy2B,{FOREIGN},,Acme,gold\n\
+             4fZk09QwXy2B,{EXTERNAL},,Acme,gold\n\
              ,,{digest},Acme,pro\n\
              4fZk09QwXy2B,,{digest},,pro\n"
         );

@@ -7,7 +7,7 @@ use super::cells;
 use super::reading::{Counts, Fields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
-use crate::store::carried::{Account, KeyDay, Late, Sheet, Taken, Taking, accounts_of};
+use crate::store::export::{Account, ImportCounts, ImportMode, KeyDay, Late, Sheet, accounts_of};
 use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::{Arguments, MERGE_DAY};
@@ -100,9 +100,9 @@ pub async fn take_in(
     link: &Link,
     names: &Names,
     days: &[&KeyDay],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
-    let mut taken = Taken::default();
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
+    let mut taken = ImportCounts::default();
     if days.is_empty() {
         return Ok(taken);
     }
@@ -130,7 +130,7 @@ pub async fn take_in(
             }
         }
     }
-    if taking == Taking::Write {
+    if taking == ImportMode::Write {
         let mut list = redis::cmd("SADD");
         list.arg(names.days());
         for told in days {
@@ -141,14 +141,14 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments<'t>(told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
+fn arguments<'t>(told: &'t KeyDay, taking: ImportMode) -> Arguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = Arguments::new()
         .number(told.start)
         .number(told.end)
         .number(match taking {
-            Taking::Write => 1,
-            Taking::Rehearse => 0,
+            ImportMode::Write => 1,
+            ImportMode::DryRun => 0,
         })
         .count(size(told.accounts.len()));
     for account in &told.accounts {

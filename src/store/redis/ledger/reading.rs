@@ -9,7 +9,7 @@ use redis::{FromRedisValue, Pipeline};
 use super::cells;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::carried::{Account, Late, process_of};
+use crate::store::export::{Account, Late, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::SheetRow;
 use crate::store::redis::link::Link;
