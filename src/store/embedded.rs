@@ -180,7 +180,7 @@ impl EmbeddedStore {
     ) -> Result<T, StoreError> {
         let (caller, answer) = oneshot::channel();
         let desk = self.desk.clone();
-        self.desk.inbox.put_errand(Box::new(move |connection| {
+        self.desk.inbox.put_job(Box::new(move |connection| {
             if !caller.is_closed() {
                 let done = work(connection, &desk);
                 let _ = caller.send(done.map_err(|error| schema::failure(&desk.path, &error)));

@@ -1,10 +1,10 @@
-//! The queue of the writer thread: charges, refunds, readings, refusals and errands.
+//! The queue of the writer thread: charges, refunds, readings, refusals and writer jobs.
 //!
 //! Callers never wait to enqueue; the writer takes the whole queue. Each kind has its own bound:
 //! - charges and readings: [`WAITING_MAX`] together, then callers get an error at once;
 //! - refunds: none is ever rejected; there are at most as many as receipts, which only grants create;
 //! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted;
-//! - errands (changes of keys, heartbeats): [`ERRANDS_MAX`].
+//! - writer jobs (changes of keys, heartbeats): [`JOBS_MAX`].
 
 use std::collections::HashMap;
 use std::mem;
@@ -25,7 +25,7 @@ const WAITING_MAX: usize = 16_384;
 /// Keys times endpoints that can be refused within a second before the ledger misses some: 16 MB at most.
 const REFUSALS_MAX: usize = 100_000;
 /// Commands change keys one at a time; a gateway has one heartbeat under way.
-const ERRANDS_MAX: usize = 256;
+const JOBS_MAX: usize = 256;
 /// Refusals are written so long after the first of them, or with the next group.
 const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
@@ -90,7 +90,7 @@ pub(super) struct Refund {
 pub(super) type Refusals = HashMap<(KeyId, Day, TierName, Arc<str>), Totals>;
 
 /// A piece of work on the writer's connection, in a transaction of its own making.
-pub(super) type Errand = Box<dyn FnOnce(&Connection) + Send>;
+pub(super) type WriterJob = Box<dyn FnOnce(&Connection) + Send>;
 
 /// The contents of the queue at one moment.
 #[derive(Default)]
@@ -98,7 +98,7 @@ pub(super) struct Taken {
     pub(super) waiting: Vec<Waiting>,
     pub(super) refunds: Vec<Refund>,
     pub(super) refusals: Refusals,
-    pub(super) errands: Vec<Errand>,
+    pub(super) jobs: Vec<WriterJob>,
 }
 
 #[derive(Default)]
@@ -184,15 +184,15 @@ impl Inbox {
         }
     }
 
-    /// Enqueues an errand.
-    pub(super) fn put_errand(&self, errand: Errand) -> Result<(), StoreError> {
+    /// Enqueues a writer job.
+    pub(super) fn put_job(&self, job: WriterJob) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
-        if contents.closed || contents.taken.errands.len() >= ERRANDS_MAX {
+        if contents.closed || contents.taken.jobs.len() >= JOBS_MAX {
             return Err(StoreError::Unavailable(
                 "the store is closed or overloaded".into(),
             ));
         }
-        contents.taken.errands.push(errand);
+        contents.taken.jobs.push(job);
         drop(contents);
         self.filled.notify_one();
         Ok(())
@@ -213,7 +213,7 @@ impl Inbox {
             let due = contents.first_refusal.map(|first| first + REFUSALS_KEPT);
             let taken = &contents.taken;
             let idle =
-                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.errands.is_empty();
+                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.jobs.is_empty();
             let refusals_due = due.is_some_and(|due| Instant::now() >= due || contents.closed);
             if !idle || refusals_due {
                 break;

@@ -99,7 +99,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     let _ = statements.prepare_counts();
     let mut folder = Folder::new();
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
-        let errands = std::mem::take(&mut taken.errands);
+        let jobs = std::mem::take(&mut taken.jobs);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
             match settle(&mut statements, desk, taken) {
@@ -115,8 +115,8 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
                 }
             }
         }
-        for errand in errands {
-            errand(connection);
+        for job in jobs {
+            job(connection);
             statements.look_again();
             desk.dirty.store(true, Ordering::Release);
         }
@@ -160,7 +160,7 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
         waiting,
         refunds,
         refusals,
-        errands: _,
+        jobs: _,
     } = taken;
     let mut answers = Vec::with_capacity(waiting.len());
     let mut undecided = waiting.into_iter();
