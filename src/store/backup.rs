@@ -1,12 +1,12 @@
-//! A backup: what a store holds, as lines of text.
+//! A backup: the exported content of a store as lines of text.
 //!
-//! One JSON object a line. The first names the format and the store, then comes a line for each [`Exported`] piece, and the
-//! last one counts them and bears the SHA-256 of all before it. Each line ends with `"crc32"`: the checksum of everything from
-//! the first byte to here, the checksums of earlier lines left out. So a line that was changed, lost or moved is named, and a
-//! file that was cut off is known by what it lacks.
+//! Each line is a JSON object. The first names the format and the store, each following line is an [`Exported`] item, and the last one
+//! has their numbers and the SHA-256 of all lines before it. Each line ends with `"crc32"`: the checksum of everything from the first
+//! byte to here, without the checksums of earlier lines. So an error names the line that was changed, lost or moved, and a file that
+//! was cut off is recognized by its missing last line.
 //!
-//! Pure but for the reader and writer that it is given; memory is bounded by the longest line. A backup holds the digests of
-//! keys, never a key.
+//! Pure except for the reader and writer passed in. Memory is bounded by the longest line. A backup has the digests of keys, never a
+//! key.
 
 use std::io::{self, BufRead, Write};
 
@@ -16,23 +16,23 @@ use sha2::{Digest, Sha256};
 
 use super::export::Exported;
 
-/// The format that is written. Whoever adds anything to a line raises it. Since 2 there are audit entries that are of no key.
+/// The format of written backups. Raise it with every addition to a line. Since 2 there are audit entries that belong to no key.
 pub const FORMAT: u64 = 2;
-/// The first format that can be read.
+/// The oldest format that can be read.
 const FIRST_FORMAT: u64 = 1;
-/// A line is a key with its trail, or a day of a key: beyond this it is none of ours.
+/// The longest line. A line is a key with its trail, or a day of a key, which are far shorter.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// What a line ends with, before its checksum of eight hexadecimal digits.
+/// The text before a line's checksum of eight hexadecimal digits.
 const SUM_BEGINS: &str = ",\"crc32\":\"";
-/// What a line ends with, after it.
+/// The text after a line's checksum.
 const SUM_ENDS: &str = "\"}";
 
-/// What the first line says.
+/// The content of the first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The format of the lines.
     pub format: u64,
-    /// When the backup was begun.
+    /// When the backup was started.
     pub made: Timestamp,
     /// The program that made it.
     pub by: String,
@@ -42,7 +42,7 @@ pub struct Header {
     pub zone: String,
 }
 
-/// What the last line says.
+/// The numbers of items, as the last line has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
     /// Keys.
@@ -56,7 +56,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Counts one more piece.
+    /// Counts one more item.
     pub fn count(&mut self, piece: &Exported) {
         match piece {
             Exported::Key(key) => {
@@ -132,13 +132,13 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Writes one piece.
+    /// Writes one item.
     pub fn put(&mut self, piece: &Exported) -> io::Result<()> {
         self.contents.count(piece);
         self.line(&Written::Piece(piece))
     }
 
-    /// Writes the last line; answers what was written, and the output.
+    /// Writes the last line; returns the numbers of written items, and the output.
     pub fn end(mut self) -> io::Result<(Contents, W)> {
         let end = End {
             contents: self.contents.clone(),
@@ -151,7 +151,7 @@ impl<W: Write> Writer<W> {
 
     fn line(&mut self, content: &Written<'_>) -> io::Result<()> {
         let mut line = serde_json::to_string(content)?;
-        // The brace comes again after the checksum.
+        // The brace is written after the checksum.
         line.pop();
         self.sums.update(line.as_bytes());
         let sum = self.sums.clone().finalize();
@@ -161,13 +161,13 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Why a backup cannot be read. Tells neither keys nor digests.
+/// The reason why a backup cannot be read, without keys and digests.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
 pub struct Fault {
     /// The line, from 1.
     pub line: u64,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub what: String,
 }
 
@@ -206,7 +206,7 @@ impl<R: BufRead> Reader<R> {
                 reader.fault("the file is empty; name one that touchline store backup made")
             );
         };
-        // Before all else, so that a later format's own rules are not held against it.
+        // The format is checked first: a later format may have other rules.
         let format = serde_json::from_slice::<FirstLine>(&line)
             .map_err(|_| reader.fault("this is not a backup of touchline"))?
             .touchline_backup
@@ -223,17 +223,17 @@ impl<R: BufRead> Reader<R> {
         Ok(reader)
     }
 
-    /// What the first line says.
+    /// The content of the first line.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What has been read so far.
+    /// The numbers of items read so far.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// The next piece; `None` after the last one, when the whole file has been found to be as it was written.
+    /// The next item; `None` after the last one, when the whole file has passed its checks.
     pub fn next_piece(&mut self) -> Result<Option<Exported>, Fault> {
         if self.ended {
             return Ok(None);
@@ -270,7 +270,7 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The next line without its end; `None` where the file ends.
+    /// The next line without its end; `None` at the end of the file.
     fn bytes(&mut self) -> Result<Option<Vec<u8>>, Fault> {
         let mut line = Vec::new();
         let read = io::Read::take(&mut self.input, LINE_BYTES_MAX).read_until(b'\n', &mut line);
@@ -288,7 +288,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(line))
     }
 
-    /// The JSON text of a line, whose checksum is right.
+    /// The JSON text of a line after the check of its checksum.
     fn content(&mut self, line: &[u8]) -> Result<String, Fault> {
         let damaged = "its checksum is wrong: the file is damaged. Use another copy of it; no part of this one is restored";
         let split = std::str::from_utf8(line).ok().and_then(|text| {

@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 
 use super::{StoreError, Totals};
 
-/// Stands in the first entry for the digest of the one before.
+/// The previous digest in the first entry.
 pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The first field of an entry's canonical form.
 const FORM: &str = "touchline-ledger-1";
@@ -34,11 +34,11 @@ const FORM: &str = "touchline-ledger-1";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// It was closed.
+    /// The day was closed.
     Closed,
     /// Rows arrived late: it is open until it is closed again.
     Reopened,
-    /// The retention dropped it.
+    /// The retention dropped the day.
     Dropped,
 }
 
@@ -46,7 +46,7 @@ impl State {
     /// Every state.
     pub const ALL: [State; 3] = [State::Closed, State::Reopened, State::Dropped];
 
-    /// As it is stored and exported.
+    /// The name in the store and in exports.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Closed => "closed",
@@ -56,29 +56,29 @@ impl State {
     }
 }
 
-/// The rows of a day: how many, and their digest.
+/// The number and the digest of a day's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows {
-    /// How many.
+    /// The number of rows.
     pub count: u64,
-    /// Their digest.
+    /// The digest of the rows.
     pub sha256: String,
 }
 
 /// One entry of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Entry {
-    /// Its place in the chain, from 1.
+    /// The entry's number, from 1.
     pub number: u64,
     /// The day.
     pub date: Date,
-    /// Its new state.
+    /// The day's new state.
     pub state: State,
-    /// When (Unix seconds).
+    /// The instant of the change (Unix seconds).
     pub at: i64,
-    /// How many rows the day had, where it was closed; else 0.
+    /// The number of the day's rows if it was closed, otherwise 0.
     pub rows: u64,
-    /// Their digest, where it was closed; else empty.
+    /// The digest of the rows if the day was closed, otherwise empty.
     pub rows_sha256: String,
     /// The digest of the entry before.
     pub previous: String,
@@ -127,8 +127,8 @@ impl Entry {
     }
 }
 
-/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit that a charge was judged by and
-/// the granted units in it. More of them would be another canonical form.
+/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit of a charge and the granted units in
+/// it. More numbers would be another canonical form.
 pub const ROW_NUMBERS: [&str; Totals::NUMBERS + 2] = [
     "requests",
     "charged",
@@ -150,11 +150,11 @@ pub struct LedgerRow {
     pub date: Date,
     /// The key.
     pub key: String,
-    /// The tier that the key had, where it is known.
+    /// The key's tier at that time, if it is known.
     pub tier: Option<String>,
     /// The endpoint.
     pub endpoint: String,
-    /// In the order of [`ROW_NUMBERS`].
+    /// The numbers in the order of [`ROW_NUMBERS`].
     #[serde(flatten, serialize_with = "by_name")]
     pub numbers: [i64; ROW_NUMBERS.len()],
 }
@@ -179,7 +179,7 @@ pub struct LateRow {
     pub units: i64,
 }
 
-/// A piece of a chain as it is read from a store.
+/// One item of a chain as read from a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
@@ -191,15 +191,15 @@ pub enum Piece {
     Late(LateRow),
 }
 
-/// A store that keeps a chain.
+/// A store with a chain of closed days.
 #[async_trait]
 pub trait Chained {
-    /// Reads the chain and the rows of the days from the first through the second date, or of no day, all of one instant: every
-    /// entry in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the
-    /// memory that this takes. Ends without error when the receiver is closed.
+    /// Reads the chain and the rows of the days from the first through the second date, or of no day, all at one instant: every entry
+    /// in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the memory in
+    /// use. Ends without an error when the receiver is closed.
     ///
     /// # Errors
-    /// Those of the store, and [`StoreError::Failed`] where something in it cannot be read.
+    /// Those of the store, and [`StoreError::Failed`] if some content cannot be read.
     async fn read_chain(
         &self,
         days: Option<(Date, Date)>,
@@ -207,7 +207,7 @@ pub trait Chained {
     ) -> Result<(), StoreError>;
 }
 
-/// The digest of a day's rows, taken in in their canonical order.
+/// The digest of a day's rows in their canonical order.
 #[derive(Debug, Clone, Default)]
 pub struct RowsDigest {
     count: u64,
@@ -215,7 +215,7 @@ pub struct RowsDigest {
 }
 
 impl RowsDigest {
-    /// Takes in one more row; an entry is none.
+    /// Adds a row; an entry is ignored.
     pub fn take(&mut self, piece: &Piece) {
         let fields = match piece {
             Piece::Entry(_) => return,
@@ -241,7 +241,7 @@ impl RowsDigest {
         self.digest.update(line(&fields));
     }
 
-    /// The rows that were taken in.
+    /// The number and the digest of the added rows.
     pub fn finish(self) -> Rows {
         Rows {
             count: self.count,
@@ -263,7 +263,7 @@ pub struct Check {
     faults: Vec<Fault>,
 }
 
-/// A day that does not hold.
+/// A day whose check failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     /// The day.
@@ -277,9 +277,9 @@ pub struct Fault {
 pub struct Checked {
     /// Entries of the chain.
     pub entries: u64,
-    /// Days that are closed, and the last of them.
+    /// The number of closed days.
     pub closed_days: u64,
-    /// See above.
+    /// The last closed day.
     pub closed_through: Option<Date>,
     /// Closed days whose rows were compared with their digest.
     pub compared_days: u64,
@@ -289,12 +289,12 @@ pub struct Checked {
     pub digest: String,
     /// The digest that an entry must have, if none has it.
     pub missing: Option<String>,
-    /// The days that do not hold.
+    /// The days whose checks failed.
     pub faults: Vec<Fault>,
 }
 
 impl Check {
-    /// Begins, with the days whose rows will be taken in, and a digest that an entry of the chain must have.
+    /// A check of the chain, with the days whose rows will be added, and a digest that an entry of the chain must have.
     pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> Check {
         Check {
             days,
@@ -307,7 +307,7 @@ impl Check {
         }
     }
 
-    /// Takes in the next piece.
+    /// Adds the next item.
     pub fn take(&mut self, piece: Piece) {
         match &piece {
             Piece::Ledger(LedgerRow { date, .. }) | Piece::Late(LateRow { date, .. }) => {

@@ -1,10 +1,10 @@
-//! What is not in the ledger yet: everything that one transaction charged, refunded and refused is one row, appended.
+//! Appended groups: one row has everything that one transaction charged, refunded and refused, until it is folded into the ledger.
 //!
-//! The row is of bytes: the format, the places (date, tier and endpoint) that its entries are of, and the entries, each a
-//! key, the number of a place, and those of its numbers that are not 0. Whole numbers are LEB128.
+//! The row consists of bytes: the format, the rows of the ledger (date, tier and endpoint) that its entries add to, and the entries,
+//! each a key, the number of a row, and its numbers other than 0. Whole numbers are LEB128.
 //!
-//! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger; groups, mark and
-//! ledger are read in one transaction, so that each unit is seen once, wherever it is at that instant.
+//! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger. Groups, mark and ledger are
+//! read in one transaction, so that each unit is counted once, in the groups or in the ledger.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -24,8 +24,8 @@ pub(super) const TABLES: &str = "
         number INTEGER PRIMARY KEY,
         entries BLOB NOT NULL
     ) STRICT;
-    -- One row. through: the last group that is being moved into the ledger, or was; reached: of these groups, the ledger has what is
-    -- of a date and key up to this one; rewritten: raised when counts change in another way than by groups.
+    -- One row. through: the last group that is being moved into the ledger, or was; reached: the date and key up to which the ledger
+    -- has the entries of these groups; rewritten: increased when counts change in another way than by groups.
     CREATE TABLE folding (
         only INTEGER PRIMARY KEY CHECK (only = 1),
         through INTEGER NOT NULL,
@@ -44,7 +44,7 @@ const FORMAT: u8 = 1;
 const KEY_BYTES: usize = 12;
 /// The numbers of an entry: the totals, the limit, the units granted.
 const NUMBERS: usize = Totals::NUMBERS + 2;
-/// Stands in the `folding` row behind every date.
+/// The value of `reached` when all is moved: it sorts after every date.
 const ALL_REACHED: &str = "~";
 
 /// Why a group cannot be read.
@@ -59,7 +59,7 @@ enum Unreadable {
     Damaged,
 }
 
-/// A group that is being put together.
+/// A group in the making.
 #[derive(Default)]
 pub(super) struct Packing {
     places: Vec<(Date, TierName, Arc<str>)>,
@@ -76,7 +76,7 @@ impl Packing {
         totals: &Totals,
         ceiling: Ceiling,
     ) {
-        // One endpoint is one name in memory; another copy of it only makes another place.
+        // An endpoint's name is shared in memory. Another copy of it only adds another place.
         let known = self
             .places
             .iter()
@@ -103,12 +103,12 @@ impl Packing {
         self.count += 1;
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// The dates of the entries, some more than once.
+    /// The dates of the entries, with repetitions.
     pub(super) fn dates(&self) -> impl Iterator<Item = Date> {
         self.places.iter().map(|(date, ..)| *date)
     }
@@ -137,7 +137,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// What is left to read of a group.
+/// The unread bytes of a group.
 struct Bytes<'b>(&'b [u8]);
 
 impl<'b> Bytes<'b> {
@@ -181,16 +181,16 @@ impl<'b> Bytes<'b> {
 pub(super) struct Group<'b> {
     /// Its number.
     pub(super) number: i64,
-    /// Date and place in the ledger (the tier, a space, the endpoint) of the entries, by their numbers.
+    /// Date and row of the ledger (the tier, a space, the endpoint) for each number in the entries.
     places: Vec<(Date, &'b str)>,
     entries: Bytes<'b>,
 }
 
-/// What one charge, refund or refusal added.
+/// The numbers that one charge, refund or refusal added.
 pub(super) struct Entry {
     pub(super) date: Date,
     pub(super) key: KeyId,
-    /// The number of its place in the group.
+    /// The number of its row in the group.
     place: usize,
     pub(super) totals: Totals,
     pub(super) ceiling: Ceiling,
@@ -247,7 +247,7 @@ impl<'b> Group<'b> {
         }))
     }
 
-    /// Hands over the entries, in their order; how many there are.
+    /// Passes on the entries in their order; returns their number.
     pub(super) fn each(&mut self, mut each: impl FnMut(&Entry)) -> rusqlite::Result<usize> {
         let mut count = 0;
         while let Some(entry) = self.next().map_err(unreadable)? {
@@ -262,7 +262,7 @@ fn unreadable(why: Unreadable) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(1, rusqlite::types::Type::Blob, Box::new(why))
 }
 
-/// Reads the groups after one through another, in their order, until it is enough.
+/// Reads the groups after one through another, in their order, until `each` breaks.
 pub(super) fn groups(
     connection: &Connection,
     (after, through): (i64, i64),
@@ -280,7 +280,7 @@ pub(super) fn groups(
     Ok(())
 }
 
-/// Up to where something has come, in the order of dates and keys.
+/// The progress of a fold, in the order of dates and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reached {
     Nothing,
@@ -288,14 +288,14 @@ pub(super) enum Reached {
     All,
 }
 
-/// How far groups have been moved into the ledger.
+/// The mark of the groups that are in the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark {
     /// The last group that is being moved, or was.
     pub(super) through: i64,
-    /// What of these groups has been moved.
+    /// The date and key up to which these groups have been moved.
     pub(super) reached: Reached,
-    /// Raised when counts change in another way than by groups.
+    /// Increased when counts change in another way than by groups.
     pub(super) rewritten: i64,
 }
 
@@ -325,7 +325,7 @@ impl Mark {
         connection.prepare_cached(MARK)?.query_row([], Mark::of)
     }
 
-    /// What the column `reached` has of it.
+    /// The progress as the column `reached` has it.
     pub(super) fn reached_text(&self) -> String {
         match self.reached {
             Reached::Nothing => String::new(),
@@ -340,18 +340,18 @@ impl Mark {
     }
 }
 
-/// Notes that counts changed in another way than by groups, so that no process relies on those it remembers.
+/// Records that counts changed in another way than by groups, so that no process relies on its known counts.
 pub(super) fn note_rewritten(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached(REWRITTEN)?.execute([])?;
     Ok(())
 }
 
-/// What a row of the ledger is to get.
+/// The numbers to be added to a row of the ledger.
 pub(super) type Addition = (Totals, Ceiling);
-/// What the rows of a key's day are to get, by place.
+/// The numbers to be added to the rows of a key and day, by row name.
 pub(super) type Additions = Vec<(Arc<str>, Addition)>;
 
-/// Whether the ledger lacks anything of a date. To be asked in the transaction that relies on it.
+/// Whether groups have entries of a date that are not in the ledger. Must run in the transaction that relies on the result.
 pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<bool> {
     let lacking = lacking(connection, |of, _| of == date)?;
     Ok(lacking.first().is_some())
@@ -360,14 +360,14 @@ pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<boo
 /// Entries summed up by date, key and place.
 #[derive(Default)]
 pub(super) struct Sums {
-    /// The places by their numbers, and the other way round.
+    /// The row names by number, and the numbers by row name.
     places: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
     rows: BTreeMap<(Date, KeyId, u32), Addition>,
 }
 
 impl Sums {
-    /// Adds those entries of a group that are wanted; how many entries it has.
+    /// Adds the wanted entries of a group; returns the number of all its entries.
     pub(super) fn add(
         &mut self,
         mut group: Group<'_>,
@@ -397,7 +397,7 @@ impl Sums {
         number
     }
 
-    /// Takes out the first row, in the order of dates and keys.
+    /// Removes and returns the first row, in the order of dates and keys.
     pub(super) fn pop_first(&mut self) -> Option<((Date, KeyId), Arc<str>, Addition)> {
         let ((date, key, place), addition) = self.rows.pop_first()?;
         let place = self.places.get(place as usize)?.clone();
@@ -410,7 +410,7 @@ impl Sums {
         Some((*date, *key))
     }
 
-    /// All rows by date and key, then place.
+    /// All rows by date and key, then row name.
     pub(super) fn by_day(mut self) -> BTreeMap<(Date, KeyId), Additions> {
         let mut days: BTreeMap<(Date, KeyId), Additions> = BTreeMap::new();
         while let Some((day, place, addition)) = self.pop_first() {
@@ -420,7 +420,7 @@ impl Sums {
     }
 }
 
-/// What the ledger lacks of what is wanted. To be read in the transaction in which the ledger is read.
+/// The wanted entries that are not in the ledger yet. Must run in the transaction that reads the ledger.
 pub(super) fn lacking(
     connection: &Connection,
     wanted: impl Fn(Date, KeyId) -> bool,
@@ -442,7 +442,7 @@ mod tests {
     use super::*;
     use crate::policy::api_key::os_entropy;
 
-    /// Format, one place, its length, its text: what is before the entries.
+    /// The bytes before the entries: the format, the number of places, and the length and text of one.
     const HEAD_BYTES: usize = 3 + "2026-11-21 pro /markets".len();
 
     fn key() -> KeyId {
@@ -484,7 +484,7 @@ mod tests {
         }
 
         #[test]
-        fn whatever_bytes_there_are_they_are_read_or_refused(bytes: Vec<u8>, cut in 0..200_usize) {
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, cut in 0..200_usize) {
             let refused = |bytes: &[u8]| match Group::of(1, bytes) {
                 Ok(mut group) => group.each(|_| {}).is_err(),
                 Err(_) => true,

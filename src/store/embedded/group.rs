@@ -10,7 +10,7 @@
 //! counts.
 //!
 //! Invariant: each key and date of which groups hold anything that the ledger lacks has its count among the known ones. So the
-//! count of a key and date that is not known is what the ledger says.
+//! count of a key and date that is not known is the ledger's.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -81,7 +81,7 @@ pub(super) struct Statements<'c> {
     known: HashMap<(KeyId, Date), Known>,
     /// How many counts there may be before those are forgotten that can be.
     known_max: usize,
-    /// The last group whose entries are in the counts, and what the `folding` row said of rewritten counts; `None` where nothing is
+    /// The last group whose entries are in the counts, and the number of rewrites in the `folding` row; `None` if nothing is
     /// known.
     seen: Option<(i64, i64)>,
     /// Counts the groups of this process.

@@ -1,7 +1,7 @@
 //! The key table in the database: changing it and following its changes.
 //!
-//! Every change takes the next place in one order of changes; rows are never deleted, so the highest place says
-//! whether anything is new, and a follower that has applied up to a place has all that came before.
+//! Changes are numbered in one order, and rows are never deleted. So the highest number shows whether there are new changes, and a
+//! follower that has applied a number has all changes before it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -16,24 +16,24 @@ use crate::policy::key_record::KeyRecord;
 use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
 use crate::store::{Imported, KeyTable, StoreError};
 
-/// The place of the last change.
+/// The number of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
-/// The same for who has none yet: in the order in which the rows lie, which costs no search for each.
+/// All records, in the order of storage, which costs no search for each.
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
 const PAGE: &str =
     "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
-/// In the place of a key's id where an entry is of no key.
+/// The key id of an entry that belongs to no key.
 const NO_KEY: &str = "";
 const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
 const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
-/// Records or entries read at once, so that reading 100,000 holds nobody up.
+/// Records or entries read at once, so that reading 100,000 of them blocks no other caller.
 const PAGE_RECORDS: i64 = 5_000;
-/// Customers read at once: each is within a record that is read for it.
+/// Customers read at once. Each read loads a whole record.
 const PAGE_HOLDERS: i64 = 1_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
 const HOLDERS: &str = "SELECT id, json_extract(record, '$.customer') FROM keys
@@ -46,16 +46,16 @@ const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
 const DROP_DIGESTS: &str = "DELETE FROM digests WHERE digest IN (?1, ?2)";
 
-/// What is kept in memory of the key table.
+/// The part of the key table that is in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// All of it, for a gateway: 1 kB a key.
+    /// All records, for a gateway: 1 kB a key.
     Whole,
-    /// Nothing: a command reads records where they are.
+    /// No record: a command reads them from the database.
     Nothing,
 }
 
-/// Keeps the key table in memory up with the database.
+/// Applies changes of the database to the key table in memory.
 pub(super) struct Follower {
     kept: Kept,
     table: KeyTable,
@@ -63,7 +63,7 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    /// Has not read anything yet.
+    /// A follower that has read no change yet.
     pub(super) fn new(kept: Kept) -> Follower {
         Follower {
             kept,
@@ -72,17 +72,17 @@ impl Follower {
         }
     }
 
-    /// The table that is kept up.
+    /// The table in memory.
     pub(super) fn table(&self) -> &KeyTable {
         &self.table
     }
 
-    /// The place of the last change that is in the table, and all before it.
+    /// The number of the last change in the table. All changes before it are in the table too.
     pub(super) fn applied(&self) -> i64 {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Applies what is new, and says whether anything was. Threads may do this at the same time: versions only rise.
+    /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
     pub(super) fn catch_up(
         &self,
         connection: &Connection,
@@ -112,9 +112,9 @@ impl Follower {
     }
 }
 
-/// What became of a wish to change the table.
+/// The result of a change of the table.
 pub(super) enum Changed {
-    /// It was made; the record as it is now, and its place.
+    /// The change was made: the new record and the number of the change.
     Made(Box<KeyRecord>, i64),
     /// There is no such key.
     Unknown,
@@ -161,7 +161,7 @@ pub(super) fn update(
     made(transaction, record, put)
 }
 
-/// Commits what was put; nothing where a digest is in use.
+/// Commits a written record; nothing if a digest is in use.
 fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
@@ -174,7 +174,8 @@ fn made(
     Ok(Changed::Made(Box::new(record), place))
 }
 
-/// Adds, in one transaction, those keys whose ids and digests nobody has; answers what became of each and the place of the last.
+/// Adds, in one transaction, the keys whose ids and digests are not in use. Returns the result for each key and the number of the last
+/// change.
 pub(super) fn import(
     connection: &Connection,
     records: Vec<KeyRecord>,
@@ -224,8 +225,8 @@ impl<'c> Put<'c> {
         })
     }
 
-    /// Writes a record, its digests instead of the old one's, and its entry in the audit trail; answers the place of the change,
-    /// or `None` if another key holds one of the digests. Then nothing may be committed.
+    /// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or `None` if
+    /// another key has one of the digests: then the transaction must not be committed.
     fn put(
         &mut self,
         record: &KeyRecord,
@@ -281,7 +282,7 @@ pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option
     connection.query_row(ONE, [id.as_str()], read).optional()
 }
 
-/// The records of some keys; a key without one is left out.
+/// The records of some keys; unknown keys are left out.
 pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<Vec<KeyRecord>> {
     let mut one = connection.prepare_cached(ONE)?;
     let records = ids
@@ -290,7 +291,7 @@ pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<V
     records.collect()
 }
 
-/// Some keys after one, in the order of their ids, each with its customer.
+/// A page of keys after one, in the order of their ids, each with its customer.
 pub(super) fn holders(
     connection: &Connection,
     after: Option<KeyId>,
@@ -304,7 +305,7 @@ pub(super) fn holders(
     holders.collect()
 }
 
-/// Some records after a place in the order of changes, each with its own place and that of its creation.
+/// A page of records after a change, each with the number of its last change and of its creation.
 pub(super) fn page(
     connection: &Connection,
     after: i64,
@@ -317,7 +318,7 @@ pub(super) fn page(
         .collect()
 }
 
-/// Some entries of the audit trail after a place, of one key if asked, each with its own place.
+/// A page of audit entries after a change, of all keys or of one, each with the number of its change.
 pub(super) fn trail(
     connection: &Connection,
     after: i64,
@@ -336,12 +337,12 @@ pub(super) fn trail(
     }
 }
 
-/// The whole trail of one key, in the order of time.
+/// The whole audit trail of one key, in the order of time.
 pub(super) fn trail_of(connection: &Connection, key: KeyId) -> rusqlite::Result<Vec<Entry>> {
     whole_trail(connection, key.as_str())
 }
 
-/// The entries that are of no key, in the order of time. They come from another store: the embedded one keeps no register of gateways.
+/// The audit entries that belong to no key, in the order of time. They were imported: the embedded store has no register of gateways.
 pub(super) fn trail_of_none(connection: &Connection) -> rusqlite::Result<Vec<Entry>> {
     whole_trail(connection, NO_KEY)
 }

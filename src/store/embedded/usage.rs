@@ -1,5 +1,5 @@
-//! Reading the ledger: what each key used on each day, by tier and endpoint; and holding its rows against each other. What groups hold
-//! that the ledger lacks is read in the same transaction and added.
+//! Reading the ledger: the usage of each key and day by tier and endpoint, and the check of its rows. Entries of groups that are not
+//! in the ledger yet are read in the same transaction and added.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -27,9 +27,8 @@ const LEDGER: &str = concat!(
     columns!(),
     " FROM ledger WHERE date BETWEEN ?1 AND ?2"
 );
-// The tables are in the order of dates first and then of keys, so a stretch of keys is looked up date by date; a scan would read
-// every key's rows.
-macro_rules! stretch_of {
+// The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
+macro_rules! range_of {
     ($table:literal, $columns:expr) => {
         concat!(
             "WITH RECURSIVE asked (day) AS (
@@ -49,13 +48,13 @@ macro_rules! stretch_of {
     };
 }
 
-const LEDGER_OF_KEYS: &str = stretch_of!("ledger", columns!());
+const LEDGER_OF_KEYS: &str = range_of!("ledger", columns!());
 const ADJUSTMENTS_OF_KEYS: &str = concat!(
-    stretch_of!("adjustments", "date, key, came, units"),
+    range_of!("adjustments", "date, key, came, units"),
     " ORDER BY date, key, came"
 );
-const COPIED_OF_KEYS: &str = stretch_of!("copied", "date, key");
-/// How many keys lie in a stretch, as far as that is asked for.
+const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
+/// The number of keys in a range, counted up to a limit.
 const KEYS_BETWEEN: &str =
     "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
@@ -70,8 +69,8 @@ type Numbers = [i64; Totals::NUMBERS + 2];
 struct OneDay {
     rows: Vec<(Arc<str>, Numbers)>,
     adjustments: Vec<Adjustment>,
-    /// Whether others told something of it, who may have served above the limit.
-    is_copied: bool,
+    /// Whether the day has imported counts. Their producers may have served above the limit.
+    is_imported: bool,
 }
 
 /// The ledger from `from` through `to`, in the order of date and key.
@@ -83,10 +82,10 @@ pub(super) fn read(
 ) -> rusqlite::Result<Vec<DayUsage>> {
     let instant = connection.unchecked_transaction()?;
     let days = days(&instant, from, to, key)?.into_iter();
-    Ok(days.map(|(place, day)| day.told(place)).collect())
+    Ok(days.map(|(place, day)| day.usage(place)).collect())
 }
 
-/// The same of some keys: in one stretch where they are next to each other among all keys, or nearly, else one by one.
+/// The ledger of some keys: in one range if they are neighbours among all keys, or nearly, otherwise one by one.
 pub(super) fn read_of(
     connection: &Connection,
     from: Date,
@@ -110,10 +109,10 @@ pub(super) fn read_of(
     let wanted = |date, key| (from..=to).contains(&date) && wanted.contains(&key);
     add_appended(&mut days, &instant, wanted)?;
     let days = days.into_iter();
-    Ok(days.map(|(place, day)| day.told(place)).collect())
+    Ok(days.map(|(place, day)| day.usage(place)).collect())
 }
 
-/// Whether less than half of the keys from the first to the last are others.
+/// Whether less than half of the keys from the first to the last are other keys.
 fn are_neighbours(
     connection: &Connection,
     wanted: &BTreeSet<KeyId>,
@@ -125,8 +124,8 @@ fn are_neighbours(
     Ok(between.query_row(asked, |row| row.get::<_, i64>(0))? < most)
 }
 
-/// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
-/// what is told is what no charge and no refund could have written.
+/// The days of [`read`], each with its faults. The rows are the count, so there is no second count to compare them with: a fault is a
+/// row that no charge and no refund could have written.
 pub(super) fn prove(
     connection: &Connection,
     from: Date,
@@ -140,7 +139,7 @@ pub(super) fn prove(
         let cells: Vec<Cell> = day.rows.iter().map(cell).collect();
         let net: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = cells.iter().map(|cell| cell.ceiling.limit).max();
-        let by_older = day.is_copied || cells.iter().any(|cell| cell.tier.is_none());
+        let by_older = day.is_imported || cells.iter().any(|cell| cell.tier.is_none());
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
             && net > signed(limit)
         {
@@ -149,7 +148,7 @@ pub(super) fn prove(
             ));
         }
         Proof {
-            usage: day.told(place),
+            usage: day.usage(place),
             faults: faults.into_iter().collect(),
         }
     });
@@ -157,20 +156,20 @@ pub(super) fn prove(
 }
 
 impl OneDay {
-    fn told(self, place: Place) -> DayUsage {
+    fn usage(self, place: Place) -> DayUsage {
         let mut cells: Vec<Cell> = self.rows.iter().map(cell).collect();
         let adjustments = self.adjustments;
-        if !self.is_copied {
+        if !self.is_imported {
             return DayUsage::of_cells(place, None, cells, adjustments);
         }
-        // The rows are the count; the one of units without endpoint is none of the ledger's entries.
+        // The rows are the count, but the row of units without an endpoint is no entry of the ledger.
         let late: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
         let used: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
         DayUsage::of_cells(place, Some(used + late), cells, adjustments)
     }
 
-    /// Adds to the row of a place.
+    /// Adds to a row.
     fn add(&mut self, place: Arc<str>, added: Numbers) {
         let Some((_, numbers)) = self.rows.iter_mut().find(|(known, _)| *known == place) else {
             self.rows.push((place, added));
@@ -186,7 +185,7 @@ impl OneDay {
     }
 }
 
-/// A row of the ledger: its place, and its numbers.
+/// A row of the ledger: its name and its numbers.
 fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
     let mut numbers = Numbers::default();
     for (number, column) in numbers.iter_mut().zip(3..) {
@@ -206,7 +205,7 @@ fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
     }
 }
 
-/// What no charge and no refund could have written.
+/// The reasons why no charge and no refund could have written the row.
 fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
     let [totals @ .., _, _] = numbers.map(unsigned);
     let (totals, mut faults) = (Totals::of_numbers(totals), Vec::new());
@@ -258,13 +257,13 @@ fn days(
     for (date, key) in imported_days(connection, &from, &to)? {
         let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
         if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
-            day.is_copied = true;
+            day.is_imported = true;
         }
     }
     Ok(days)
 }
 
-/// Adds what groups hold that the ledger lacks.
+/// Adds the entries of groups that are not in the ledger yet.
 fn add_appended(
     days: &mut BTreeMap<Place, OneDay>,
     instant: &Connection,
@@ -305,7 +304,7 @@ fn add_days_of(
     let mut rows = copied.query(asked)?;
     while let Some(row) = rows.next()? {
         if let Some(day) = days.get_mut(&place(row)?) {
-            day.is_copied = true;
+            day.is_imported = true;
         }
     }
     Ok(())
