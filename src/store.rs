@@ -24,8 +24,8 @@ use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::clock_trust::Leap;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 pub mod backup;
 pub mod chain;
@@ -342,7 +342,7 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     /// event if it is to be delivered. A repeated call has the same result. Not for the request path: waits.
     async fn claim(
         &self,
-        crossing: &Crossing,
+        threshold_event: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError>;

@@ -312,7 +312,11 @@ impl Edge<'_> {
         };
         let (shares, record) = (&self.snapshot.config.events.shares, &caller.key.record);
         let (gate, now) = (self.gate, || self.gate.store.now());
-        if gate.crossings.look(shares, record, standing, now).is_err() {
+        if gate
+            .threshold_events
+            .look(shares, record, standing, now)
+            .is_err()
+        {
             self.note_limit_hit("events");
         }
     }

@@ -85,8 +85,8 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 /// The pause before each batch of an import: enough for a few attempts of a process that waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
@@ -393,14 +393,14 @@ impl Store for EmbeddedStore {
 
     async fn claim(
         &self,
-        crossing: &Crossing,
+        threshold_event: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
-        let (crossing, node) = (crossing.clone(), node.clone());
+        let (threshold_event, node) = (threshold_event.clone(), node.clone());
         self.on_writer(move |connection, desk| {
             let settled = desk.clock_watch.settled_at();
-            events::claim(connection, &crossing, &node, delivery, settled)
+            events::claim(connection, &threshold_event, &node, delivery, settled)
         })
         .await
     }

@@ -51,9 +51,9 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::quota::Verdict;
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
@@ -508,7 +508,7 @@ impl Store for RedisStore {
 
     async fn claim(
         &self,
-        crossing: &Crossing,
+        crossing: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {

@@ -11,9 +11,9 @@ use tokio::sync::mpsc;
 use touchline::clock::Clock;
 use touchline::policy::audit::{Author, Entry, Wanted};
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::crossing::{Crossing, Share};
 use touchline::policy::key_record::KeyRecord;
 use touchline::policy::rate_limit::Standing;
+use touchline::policy::threshold_event::{Share, ThresholdEvent};
 use touchline::store::export::{Exported, ImportCounts, ImportMode};
 use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
 
@@ -80,7 +80,7 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
         (stores.redis("b").await, stores.file("b.db").await),
         (stores.file("c.db").await, stores.file("d.db").await),
     ];
-    let crossing = Crossing {
+    let threshold_event = ThresholdEvent {
         key: new_record("pro").id,
         tier: "pro".parse().unwrap(),
         standing: Standing {
@@ -97,7 +97,9 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
     };
     let lease = Duration::from_secs(60);
     for (from, to) in ways {
-        let made = from.claim(&crossing, &node("a"), Delivery::Wanted).await;
+        let made = from
+            .claim(&threshold_event, &node("a"), Delivery::Wanted)
+            .await;
         assert!(matches!(made.unwrap(), Claim::Made));
         let dry = to
             .import_exported(exported(&from).await, ImportMode::DryRun)
@@ -105,11 +107,13 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
         assert_eq!(dry.unwrap().events_added, 1);
         assert_eq!(exported(&to).await, [], "a dry run writes nothing");
         transfer(&from, &to).await;
-        let again = to.claim(&crossing, &node("b"), Delivery::Wanted).await;
+        let again = to
+            .claim(&threshold_event, &node("b"), Delivery::Wanted)
+            .await;
         assert_eq!(again.unwrap(), Claim::Held);
         let waiting = to.undelivered(&node("b"), lease).await.unwrap().unwrap();
         assert_eq!(waiting.len(), 1);
-        assert_eq!(waiting[0].body, crossing.event().body);
+        assert_eq!(waiting[0].body, threshold_event.event().body);
         to.resign(&node("b")).await.unwrap();
         // Delivered there, it is not in the next export.
         let here = from.undelivered(&node("a"), lease).await.unwrap().unwrap();

@@ -8,7 +8,7 @@ use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
-use crate::policy::crossing::{SHARES_MAX, Share, Shares, SigningSecret};
+use crate::policy::threshold_event::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {
     /// Events of keys near their limits, and the webhook that receives them.

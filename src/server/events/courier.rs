@@ -13,7 +13,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use tokio::task::JoinSet;
 
 use crate::config::Webhook;
-use crate::policy::crossing::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
+use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
 use crate::server::outgoing::Caller;
 use crate::store::NodeName;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::policy::crossing::{Crossing, Event};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
@@ -36,15 +36,15 @@ const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
 /// instant of a reliable clock.
 pub(super) fn claim(
     connection: &Connection,
-    crossing: &Crossing,
+    threshold_event: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
     settled: Option<Timestamp>,
 ) -> rusqlite::Result<Claim> {
     let transaction =
         rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-    let event = crossing.event();
-    let until = crossing.standing.day.end + CLAIMS_KEPT_SECONDS;
+    let event = threshold_event.event();
+    let until = threshold_event.standing.day.end + CLAIMS_KEPT_SECONDS;
     if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
         let holder: Option<String> = transaction
             .query_row(HOLDER, [&event.id], |row| row.get(0))

@@ -20,8 +20,8 @@ use super::trail;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
-use crate::policy::crossing::date_of;
 use crate::policy::key_record::KeyRecord;
+use crate::policy::threshold_event::date_of;
 use crate::store::export::{
     Exported, ExportedEvent, ExportedKey, HeldClaim, ImportCounts, ImportMode, KeyDay,
     WaitingEvent, secret_in_use,

@@ -13,7 +13,7 @@ use super::link::Link;
 use super::names::Names;
 use super::records::unreadable;
 use super::script::{Arguments, CLAIM, COURIER};
-use crate::policy::crossing::{Crossing, Event};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn claim(
     link: &Link,
     names: &Names,
-    crossing: &Crossing,
+    crossing: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
 ) -> Result<Claim, StoreError> {

@@ -12,22 +12,22 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::policy::api_key::KeyId;
-use crate::policy::crossing::{Crossing, Share, Shares};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::Standing;
+use crate::policy::threshold_event::{Share, Shares, ThresholdEvent};
 
-/// Crossings that wait to be reported; about 2 MiB.
+/// ThresholdEvents that wait to be reported; about 2 MiB.
 const WAITING_MAX: usize = 10_000;
-/// Keys whose crossings are remembered; about 16 MiB.
+/// Keys whose threshold events are remembered; about 16 MiB.
 const SEEN_MAX: usize = 250_000;
 
-/// There is no room: the crossing is noticed again with the key's next request.
+/// There is no room: the threshold event is noticed again with the key's next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
 /// The keys that have come near their limits.
 #[derive(Debug, Default)]
-pub struct Crossings {
+pub struct ThresholdEvents {
     state: Mutex<State>,
     come: Notify,
 }
@@ -35,8 +35,8 @@ pub struct Crossings {
 #[derive(Debug, Default)]
 struct State {
     seen: HashMap<KeyId, Seen>,
-    waiting: VecDeque<Crossing>,
-    /// Whether a crossing was taken out and is not reported yet.
+    waiting: VecDeque<ThresholdEvent>,
+    /// Whether a threshold event was taken out and is not reported yet.
     taken: bool,
 }
 
@@ -49,10 +49,10 @@ struct Seen {
 }
 
 impl State {
-    fn take(&mut self) -> Option<Crossing> {
-        let crossing = self.waiting.pop_front()?;
+    fn take(&mut self) -> Option<ThresholdEvent> {
+        let threshold_event = self.waiting.pop_front()?;
         self.taken = true;
-        Some(crossing)
+        Some(threshold_event)
     }
 }
 
@@ -60,12 +60,12 @@ fn bit(share: Share) -> u128 {
     1 << u32::from(share.percent())
 }
 
-impl Crossings {
+impl ThresholdEvents {
     /// Examines a key with this record and standing, and queues the shares that it has newly reached. Cost below the first share:
     /// a multiplication for each.
     ///
     /// # Errors
-    /// [`Full`], if the crossing could not be remembered or queued.
+    /// [`Full`], if the threshold event could not be remembered or queued.
     pub fn look(
         &self,
         shares: &Shares,
@@ -95,7 +95,7 @@ impl Crossings {
                 return Err(Full);
             }
             of_key.shares |= bit(*share);
-            waiting.push_back(Crossing {
+            waiting.push_back(ThresholdEvent {
                 key: record.id,
                 tier: record.tier.clone(),
                 standing,
@@ -107,23 +107,23 @@ impl Crossings {
         Ok(())
     }
 
-    /// The next crossing to report; waits for one.
-    pub async fn next(&self) -> Crossing {
+    /// The next threshold event to report; waits for one.
+    pub async fn next(&self) -> ThresholdEvent {
         loop {
             let come = self.come.notified();
-            if let Some(crossing) = self.state.lock().take() {
-                return crossing;
+            if let Some(threshold_event) = self.state.lock().take() {
+                return threshold_event;
             }
             come.await;
         }
     }
 
-    /// Marks the last crossing taken out as reported.
+    /// Marks the last threshold event taken out as reported.
     pub fn mark_reported(&self) {
         self.state.lock().taken = false;
     }
 
-    /// Whether all crossings are reported.
+    /// Whether all threshold events are reported.
     pub fn all_reported(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.taken
@@ -161,22 +161,24 @@ mod tests {
         (standing, now)
     }
 
-    fn drain(crossings: &Crossings) -> Vec<u8> {
-        let mut state = crossings.state.lock();
+    fn drain(threshold_events: &ThresholdEvents) -> Vec<u8> {
+        let mut state = threshold_events.state.lock();
         let waiting = state.waiting.drain(..);
-        waiting.map(|crossing| crossing.share.percent()).collect()
+        waiting
+            .map(|threshold_event| threshold_event.share.percent())
+            .collect()
     }
 
     #[test]
     fn each_share_is_handed_over_once_a_day_and_all_that_were_passed_at_once() {
-        let crossings = Crossings::default();
+        let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
         let look = |instant, used| {
             let (standing, now) = at(instant, used);
-            crossings
+            threshold_events
                 .look(&shares(), &record, standing, || now)
                 .unwrap();
-            drain(&crossings)
+            drain(&threshold_events)
         };
         assert_eq!(look("2026-11-21T10:00:00Z", 15), [0; 0]);
         assert_eq!(look("2026-11-21T10:00:00Z", 16), [80]);
@@ -188,33 +190,39 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_seen_again() {
-        let crossings = Crossings::default();
+        let threshold_events = ThresholdEvents::default();
         let (standing, now) = at("2026-11-21T10:00:00Z", 16);
         for _ in 0..WAITING_MAX {
             let (_, record) = key_of("starter");
-            assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
+            assert_eq!(
+                threshold_events.look(&shares(), &record, standing, || now),
+                Ok(())
+            );
         }
         let (_, record) = key_of("starter");
         assert_eq!(
-            crossings.look(&shares(), &record, standing, || now),
+            threshold_events.look(&shares(), &record, standing, || now),
             Err(Full)
         );
-        assert_eq!(drain(&crossings).len(), WAITING_MAX);
-        assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
-        assert_eq!(drain(&crossings), [80]);
+        assert_eq!(drain(&threshold_events).len(), WAITING_MAX);
+        assert_eq!(
+            threshold_events.look(&shares(), &record, standing, || now),
+            Ok(())
+        );
+        assert_eq!(drain(&threshold_events), [80]);
     }
 
     #[test]
     fn days_that_are_over_are_forgotten() {
-        let crossings = Crossings::default();
+        let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
         let (standing, now) = at("2026-11-21T10:00:00Z", 16);
-        crossings
+        threshold_events
             .look(&shares(), &record, standing, || now)
             .unwrap();
-        crossings.sweep("2026-11-21".parse().unwrap());
-        assert_eq!(crossings.state.lock().seen.len(), 1);
-        crossings.sweep("2026-11-22".parse().unwrap());
-        assert_eq!(crossings.state.lock().seen.len(), 0);
+        threshold_events.sweep("2026-11-21".parse().unwrap());
+        assert_eq!(threshold_events.state.lock().seen.len(), 1);
+        threshold_events.sweep("2026-11-22".parse().unwrap());
+        assert_eq!(threshold_events.state.lock().seen.len(), 0);
     }
 }

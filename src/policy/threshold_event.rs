@@ -90,7 +90,7 @@ impl Shares {
 
 /// A key has reached a share of its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Crossing {
+pub struct ThresholdEvent {
     /// The key.
     pub key: KeyId,
     /// Its tier at that time.
@@ -138,10 +138,10 @@ pub struct Event {
     pub body: String,
 }
 
-impl Crossing {
+impl ThresholdEvent {
     /// The event's id.
     pub fn id(&self) -> String {
-        let Crossing {
+        let ThresholdEvent {
             key,
             standing,
             share,
@@ -227,9 +227,9 @@ mod tests {
         Shares::new(shares.map(Option::unwrap).collect()).unwrap()
     }
 
-    fn crossing() -> Crossing {
+    fn threshold_event() -> ThresholdEvent {
         let at: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
-        Crossing {
+        ThresholdEvent {
             key: "4fZk09QwXy2B".parse().unwrap(),
             tier: "starter".parse().unwrap(),
             standing: Standing {
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_event_is_about_a_key_a_day_and_a_share_and_bears_no_secret() {
-        let event = crossing().event();
+        let event = threshold_event().event();
         assert_eq!(event.id, "quota_2026-11-21_4fZk09QwXy2B_80");
         let body: serde_json::Value = serde_json::from_str(&event.body).unwrap();
         assert_eq!(
@@ -293,11 +293,11 @@ mod tests {
                 },
             })
         );
-        let later = Crossing {
+        let later = ThresholdEvent {
             at: "2026-11-21T13:00:00Z".parse().unwrap(),
-            ..crossing()
+            ..threshold_event()
         };
-        assert_eq!(later.id(), crossing().id());
+        assert_eq!(later.id(), threshold_event().id());
     }
 
     /// The example of the Standard Webhooks specification and its libraries.
