@@ -20,7 +20,7 @@ use super::{Addresses, ServeError};
 use crate::admin::Admin;
 use crate::config::Listen;
 use crate::proxy::Gate;
-use crate::proxy::connection::census::Census;
+use crate::proxy::connection::limiter::ConnectionLimiter;
 
 /// Buffers of a connection to the admin listener.
 const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
@@ -156,7 +156,7 @@ impl Listener {
     /// # Errors
     /// If the runtime does not accept a socket.
     pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
-        let census = Census::new(gate.metrics.connections.clone());
+        let limiter = ConnectionLimiter::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self
             .https
@@ -175,7 +175,7 @@ impl Listener {
                 listener: tokio::net::TcpListener::from_std(listener)?,
                 behind,
                 gate: gate.clone(),
-                census: census.clone(),
+                limiter: limiter.clone(),
             });
         }
         let admin = admin_service(admin, &self.admin);
