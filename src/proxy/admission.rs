@@ -76,16 +76,16 @@ pub struct Usage {
     pub report: Vec<u8>,
 }
 
-/// The notes of a request's steps.
+/// The admission trace of a request: the time spent in its steps, and the spans of a recorded request.
 #[derive(Debug, Default)]
-pub struct Steps {
+pub struct AdmissionTrace {
     /// Time spent waiting for the store.
     pub store_wait: Duration,
     /// The spans of a recorded request.
     pub recording: Option<Box<Recording>>,
 }
 
-/// Admits a request, or refuses it. Notes are added to `steps`.
+/// Admits a request, or refuses it. Notes are added to `trace`.
 ///
 /// # Errors
 /// With the refusal of the first step that fails.
@@ -93,14 +93,14 @@ pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     head: &RequestHead,
-    steps: &mut Steps,
+    trace: &mut AdmissionTrace,
 ) -> Result<Admitted, Refusal> {
     let target = well_formed::check(head, &snapshot.head_limits); // 1
     let path = target.map(|target| target.path);
     let mut edge = Edge {
         gate,
         snapshot,
-        steps,
+        trace,
     };
     let mut slot = None;
     let mut next: Next<'_> =
@@ -154,7 +154,7 @@ pub async fn admit(
 struct Edge<'a> {
     gate: &'a Gate,
     snapshot: &'a Snapshot,
-    steps: &'a mut Steps,
+    trace: &'a mut AdmissionTrace,
 }
 
 impl Edge<'_> {
@@ -166,7 +166,7 @@ impl Edge<'_> {
     fn authenticate(&mut self, key: &KeyDigest, at: Option<Timestamp>) -> Result<Known, NoKey> {
         let now = at.unwrap_or_else(|| self.gate.store.now());
         let found = self.look_up(key, now);
-        if let Some(recording) = &mut self.steps.recording {
+        if let Some(recording) = &mut self.trace.recording {
             recording.authenticated();
         }
         found
@@ -239,7 +239,7 @@ impl Edge<'_> {
         let asked = Instant::now();
         let decision = self.gate.store.charge(charge).await;
         self.note_call("charge", asked, &decision);
-        if let Some(recording) = &mut self.steps.recording {
+        if let Some(recording) = &mut self.trace.recording {
             recording.charged(asked);
         }
         if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
@@ -294,7 +294,7 @@ impl Edge<'_> {
     /// Counts a call of the store that began at `asked`.
     fn note_call<T>(&mut self, operation: &str, asked: Instant, outcome: &Result<T, StoreError>) {
         let took = asked.elapsed();
-        self.steps.store_wait += took;
+        self.trace.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
     }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
-use super::admission::{Grant, Permit, Refusal, Steps};
+use super::admission::{AdmissionTrace, Grant, Permit, Refusal};
 use super::connection::allowance::Held;
 use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
@@ -48,8 +48,8 @@ pub struct Exchange {
     pub hsts: Option<HeaderValue>,
     /// The origin of the request, once its header is examined.
     pub origin: Option<Origin>,
-    /// The notes of its steps.
-    pub steps: Steps,
+    /// The trace of its admission.
+    pub admission_trace: AdmissionTrace,
     /// Its stage.
     pub stage: Stage,
     /// Why it was not forwarded completely, although it was answered.
@@ -217,7 +217,7 @@ impl Exchange {
             request_id: HeaderValue::from_static(""),
             hsts: None,
             origin: None,
-            steps: Steps::default(),
+            admission_trace: AdmissionTrace::default(),
             stage: Stage::Arrived,
             cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),

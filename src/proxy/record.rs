@@ -48,8 +48,11 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         (_, None) => exchange.cause.clone(),
     };
     let status = client.status().map_or(0, |status| status.as_u16());
-    if let Some(recording) = &exchange.steps.recording {
+    if let Some(recording) = &exchange.admission_trace.recording {
         let facts = Facts {
+            time: exchange.time,
+            started: exchange.started,
+            request_id: exchange.request_id_str(),
             method: head.method(),
             endpoint: outcome.endpoint,
             key_id: outcome.key_id,
@@ -58,7 +61,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
             outcome: outcome.word,
             units: outcome.units,
         };
-        let spans = recording.spans(exchange, &facts);
+        let spans = recording.spans(&facts);
         let count = spans.len() as u64;
         if !gate.tracer.leave(spans) {
             let dropped = metrics.trace_spans.with_label_values(&["dropped"]);
@@ -91,7 +94,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
-        store_ms: exchange.steps.store_wait,
+        store_ms: exchange.admission_trace.store_wait,
         upstream_ms: outcome.upstream.map(|(_, waited)| waited),
         bytes_sent: client.bytes_sent(),
         cause: cause.as_deref(),

@@ -223,10 +223,14 @@ impl Relay<'_, '_> {
         // A failure before it is written becomes a 500, which is refunded.
         forwarding.note_sent();
         let server = forwarding.server();
-        let recorded = exchange.steps.recording.as_mut().map(|recording| {
-            let span = recording.attempt(server);
-            (recording.context, span)
-        });
+        let recorded = exchange
+            .admission_trace
+            .recording
+            .as_mut()
+            .map(|recording| {
+                let span = recording.attempt(server);
+                (recording.context, span)
+            });
         let origin = exchange.origin.as_ref();
         let told_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;

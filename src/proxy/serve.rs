@@ -75,13 +75,16 @@ async fn answer(
     }
     let sent = client.head.fields();
     exchange.identify(sent.first(&X_REQUEST_ID));
-    exchange.steps.recording = Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
+    exchange.admission_trace.recording =
+        Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
     exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
     if client.connection.is_encrypted {
         exchange.hsts = respond::hsts(&snapshot.config);
     }
     let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
-        Ok(()) => admission::admit(gate, &snapshot, &client.head, &mut exchange.steps).await,
+        Ok(()) => {
+            admission::admit(gate, &snapshot, &client.head, &mut exchange.admission_trace).await
+        }
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };
     match admitted {

@@ -9,7 +9,6 @@ use std::time::Instant;
 use http::Method;
 use jiff::{SignedDuration, Timestamp};
 
-use super::exchange::Exchange;
 use super::upstreams::Server;
 use crate::config::Tracing;
 use crate::policy::trace_context::TraceContext;
@@ -38,6 +37,12 @@ struct Attempt {
 
 /// The facts of a request in the access log, for its span.
 pub struct Facts<'a> {
+    /// The time of the request on the wall clock.
+    pub time: Timestamp,
+    /// The same as an instant.
+    pub started: Instant,
+    /// The request's id.
+    pub request_id: &'a str,
     /// Its method.
     pub method: &'a Method,
     /// The endpoint's pattern.
@@ -94,8 +99,8 @@ impl Recording {
     }
 
     /// All spans of a finished request.
-    pub fn spans(&self, exchange: &Exchange, facts: &Facts<'_>) -> Vec<Span> {
-        let at = |instant: Instant| clock_of(exchange, instant);
+    pub fn spans(&self, facts: &Facts<'_>) -> Vec<Span> {
+        let at = |instant: Instant| clock_of(facts, instant);
         let ended = at(Instant::now());
         let part = |name: &str, kind, began: Timestamp, ended: Timestamp| Span {
             trace_id: self.context.trace_id,
@@ -111,12 +116,12 @@ impl Recording {
         let mut spans = vec![Span {
             id: self.span,
             parent: self.context.parent,
-            attributes: attributes(exchange, facts),
+            attributes: attributes(facts),
             is_failed: facts.status == 0 || facts.status >= 500,
-            ..part(&name(facts), Kind::Server, at(exchange.started), ended)
+            ..part(&name(facts), Kind::Server, at(facts.started), ended)
         }];
         if let Some(authenticated) = self.authenticated {
-            let (began, ended) = (at(exchange.started), at(authenticated));
+            let (began, ended) = (at(facts.started), at(authenticated));
             spans.push(part("authenticate", Kind::Internal, began, ended));
         }
         for (asked, answered) in &self.charges {
@@ -145,10 +150,10 @@ fn fresh_id() -> u64 {
     fastrand::u64(1..)
 }
 
-fn clock_of(exchange: &Exchange, instant: Instant) -> Timestamp {
-    let after = instant.saturating_duration_since(exchange.started);
+fn clock_of(facts: &Facts<'_>, instant: Instant) -> Timestamp {
+    let after = instant.saturating_duration_since(facts.started);
     let after = SignedDuration::try_from(after).unwrap_or(SignedDuration::ZERO);
-    exchange.time.saturating_add(after).unwrap_or(exchange.time)
+    facts.time.saturating_add(after).unwrap_or(facts.time)
 }
 
 /// Method and pattern, by OpenTelemetry's convention; a method that no endpoint can take is not repeated.
@@ -173,13 +178,10 @@ fn known(method: &Method) -> &str {
     }
 }
 
-fn attributes(exchange: &Exchange, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+fn attributes(facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
     let mut attributes = vec![
         ("http.request.method", Value::from(known(facts.method))),
-        (
-            "touchline.request_id",
-            Value::from(exchange.request_id_str()),
-        ),
+        ("touchline.request_id", Value::from(facts.request_id)),
         ("touchline.outcome", Value::from(facts.outcome)),
     ];
     for (key, text) in [

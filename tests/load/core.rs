@@ -30,7 +30,7 @@ use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
 use touchline::policy::rate_limit::Standing;
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, Steps, admit};
+use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role};
@@ -215,8 +215,8 @@ impl Bench {
         };
         let head = RequestReader::whole_head(&sent, &bounds).unwrap();
         Box::new(move || {
-            let mut steps = Steps::default();
-            let admitted = admit(&self.gate, &self.snapshot, &head, &mut steps);
+            let mut trace = AdmissionTrace::default();
+            let admitted = admit(&self.gate, &self.snapshot, &head, &mut trace);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

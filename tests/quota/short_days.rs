@@ -19,7 +19,7 @@ use touchline::policy::http1::HeadBounds;
 use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, Steps, admit};
+use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
@@ -92,7 +92,7 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &head, &mut Steps::default()).await;
+        let admitted = admit(&gate, &snapshot, &head, &mut AdmissionTrace::default()).await;
         let after = Timestamp::now();
         let standing = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),
