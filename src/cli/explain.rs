@@ -18,7 +18,7 @@ use super::output::{
 use crate::config::{Config, Place, Tier};
 use crate::policy::admission::{Check, Verdict};
 use crate::policy::api_key::KeyId;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
 use crate::proxy::respond::{announce, insert_standing, refusal_fields};
@@ -117,7 +117,10 @@ async fn explain(
         now,
     });
     let (result, would_refuse) = match &explanation.outcome {
-        Outcome::Forwarded(permit) => ("forwarded", permit.waived().map(Waived::as_str)),
+        Outcome::Forwarded(permit) => (
+            "forwarded",
+            permit.shadow_violation().map(ShadowViolation::as_str),
+        ),
         Outcome::Answered(_) => ("answered", None),
         Outcome::Refused(_) => ("refused", None),
     };

@@ -18,7 +18,7 @@ use http::Method;
 use jiff::Timestamp;
 
 use super::endpoint::{Endpoint, EndpointTable};
-use super::enforcement::{Enforcement, Waived};
+use super::enforcement::{Enforcement, ShadowViolation};
 use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
 use super::rate_limit::Standing;
@@ -259,14 +259,17 @@ impl<'a, K, N> Ask<'a, K, N> {
     fn judge_limit(
         &mut self,
         check: Check,
-        limit: Waived,
+        limit: ShadowViolation,
         judged: Result<(), Rejection>,
     ) -> Result<(), Rejection> {
         let Err(rejection) = judged else {
             return self.judge(check, judged);
         };
-        let (enforcement, waived) = (self.caller.terms.enforcement, &mut self.caller.waived);
-        match enforcement.refuse_or_waive(rejection, limit, waived) {
+        let (enforcement, shadow_violation) = (
+            self.caller.terms.enforcement,
+            &mut self.caller.shadow_violation,
+        );
+        match enforcement.refuse_or_record(rejection, limit, shadow_violation) {
             Ok(()) => {
                 self.lookup.note(check, Verdict::WouldRefuse);
                 Ok(())
@@ -328,7 +331,7 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
         let taken = self.judge(Check::Method, endpoint.admit_method(method)); // 5
         taken.map_err(refused)?;
         let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
-        let included = self.judge_limit(Check::Tier, Waived::Tier, included);
+        let included = self.judge_limit(Check::Tier, ShadowViolation::Tier, included);
         included.map_err(refused)?;
         Ok(Place::Endpoint(endpoint.clone()))
     }
@@ -399,14 +402,14 @@ impl<'a, K> Ask<'a, K, Room> {
                     rate,
                     wait,
                 };
-                ask.judge_limit(rates, Waived::Burst, Err(rejection))
+                ask.judge_limit(rates, ShadowViolation::Burst, Err(rejection))
             }
             (Limit::UsageRead, Err(wait)) => {
                 ask.judge(rates, Err(Rejection::UsageReadTooOften { standing, wait }))
             }
             (Limit::Concurrent(allowed), Err(_)) => {
                 let rejection = Rejection::TooManyConcurrent { standing, allowed };
-                ask.judge_limit(rates, Waived::Concurrent, Err(rejection))
+                ask.judge_limit(rates, ShadowViolation::Concurrent, Err(rejection))
             }
         };
         match (judged, found) {
@@ -438,7 +441,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
         let standing = self.standing(Some(used));
         let enforcement = self.caller.terms.enforcement;
-        let by_quota = enforcement.waived_by_quota(used, standing.limit);
+        let by_quota = enforcement.quota_violation(used, standing.limit);
         let verdict = by_quota.map_or(Verdict::Passes, |_| Verdict::WouldRefuse);
         self.lookup.note(Check::Quota, verdict);
         self.lookup.note(Check::Upstream, Verdict::Open);
@@ -446,7 +449,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
             key: self.caller.key,
             endpoint: self.needs,
             standing,
-            waived: self.caller.waived.or(by_quota),
+            shadow_violation: self.caller.shadow_violation.or(by_quota),
             grant,
         })
     }

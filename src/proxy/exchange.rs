@@ -17,7 +17,7 @@ use super::rates::Slot;
 use super::upstreams::{Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
@@ -91,7 +91,7 @@ pub struct Forwarding {
     /// The standing of the key; after a refund without this request.
     pub standing: Standing,
     /// The limit of the tier that would have refused it if enforced.
-    pub waived: Option<Waived>,
+    pub shadow_violation: Option<ShadowViolation>,
     /// Units charged.
     pub units: u32,
     /// The upstream.
@@ -268,7 +268,7 @@ impl Forwarding {
     pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
-        let (standing, waived) = (permit.standing(), permit.waived());
+        let (standing, shadow_violation) = (permit.standing(), permit.shadow_violation());
         let Grant {
             receipt,
             upstream,
@@ -278,7 +278,7 @@ impl Forwarding {
             key,
             endpoint,
             standing,
-            waived,
+            shadow_violation,
             units: receipt.units,
             upstream,
             attempts: 0,

@@ -11,7 +11,7 @@ use super::failure::Failure;
 use super::gate::Gate;
 use super::trace::Facts;
 use crate::policy::api_key;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::http1::Version;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
@@ -28,8 +28,8 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         .requests
         .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
         .inc();
-    if let (Some(tier), Some(waived)) = (outcome.tier, outcome.waived) {
-        let labels = [tier, waived.as_str()];
+    if let (Some(tier), Some(shadow_violation)) = (outcome.tier, outcome.shadow_violation) {
+        let labels = [tier, shadow_violation.as_str()];
         metrics.shadow_refusals.with_label_values(&labels).inc();
     }
     metrics
@@ -89,7 +89,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         status,
         outcome: outcome.word,
         policy: outcome.policy,
-        would_refuse: outcome.waived.map(Waived::as_str),
+        would_refuse: outcome.shadow_violation.map(ShadowViolation::as_str),
         sample_percent: sample,
         units: outcome.units,
         refunded: outcome.refunded,
@@ -105,7 +105,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
 /// normally are sampled.
 fn sample(exchange: &Exchange, outcome: &Outcome<'_>, status: u16) -> Option<u8> {
     let percent = exchange.snapshot.config.logging.access_log_percent;
-    let plain = outcome.word == word(None) && status < 400 && outcome.waived.is_none();
+    let plain = outcome.word == word(None) && status < 400 && outcome.shadow_violation.is_none();
     (plain && percent < 100).then_some(percent)
 }
 
@@ -116,7 +116,7 @@ struct Outcome<'a> {
     endpoint: Option<&'a str>,
     key_id: Option<&'a str>,
     tier: Option<&'a str>,
-    waived: Option<Waived>,
+    shadow_violation: Option<ShadowViolation>,
     units: u32,
     refunded: bool,
     upstream: Option<(&'a str, Duration)>,
@@ -130,7 +130,7 @@ impl<'a> Outcome<'a> {
             endpoint: None,
             key_id: None,
             tier: None,
-            waived: None,
+            shadow_violation: None,
             units: 0,
             refunded: false,
             upstream: None,
@@ -157,7 +157,7 @@ impl<'a> Outcome<'a> {
                 endpoint: Some(&forwarding.endpoint.pattern),
                 key_id: Some(forwarding.key.record.id.as_str()),
                 tier: Some(forwarding.key.record.tier.as_str()),
-                waived: forwarding.waived,
+                shadow_violation: forwarding.shadow_violation,
                 units: forwarding.units,
                 refunded: forwarding.refunded(),
                 upstream: forwarding

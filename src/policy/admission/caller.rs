@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::Terms;
 use crate::policy::api_key::{self, KeyDigest, KeyPrefix};
 use crate::policy::calendar::Day;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::key_record::KeyRecord;
 use crate::policy::rate_limit::Standing;
 
@@ -45,7 +45,7 @@ pub struct Caller<K> {
     pub terms: Terms,
     pub(super) now: Timestamp,
     /// The first limit of the tier that would refuse the request if the tier were enforced.
-    pub(super) waived: Option<Waived>,
+    pub(super) shadow_violation: Option<ShadowViolation>,
 }
 
 impl<K: Borrow<KeyRecord>> Caller<K> {
@@ -69,7 +69,7 @@ impl<K: Borrow<KeyRecord>> Caller<K> {
             standing,
             terms,
             now,
-            waived: None,
+            shadow_violation: None,
         })
     }
 }

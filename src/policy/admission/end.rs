@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
 use crate::policy::rate_limit::Standing;
 use crate::policy::rejection::Rejection;
@@ -14,7 +14,7 @@ pub struct Permit<K, G> {
     pub(super) key: K,
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) standing: Standing,
-    pub(super) waived: Option<Waived>,
+    pub(super) shadow_violation: Option<ShadowViolation>,
     pub(super) grant: G,
 }
 
@@ -35,8 +35,8 @@ impl<K, G> Permit<K, G> {
     }
 
     /// The first limit that would have refused the request if the key's tier were enforced.
-    pub fn waived(&self) -> Option<Waived> {
-        self.waived
+    pub fn shadow_violation(&self) -> Option<ShadowViolation> {
+        self.shadow_violation
     }
 
     /// Exchanges the permit for the proof of its charge.

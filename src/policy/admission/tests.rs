@@ -56,13 +56,13 @@ impl Fault {
         }
     }
 
-    /// The limit under which it is waived in shadow.
-    fn waived(self) -> Option<Waived> {
+    /// The violation that a tier in shadow records for it.
+    fn shadow_violation(self) -> Option<ShadowViolation> {
         match self {
-            Fault::Tier => Some(Waived::Tier),
-            Fault::Burst => Some(Waived::Burst),
-            Fault::Concurrent => Some(Waived::Concurrent),
-            Fault::Quota => Some(Waived::Daily),
+            Fault::Tier => Some(ShadowViolation::Tier),
+            Fault::Burst => Some(ShadowViolation::Burst),
+            Fault::Concurrent => Some(ShadowViolation::Concurrent),
+            Fault::Quota => Some(ShadowViolation::Daily),
             Fault::Malformed
             | Fault::NoKey
             | Fault::UnusableKey
@@ -86,7 +86,7 @@ struct Case {
 #[derive(Debug, Default)]
 struct Ran {
     answer: String,
-    waived: Option<Waived>,
+    shadow_violation: Option<ShadowViolation>,
     /// The standing at the end.
     standing: Option<Standing>,
     cause: Option<String>,
@@ -209,7 +209,8 @@ impl Case {
                     break;
                 }
                 Next::Permitted(permit) => {
-                    (ran.answer, ran.waived) = ("permit".into(), permit.waived());
+                    (ran.answer, ran.shadow_violation) =
+                        ("permit".into(), permit.shadow_violation());
                     ran.standing = Some(permit.standing());
                     assert_eq!(permit.standing().used, Some(permit.into_grant()));
                     break;
@@ -227,12 +228,12 @@ impl Case {
         ran
     }
 
-    /// The outcome by the contract, computed without the machine: the first fault that is not waived answers. Faults after step 3
+    /// The outcome by the contract, computed without the machine: the first fault that is enforced answers. Faults after step 3
     /// never answer while the key keeps changing.
     fn expected(&self) -> &'static str {
         let shadow = self.enforcement == Enforcement::Shadow;
         let mut faults = Fault::ALL.into_iter().filter(|fault| self.has(*fault));
-        let first = faults.find(|fault| !(shadow && fault.waived().is_some()));
+        let first = faults.find(|fault| !(shadow && fault.shadow_violation().is_some()));
         match first.map(Fault::answer) {
             Some((answer, check)) if check <= Check::Key => answer,
             Some(_) | None if self.changes >= JUDGEMENTS_MAX => "INTERNAL_ERROR",
@@ -268,16 +269,19 @@ fn a_refused_request_draws_a_token_and_one_whose_head_or_key_is_refused_does_not
 }
 
 #[test]
-fn a_shadow_tier_waives_the_limits_of_its_tier_and_nothing_else() {
+fn a_shadow_tier_records_violations_of_its_limits_and_refuses_nothing_for_them() {
     for fault in Fault::ALL {
         let case = Case {
             enforcement: Enforcement::Shadow,
             ..Case::of(&[fault])
         };
         let ran = case.run();
-        match fault.waived() {
-            Some(waived) => {
-                assert_eq!((ran.answer.as_str(), ran.waived), ("permit", Some(waived)));
+        match fault.shadow_violation() {
+            Some(shadow_violation) => {
+                assert_eq!(
+                    (ran.answer.as_str(), ran.shadow_violation),
+                    ("permit", Some(shadow_violation))
+                );
                 assert_eq!(ran.verdict(fault.answer().1), Verdict::WouldRefuse);
             }
             None => assert_eq!(ran.answer, fault.answer().0),

@@ -2,7 +2,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::{Enforcement, Waived};
+use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::tests::key_of;
 use crate::policy::rejection::Malformed;
 use crate::policy::token_bucket::Rate;
@@ -101,9 +101,9 @@ fn the_settings_that_decide_are_named() {
         step(&exhausted, Check::Quota).settings,
         ["tiers.starter.daily", "endpoints[0].cost", "quota.timezone"]
     );
-    let waived = explained(RANKINGS, 0, Enforcement::Shadow);
+    let shadow_violation = explained(RANKINGS, 0, Enforcement::Shadow);
     assert_eq!(
-        step(&waived, Check::Tier).settings,
+        step(&shadow_violation, Check::Tier).settings,
         ["endpoints[1].tiers", "tiers.starter.enforce"]
     );
 }
@@ -135,7 +135,7 @@ fn a_shadow_tier_reports_the_first_step_that_would_refuse() {
             panic!("{path} is served");
         };
         assert_eq!(
-            permit.waived().map(Waived::as_str),
+            permit.shadow_violation().map(ShadowViolation::as_str),
             word,
             "{path} at {used}"
         );
