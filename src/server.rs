@@ -54,8 +54,8 @@ pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
 pub use stores::{open_store, open_store_at};
+use tls::Acceptor;
 pub use tls::CertificateError;
-use tls::Front;
 use upkeep::Upkeep;
 
 /// How often a stopping gateway checks whether it is idle.
@@ -255,8 +255,8 @@ async fn run(
     ));
 
     warn_of(&gate.snapshot());
-    if let Some(front) = listener.front() {
-        note_certificates(front, &gate);
+    if let Some(acceptor) = listener.acceptor() {
+        note_certificates(acceptor, &gate);
     }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
@@ -280,7 +280,7 @@ async fn run(
             return Err(error);
         }
     };
-    let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
+    let reloader = Reloader::new(file, gate.clone(), listener.acceptor().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let claimer = tokio::spawn(Claimer::new(gate.clone(), node.clone()).run());
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
@@ -362,8 +362,8 @@ async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
 }
 
 /// Records when the present certificates end, and warns if one ends soon.
-fn note_certificates(front: &Front, gate: &Gate) {
-    let ends = front.certificate_ends();
+fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
+    let ends = acceptor.certificate_ends();
     gate.metrics.certificates_end(&ends);
     for (certificate, end) in ends {
         let left = end.saturating_sub(gate.store.now().as_second());

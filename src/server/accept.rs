@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::proxied;
-use super::tls::{Front, failure};
+use super::tls::{Acceptor, failure};
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
@@ -34,7 +34,7 @@ pub enum Behind {
     /// The API in clear text.
     Clear,
     /// The API over TLS.
-    Tls(Arc<Front>),
+    Tls(Arc<Acceptor>),
     /// The redirect to HTTPS.
     Redirect,
 }
@@ -175,7 +175,7 @@ impl Room {
         };
         let tls = match (&self.behind, &listen.redirect) {
             (Behind::Clear, _) => None,
-            (Behind::Tls(front), _) => Some(front),
+            (Behind::Tls(acceptor), _) => Some(acceptor),
             (Behind::Redirect, Some(redirect)) => {
                 let gate = &self.gate;
                 let rule = &redirect.rule;
@@ -220,7 +220,7 @@ impl Room {
     async fn shake_hands(
         &self,
         socket: TcpStream,
-        tls: Option<&Arc<Front>>,
+        tls: Option<&Arc<Acceptor>>,
         limits: &Limits,
     ) -> Option<Transport> {
         let Some(tls) = tls else {

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
 use super::handover::{Handed, Label};
-use super::tls::Front;
+use super::tls::Acceptor;
 use super::{Addresses, ServeError};
 use crate::admin::Admin;
 use crate::config::Listen;
@@ -38,7 +38,7 @@ pub struct ListenError {
 /// The bound addresses with the service behind each.
 pub struct Listener {
     http: Option<Socket>,
-    https: Option<(Socket, Arc<Front>)>,
+    https: Option<(Socket, Arc<Acceptor>)>,
     redirect: Option<Socket>,
     admin: Socket,
 }
@@ -97,10 +97,10 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let front = Front::new(https)?;
+                let acceptor = Acceptor::new(https)?;
                 Some((
                     Socket::bind("listen.https.address", https.address, handed)?,
-                    Arc::new(front),
+                    Arc::new(acceptor),
                 ))
             }
             None => None,
@@ -135,8 +135,8 @@ impl Listener {
     }
 
     /// The TLS acceptor, if there is an HTTPS listener.
-    pub fn front(&self) -> Option<&Arc<Front>> {
-        self.https.as_ref().map(|(_, front)| front)
+    pub fn acceptor(&self) -> Option<&Arc<Acceptor>> {
+        self.https.as_ref().map(|(_, acceptor)| acceptor)
     }
 
     /// The gateway's addresses, with the ports that the system chose for port 0.
@@ -161,7 +161,7 @@ impl Listener {
         let tls = self
             .https
             .as_ref()
-            .map(|(socket, front)| (socket, Behind::Tls(front.clone())));
+            .map(|(socket, acceptor)| (socket, Behind::Tls(acceptor.clone())));
         let redirect = self
             .redirect
             .as_ref()
