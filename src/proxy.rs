@@ -23,7 +23,7 @@
 //! | [`upstreams`] | servers to forward to |
 //!
 //! Invariants: nothing is forwarded without a [`admission::Permit`], and only a granted charge makes one; a permit's
-//! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its standing.
+//! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its quota status.
 
 pub mod admission;
 pub mod client;

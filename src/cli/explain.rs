@@ -21,7 +21,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
-use crate::proxy::respond::{announce, insert_standing, refusal_fields};
+use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
 use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
@@ -159,9 +159,9 @@ impl Answer {
     fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<Answer> {
         Ok(match outcome {
             Outcome::Refused(refusal) => {
-                let (rejection, standing) = (&refusal.rejection, refusal.standing);
+                let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
                 let problem = rejection.problem("", &config.keys.realm, now);
-                let fields = refusal_fields(&problem, standing, refusal.endpoint(), now);
+                let fields = refusal_fields(&problem, quota_status, refusal.endpoint(), now);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
@@ -173,10 +173,10 @@ impl Answer {
                     body: Some(body),
                 }
             }
-            Outcome::Answered(standing) => {
+            Outcome::Answered(quota_status) => {
                 let mut fields = FieldList::default();
-                if let Some(standing) = standing {
-                    insert_standing(&mut fields, *standing, now);
+                if let Some(quota_status) = quota_status {
+                    insert_quota_status(&mut fields, *quota_status, now);
                 }
                 Answer {
                     status: Some(StatusCode::OK.as_u16()),
@@ -187,7 +187,7 @@ impl Answer {
             }
             Outcome::Forwarded(permit) => {
                 let mut fields = FieldList::default();
-                insert_standing(&mut fields, permit.standing(), now);
+                insert_quota_status(&mut fields, permit.quota_status(), now);
                 announce(&mut fields, &permit.endpoint().retirement);
                 Answer {
                     status: None,

@@ -21,7 +21,7 @@ use super::endpoint::{Endpoint, EndpointTable};
 use super::enforcement::{Enforcement, ShadowViolation};
 use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 use super::rejection::Rejection;
 use super::token_bucket::Rate;
 
@@ -278,21 +278,21 @@ impl<'a, K, N> Ask<'a, K, N> {
         }
     }
 
-    fn standing(&self, used: Option<u64>) -> Standing {
-        Standing {
+    fn quota_status(&self, used: Option<u64>) -> QuotaStatus {
+        QuotaStatus {
             used,
-            ..self.caller.standing
+            ..self.caller.quota_status
         }
     }
 
-    /// Refuses the request, with the standing of the caller.
+    /// Refuses the request, with the quota status of the caller.
     fn refuse<G>(self, refused: Refused, used: Option<u64>) -> Next<'a, K, G> {
-        let standing = self.standing(used);
+        let quota_status = self.quota_status(used);
         Next::Refused(Refusal {
-            rejection: refused.rejection.at(standing),
+            rejection: refused.rejection.at(quota_status),
             key: Some(self.caller.key),
             place: refused.place,
-            standing: Some(standing),
+            quota_status: Some(quota_status),
             cause: None,
         })
     }
@@ -303,7 +303,7 @@ impl<'a, K, N> Ask<'a, K, N> {
             rejection: Rejection::Internal,
             key: Some(self.caller.key),
             place,
-            standing: Some(self.caller.standing),
+            quota_status: Some(self.caller.quota_status),
             cause: Some(cause),
         })
     }
@@ -391,24 +391,28 @@ impl<'a, K> Ask<'a, K, Room> {
     /// Answers whether the limit has room: the room is taken, or there is none for the given time.
     pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
         let (mut ask, Room { limit, found }) = self.split();
-        let (standing, rates) = (ask.caller.standing, Check::Rates);
+        let (quota_status, rates) = (ask.caller.quota_status, Check::Rates);
         let is_token = !matches!(limit, Limit::Concurrent(_));
         ask.lookup.token_taken |= is_token && room.is_ok();
         let judged = match (limit, room) {
             (_, Ok(())) => ask.judge(rates, Ok(())),
             (Limit::Burst(rate), Err(wait)) => {
                 let rejection = Rejection::BurstExceeded {
-                    standing,
+                    quota_status,
                     rate,
                     wait,
                 };
                 ask.judge_limit(rates, ShadowViolation::Burst, Err(rejection))
             }
-            (Limit::UsageRead, Err(wait)) => {
-                ask.judge(rates, Err(Rejection::UsageReadTooOften { standing, wait }))
-            }
+            (Limit::UsageRead, Err(wait)) => ask.judge(
+                rates,
+                Err(Rejection::UsageReadTooOften { quota_status, wait }),
+            ),
             (Limit::Concurrent(allowed), Err(_)) => {
-                let rejection = Rejection::TooManyConcurrent { standing, allowed };
+                let rejection = Rejection::TooManyConcurrent {
+                    quota_status,
+                    allowed,
+                };
                 ask.judge_limit(rates, ShadowViolation::Concurrent, Err(rejection))
             }
         };
@@ -434,21 +438,21 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// The count of units that the charge must not exceed, or `None` for no bound.
     pub fn bound(&self) -> Option<u64> {
         let caller = &self.caller;
-        caller.terms.enforcement.bound(caller.standing.limit)
+        caller.terms.enforcement.bound(caller.quota_status.limit)
     }
 
     /// Reports that the units were charged; `used` includes them.
     pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
-        let standing = self.standing(Some(used));
+        let quota_status = self.quota_status(Some(used));
         let enforcement = self.caller.terms.enforcement;
-        let by_quota = enforcement.quota_violation(used, standing.limit);
+        let by_quota = enforcement.quota_violation(used, quota_status.limit);
         let verdict = by_quota.map_or(Verdict::Passes, |_| Verdict::WouldRefuse);
         self.lookup.note(Check::Quota, verdict);
         self.lookup.note(Check::Upstream, Verdict::Open);
         Next::Permitted(Permit {
             key: self.caller.key,
             endpoint: self.needs,
-            standing,
+            quota_status,
             shadow_violation: self.caller.shadow_violation.or(by_quota),
             grant,
         })
@@ -458,8 +462,8 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     pub fn exhausted<G>(self, used: u64) -> Next<'a, K, G> {
         let (mut ask, endpoint) = self.split();
         ask.lookup.note(Check::Quota, Verdict::Refuses);
-        let standing = ask.caller.standing;
-        let rejection = Rejection::DailyQuotaExceeded { standing };
+        let quota_status = ask.caller.quota_status;
+        let rejection = Rejection::DailyQuotaExceeded { quota_status };
         ask.refuse(
             Refused::at(Place::Endpoint(endpoint), rejection),
             Some(used),
@@ -482,10 +486,10 @@ impl<'a, K> Ask<'a, K, Refused> {
 }
 
 impl<'a, K> Ask<'a, K, OwnPath> {
-    /// The key and its standing with the units used today, to be answered.
-    pub fn answered(self, used: u64) -> (K, Standing) {
-        let standing = self.standing(Some(used));
-        (self.caller.key, standing)
+    /// The key and its quota status with the units used today, to be answered.
+    pub fn answered(self, used: u64) -> (K, QuotaStatus) {
+        let quota_status = self.quota_status(Some(used));
+        (self.caller.key, quota_status)
     }
 
     /// Reports that the gateway or its store failed.

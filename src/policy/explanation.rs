@@ -11,7 +11,7 @@ use super::admission::{self, Caller, Check, Limit, NoKey, Permit, Refusal, Terms
 use super::calendar::Day;
 use super::endpoint::EndpointTable;
 use super::key_record::KeyRecord;
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 use super::rejection::Rejection;
 
 mod words;
@@ -57,8 +57,8 @@ pub struct Step {
 pub enum Outcome {
     /// The request is forwarded; the upstream decides the rest.
     Forwarded(Permit<KeyRecord, ()>),
-    /// The gateway answers it itself, with the standing of the key if the answer has one; nothing is charged.
-    Answered(Option<Standing>),
+    /// The gateway answers it itself, with the quota status of the key if the answer has one; nothing is charged.
+    Answered(Option<QuotaStatus>),
     /// The request is refused.
     Refused(Refusal<KeyRecord>),
 }
@@ -122,7 +122,8 @@ impl Question<'_> {
                 }
                 Next::Charge(ask) => {
                     let (cost, caller) = (u64::from(ask.endpoint().cost.get()), ask.caller());
-                    let (enforcement, limit) = (caller.terms.enforcement, caller.standing.limit);
+                    let (enforcement, limit) =
+                        (caller.terms.enforcement, caller.quota_status.limit);
                     if enforcement.has_room(self.used, cost, limit) {
                         ask.granted(self.used.saturating_add(cost), ())
                     } else {

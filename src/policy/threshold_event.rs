@@ -16,7 +16,7 @@ use sha2::Sha256;
 
 use super::api_key::KeyId;
 use super::key_record::TierName;
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 
 /// The header with an event's id (Standard Webhooks, "Webhook metadata").
 pub const ID_HEADER: &str = "webhook-id";
@@ -95,8 +95,8 @@ pub struct ThresholdEvent {
     pub key: KeyId,
     /// Its tier at that time.
     pub tier: TierName,
-    /// Its standing at that time: at the share or beyond.
-    pub standing: Standing,
+    /// Its quota status at that time: at the share or beyond.
+    pub quota_status: QuotaStatus,
     /// The share.
     pub share: Share,
     /// The time of the observation.
@@ -143,16 +143,16 @@ impl ThresholdEvent {
     pub fn id(&self) -> String {
         let ThresholdEvent {
             key,
-            standing,
+            quota_status,
             share,
             ..
         } = self;
-        format!("quota_{}_{key}_{share}", standing.day.date)
+        format!("quota_{}_{key}_{share}", quota_status.day.date)
     }
 
     /// The event to be delivered.
     pub fn event(&self) -> Event {
-        let day = self.standing.day;
+        let day = self.quota_status.day;
         let body = Body {
             r#type: "quota.share_reached",
             timestamp: self.at,
@@ -161,8 +161,8 @@ impl ThresholdEvent {
                 tier: &self.tier,
                 day: day.date,
                 share: self.share.percent(),
-                limit: self.standing.limit,
-                used: self.standing.used.unwrap_or_default(),
+                limit: self.quota_status.limit,
+                used: self.quota_status.used.unwrap_or_default(),
                 reset: Timestamp::from_second(day.end).unwrap_or(self.at),
             },
         };
@@ -232,7 +232,7 @@ mod tests {
         ThresholdEvent {
             key: "4fZk09QwXy2B".parse().unwrap(),
             tier: "starter".parse().unwrap(),
-            standing: Standing {
+            quota_status: QuotaStatus {
                 limit: 1_000,
                 used: Some(800),
                 day: Calendar::of_zone("UTC").unwrap().day_at(at).unwrap(),

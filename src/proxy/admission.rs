@@ -23,7 +23,7 @@ use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
@@ -70,8 +70,8 @@ pub enum Admitted {
 pub struct Usage {
     /// The caller's key.
     pub key: Arc<KeyEntry>,
-    /// The standing of the key.
-    pub standing: Standing,
+    /// The quota status of the key.
+    pub quota_status: QuotaStatus,
     /// The body.
     pub report: Vec<u8>,
 }
@@ -130,10 +130,10 @@ pub async fn admit(
                 match (edge.has_changed(ask.caller()), read) {
                     (true, _) => ask.changed(None),
                     (false, Ok((used, report))) => {
-                        let (key, standing) = ask.answered(used);
+                        let (key, quota_status) = ask.answered(used);
                         return Ok(Admitted::Usage(Usage {
                             key,
-                            standing,
+                            quota_status,
                             report,
                         }));
                     }
@@ -231,7 +231,7 @@ impl Edge<'_> {
         };
         let charge = Charge {
             key: caller.key.clone(),
-            day: caller.standing.day,
+            day: caller.quota_status.day,
             limit: ask.bound().unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
@@ -265,20 +265,20 @@ impl Edge<'_> {
     /// The units used today, and the body that lists those of the last days.
     async fn read_usage(&mut self, caller: &Known) -> Result<(u64, Vec<u8>), StoreError> {
         let used = self.used(caller).await?;
-        let (record, standing) = (&caller.key.record, caller.standing);
-        let (from, today) = (usage::first_day(standing.day), standing.day.date);
+        let (record, quota_status) = (&caller.key.record, caller.quota_status);
+        let (from, today) = (usage::first_day(quota_status.day), quota_status.day.date);
         let asked = Instant::now();
         let history = self.gate.store.usage(from, today, Some(record.id)).await;
         self.note_call("usage", asked, &history);
         let table = &self.snapshot.config.endpoints;
-        let report = Report::new(record, standing, used, table, &history?).to_json();
+        let report = Report::new(record, quota_status, used, table, &history?).to_json();
         Ok((used, report))
     }
 
     /// Units used today, read without a charge.
     async fn used(&mut self, caller: &Known) -> Result<u64, StoreError> {
         let asked = Instant::now();
-        let (id, today) = (caller.key.record.id, caller.standing.day);
+        let (id, today) = (caller.key.record.id, caller.quota_status.day);
         let used = self.gate.store.used(id, today).await;
         self.note_call("read", asked, &used);
         used
@@ -306,15 +306,15 @@ impl Edge<'_> {
 
     /// Reports the shares of its limit that a key has reached.
     fn note_share(&self, caller: &Known, used: u64) {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             used: Some(used),
-            ..caller.standing
+            ..caller.quota_status
         };
         let (shares, record) = (&self.snapshot.config.events.shares, &caller.key.record);
         let (gate, now) = (self.gate, || self.gate.store.now());
         if gate
             .threshold_events
-            .look(shares, record, standing, now)
+            .look(shares, record, quota_status, now)
             .is_err()
         {
             self.note_limit_hit("events");
@@ -329,12 +329,14 @@ impl Edge<'_> {
             Some(Place::Own(_)) => return,
             None => &*NO_ENDPOINT,
         };
-        if let (Some(key), Some(standing), Some(reason)) = (
+        if let (Some(key), Some(quota_status), Some(reason)) = (
             &refusal.key,
-            refusal.standing,
+            refusal.quota_status,
             in_ledger(&refusal.rejection),
         ) {
-            self.gate.store.refused(key, standing.day, pattern, reason);
+            self.gate
+                .store
+                .refused(key, quota_status.day, pattern, reason);
         }
     }
 }

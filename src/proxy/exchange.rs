@@ -19,7 +19,7 @@ use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
 use crate::store::KeyEntry;
@@ -88,8 +88,8 @@ pub struct Forwarding {
     pub key: Arc<KeyEntry>,
     /// The endpoint.
     pub endpoint: Arc<Endpoint>,
-    /// The standing of the key; after a refund without this request.
-    pub standing: Standing,
+    /// The quota status of the key; after a refund without this request.
+    pub quota_status: QuotaStatus,
     /// The limit of the tier that would have refused it if enforced.
     pub shadow_violation: Option<ShadowViolation>,
     /// Units charged.
@@ -268,7 +268,7 @@ impl Forwarding {
     pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
-        let (standing, shadow_violation) = (permit.standing(), permit.shadow_violation());
+        let (quota_status, shadow_violation) = (permit.quota_status(), permit.shadow_violation());
         let Grant {
             receipt,
             upstream,
@@ -277,7 +277,7 @@ impl Forwarding {
         Forwarding {
             key,
             endpoint,
-            standing,
+            quota_status,
             shadow_violation,
             units: receipt.units,
             upstream,
@@ -380,7 +380,7 @@ impl Forwarding {
     /// Refunds the units, once; a second call does nothing.
     pub async fn refund(&mut self, reason: RefundReason) {
         if let Some(used) = self.charged.refund(reason).await {
-            self.standing.used = used;
+            self.quota_status.used = used;
         }
     }
 

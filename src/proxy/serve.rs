@@ -96,7 +96,8 @@ async fn answer(
         }
         Ok(Admitted::Usage(usage)) => {
             let (method, now) = (client.head.method(), gate.store.now());
-            let answer = Answer::with_usage(method, exchange, usage.report, usage.standing, now);
+            let answer =
+                Answer::with_usage(method, exchange, usage.report, usage.quota_status, now);
             let served = Served::new(OwnPath::Usage, Some(usage.key));
             serve_own(client, exchange, answer, served).await
         }
@@ -140,8 +141,8 @@ async fn forward(
     failure::settle(gate, client, &failure, forwarding).await;
     if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
         let (method, now) = (client.head.method(), gate.store.now());
-        let (standing, endpoint) = (Some(forwarding.standing), Some(&*forwarding.endpoint));
-        let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+        let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
+        let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
         client.close_after();
         if answer.write(client).await.is_ok() {
             exchange.cause = Some(failure.to_string());
@@ -200,9 +201,9 @@ async fn refuse(
         hits.with_label_values(&[limit]).inc();
     }
     let (method, now) = (client.head.method(), gate.store.now());
-    let (rejection, standing) = (&refusal.rejection, refusal.standing);
+    let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
     let endpoint = refusal.endpoint();
-    let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+    let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
     exchange.stage = Stage::Refused(refusal);
     answer.write(client).await
 }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::threshold_event::{Share, Shares, ThresholdEvent};
 
 /// ThresholdEvents that wait to be reported; about 2 MiB.
@@ -61,7 +61,7 @@ fn bit(share: Share) -> u128 {
 }
 
 impl ThresholdEvents {
-    /// Examines a key with this record and standing, and queues the shares that it has newly reached. Cost below the first share:
+    /// Examines a key with this record and quota status, and queues the shares that it has newly reached. Cost below the first share:
     /// a multiplication for each.
     ///
     /// # Errors
@@ -70,14 +70,14 @@ impl ThresholdEvents {
         &self,
         shares: &Shares,
         record: &KeyRecord,
-        standing: Standing,
+        quota_status: QuotaStatus,
         now: impl Fn() -> Timestamp,
     ) -> Result<(), Full> {
-        let reached = shares.reached(standing.used.unwrap_or_default(), standing.limit);
+        let reached = shares.reached(quota_status.used.unwrap_or_default(), quota_status.limit);
         if reached.is_empty() {
             return Ok(());
         }
-        let date = standing.day.date;
+        let date = quota_status.day.date;
         let mut state = self.state.lock();
         let State { seen, waiting, .. } = &mut *state;
         if seen.len() >= SEEN_MAX && !seen.contains_key(&record.id) {
@@ -98,7 +98,7 @@ impl ThresholdEvents {
             waiting.push_back(ThresholdEvent {
                 key: record.id,
                 tier: record.tier.clone(),
-                standing,
+                quota_status,
                 share: *share,
                 at: now(),
             });
@@ -151,14 +151,14 @@ mod tests {
         Shares::new(shares.into()).unwrap()
     }
 
-    fn at(instant: &str, used: u64) -> (Standing, Timestamp) {
+    fn at(instant: &str, used: u64) -> (QuotaStatus, Timestamp) {
         let now: Timestamp = instant.parse().unwrap();
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 20,
             used: Some(used),
             day: Calendar::of_zone("UTC").unwrap().day_at(now).unwrap(),
         };
-        (standing, now)
+        (quota_status, now)
     }
 
     fn drain(threshold_events: &ThresholdEvents) -> Vec<u8> {
@@ -174,9 +174,9 @@ mod tests {
         let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
         let look = |instant, used| {
-            let (standing, now) = at(instant, used);
+            let (quota_status, now) = at(instant, used);
             threshold_events
-                .look(&shares(), &record, standing, || now)
+                .look(&shares(), &record, quota_status, || now)
                 .unwrap();
             drain(&threshold_events)
         };
@@ -191,22 +191,22 @@ mod tests {
     #[test]
     fn what_finds_no_room_is_seen_again() {
         let threshold_events = ThresholdEvents::default();
-        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
         for _ in 0..WAITING_MAX {
             let (_, record) = key_of("starter");
             assert_eq!(
-                threshold_events.look(&shares(), &record, standing, || now),
+                threshold_events.look(&shares(), &record, quota_status, || now),
                 Ok(())
             );
         }
         let (_, record) = key_of("starter");
         assert_eq!(
-            threshold_events.look(&shares(), &record, standing, || now),
+            threshold_events.look(&shares(), &record, quota_status, || now),
             Err(Full)
         );
         assert_eq!(drain(&threshold_events).len(), WAITING_MAX);
         assert_eq!(
-            threshold_events.look(&shares(), &record, standing, || now),
+            threshold_events.look(&shares(), &record, quota_status, || now),
             Ok(())
         );
         assert_eq!(drain(&threshold_events), [80]);
@@ -216,9 +216,9 @@ mod tests {
     fn days_that_are_over_are_forgotten() {
         let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
-        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
         threshold_events
-            .look(&shares(), &record, standing, || now)
+            .look(&shares(), &record, quota_status, || now)
             .unwrap();
         threshold_events.sweep("2026-11-21".parse().unwrap());
         assert_eq!(threshold_events.state.lock().seen.len(), 1);

@@ -91,7 +91,7 @@ impl Claimer {
         }
         let second = now.as_second();
         self.own
-            .retain(|threshold_event| second < threshold_event.standing.day.end);
+            .retain(|threshold_event| second < threshold_event.quota_status.day.end);
         let losses = self.gate.store.losses();
         if losses != self.losses {
             self.losses = losses;
@@ -153,8 +153,8 @@ impl Claimer {
                     key = %threshold_event.key,
                     tier = %threshold_event.tier,
                     share = threshold_event.share.percent(),
-                    used = threshold_event.standing.used,
-                    limit = threshold_event.standing.limit,
+                    used = threshold_event.quota_status.used,
+                    limit = threshold_event.quota_status.limit,
                     "a key reached a share of its limit"
                 );
             }
@@ -172,7 +172,7 @@ impl Claimer {
 }
 
 fn is_late(threshold_event: &ThresholdEvent, now: Timestamp) -> bool {
-    now.as_second() > threshold_event.standing.day.end + LATE_MAX_SECONDS
+    now.as_second() > threshold_event.quota_status.day.end + LATE_MAX_SECONDS
 }
 
 /// Waits until all events that requests caused are claimed, or until the deadline.

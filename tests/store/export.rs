@@ -12,7 +12,7 @@ use touchline::clock::Clock;
 use touchline::policy::audit::{Author, Entry, Wanted};
 use touchline::policy::calendar::{Calendar, Day};
 use touchline::policy::key_record::KeyRecord;
-use touchline::policy::rate_limit::Standing;
+use touchline::policy::rate_limit::QuotaStatus;
 use touchline::policy::threshold_event::{Share, ThresholdEvent};
 use touchline::store::export::{Exported, ImportCounts, ImportMode};
 use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
@@ -83,7 +83,7 @@ async fn an_event_is_delivered_once_although_its_store_was_changed() {
     let threshold_event = ThresholdEvent {
         key: new_record("pro").id,
         tier: "pro".parse().unwrap(),
-        standing: Standing {
+        quota_status: QuotaStatus {
             limit: 10,
             used: Some(8),
             // Claims of dates around the present one are exported.

@@ -9,7 +9,7 @@ use crate::policy::api_key::{self, KeyDigest, KeyPrefix};
 use crate::policy::calendar::Day;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 
 /// Why a request has no usable key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Caller<K> {
     /// The key.
     pub key: K,
     /// Its limit today; the units used are not known yet.
-    pub standing: Standing,
+    pub quota_status: QuotaStatus,
     /// The limits of its tier.
     pub terms: Terms,
     pub(super) now: Timestamp,
@@ -59,14 +59,14 @@ impl<K: Borrow<KeyRecord>> Caller<K> {
             let cause = format!("the configuration has no tier {}", record.tier);
             return Err(NoKey::Unknown(cause));
         };
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: record.limit_on(day.date, terms.daily),
             used: None,
             day,
         };
         Ok(Caller {
             key,
-            standing,
+            quota_status,
             terms,
             now,
             shadow_violation: None,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 
 /// The right to forward one request: authenticated, allowed, charged. Only a granted charge makes one.
@@ -13,7 +13,7 @@ use crate::policy::rejection::Rejection;
 pub struct Permit<K, G> {
     pub(super) key: K,
     pub(super) endpoint: Arc<Endpoint>,
-    pub(super) standing: Standing,
+    pub(super) quota_status: QuotaStatus,
     pub(super) shadow_violation: Option<ShadowViolation>,
     pub(super) grant: G,
 }
@@ -29,9 +29,9 @@ impl<K, G> Permit<K, G> {
         &self.endpoint
     }
 
-    /// The standing of the key with this request counted.
-    pub fn standing(&self) -> Standing {
-        self.standing
+    /// The quota status of the key with this request counted.
+    pub fn quota_status(&self) -> QuotaStatus {
+        self.quota_status
     }
 
     /// The first limit that would have refused the request if the key's tier were enforced.
@@ -73,8 +73,8 @@ pub struct Refusal<K> {
     pub key: Option<K>,
     /// The place of the path, once found.
     pub place: Option<Place>,
-    /// The standing in the answer, once authenticated.
-    pub standing: Option<Standing>,
+    /// The quota status in the answer, once authenticated.
+    pub quota_status: Option<QuotaStatus>,
     /// The internal failure, for the access log.
     pub cause: Option<String>,
 }
@@ -86,7 +86,7 @@ impl<K> Refusal<K> {
             rejection,
             key: None,
             place: None,
-            standing: None,
+            quota_status: None,
             cause: None,
         }
     }

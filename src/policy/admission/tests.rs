@@ -87,8 +87,8 @@ struct Case {
 struct Ran {
     answer: String,
     shadow_violation: Option<ShadowViolation>,
-    /// The standing at the end.
-    standing: Option<Standing>,
+    /// The quota status at the end.
+    quota_status: Option<QuotaStatus>,
     cause: Option<String>,
     charges_asked: u32,
     charges_granted: u32,
@@ -201,7 +201,7 @@ impl Case {
                 }
                 Next::Count(ask) => ask.answer(Some(used)),
                 Next::Usage(ask) => {
-                    (ran.answer, ran.standing) = ("usage".into(), Some(ask.answered(used).1));
+                    (ran.answer, ran.quota_status) = ("usage".into(), Some(ask.answered(used).1));
                     break;
                 }
                 Next::Document => {
@@ -211,15 +211,15 @@ impl Case {
                 Next::Permitted(permit) => {
                     (ran.answer, ran.shadow_violation) =
                         ("permit".into(), permit.shadow_violation());
-                    ran.standing = Some(permit.standing());
-                    assert_eq!(permit.standing().used, Some(permit.into_grant()));
+                    ran.quota_status = Some(permit.quota_status());
+                    assert_eq!(permit.quota_status().used, Some(permit.into_grant()));
                     break;
                 }
                 Next::Refused(refusal) => {
                     let policy = refusal.rejection.policy();
                     let words = [Some(refusal.rejection.code()), policy];
                     ran.answer = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
-                    (ran.standing, ran.cause) = (refusal.standing, refusal.cause);
+                    (ran.quota_status, ran.cause) = (refusal.quota_status, refusal.cause);
                     break;
                 }
             }
@@ -256,7 +256,7 @@ fn the_first_step_that_fails_answers_whatever_else_is_wrong() {
     }
     let ran = Case::of(&[]).run();
     assert_eq!((ran.answer.as_str(), ran.charges_granted), ("permit", 1));
-    assert_eq!(ran.standing.unwrap().used, Some(1));
+    assert_eq!(ran.quota_status.unwrap().used, Some(1));
 }
 
 #[test]
@@ -392,8 +392,13 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
         assert_eq!(refusal.rejection, Rejection::Internal);
         assert_eq!(refusal.cause.as_deref(), Some(cause));
         assert_eq!(refusal.place.as_ref().map(Place::name), place);
-        assert_eq!(refusal.standing.is_some(), place.is_some());
-        assert_eq!(refusal.standing.and_then(|standing| standing.used), None);
+        assert_eq!(refusal.quota_status.is_some(), place.is_some());
+        assert_eq!(
+            refusal
+                .quota_status
+                .and_then(|quota_status| quota_status.used),
+            None
+        );
     }
 }
 

@@ -109,19 +109,19 @@ fn the_settings_that_decide_are_named() {
 }
 
 #[test]
-fn a_request_is_counted_in_the_answers_standing_and_a_refused_one_is_not() {
+fn a_request_is_counted_in_the_quota_status_of_the_answer_and_a_refused_one_is_not() {
     let Outcome::Forwarded(permit) = explained(MARKETS, 8, Enforcement::Enforced).outcome else {
         panic!("8 of 10 and a cost of 2");
     };
-    assert_eq!(permit.standing().remaining(), Some(0));
+    assert_eq!(permit.quota_status().remaining(), Some(0));
     let refused = explained(MARKETS, 9, Enforcement::Enforced).outcome;
     let Outcome::Refused(refusal) = refused else {
         panic!("9 of 10 and a cost of 2");
     };
-    let Rejection::DailyQuotaExceeded { standing } = refusal.rejection else {
+    let Rejection::DailyQuotaExceeded { quota_status } = refusal.rejection else {
         panic!("{refusal:?}");
     };
-    assert_eq!(standing.remaining(), Some(1));
+    assert_eq!(quota_status.remaining(), Some(1));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_fai
             panic!("{explanation:?}");
         };
         assert_eq!(refusal.rejection.code(), code);
-        assert!(refusal.standing.is_none() && refusal.endpoint().is_none());
+        assert!(refusal.quota_status.is_none() && refusal.endpoint().is_none());
     }
     let malformed = explain(&Question {
         head: Err(Rejection::BadRequest(Malformed::Head)),

@@ -186,7 +186,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         }
     }
 
-    /// The standing of the key on the day.
+    /// The quota status of the key on the day.
     fn room(&self, record: &KeyRecord, terms: Terms, endpoint: &Endpoint) -> String {
         let (used, day) = (self.question.used, self.question.day);
         let limit = record.limit_on(day.date, terms.daily);

@@ -11,7 +11,7 @@ use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::forward;
 use crate::proxy::gate::Gate;
-use crate::proxy::respond::{self, announce, insert_standing};
+use crate::proxy::respond::{self, announce, insert_quota_status};
 
 /// The piece to write to the client, and whether the answer ends with it.
 pub(super) type Made = (Piece, bool);
@@ -96,7 +96,7 @@ fn begin(
     respond::insert_common(fields, exchange);
     forward::confine_answer(fields);
     announce(fields, &forwarding.endpoint.retirement);
-    insert_standing(fields, forwarding.standing, now);
+    insert_quota_status(fields, forwarding.quota_status, now);
     compressing::begin(forwarding, client, &mut head, ends);
     if ends {
         forwarding.leave();

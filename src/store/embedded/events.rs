@@ -44,7 +44,7 @@ pub(super) fn claim(
     let transaction =
         rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let event = threshold_event.event();
-    let until = threshold_event.standing.day.end + CLAIMS_KEPT_SECONDS;
+    let until = threshold_event.quota_status.day.end + CLAIMS_KEPT_SECONDS;
     if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
         let holder: Option<String> = transaction
             .query_row(HOLDER, [&event.id], |row| row.get(0))

@@ -32,7 +32,7 @@ pub async fn claim(
     delivery: Delivery,
 ) -> Result<Claim, StoreError> {
     let event = crossing.event();
-    let day = crossing.standing.day;
+    let day = crossing.quota_status.day;
     let kept = match delivery {
         Delivery::Wanted => packed(&event),
         Delivery::Unwanted => String::new(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use touchline::policy::rate_limit::Standing;
+use touchline::policy::rate_limit::QuotaStatus;
 use touchline::policy::threshold_event::{Event, Share, ThresholdEvent};
 use touchline::store::{Claim, Delivery, EVENTS_MAX, NodeName, Store};
 
@@ -24,7 +24,7 @@ pub fn threshold_event(percent: u64, second: i64) -> ThresholdEvent {
     ThresholdEvent {
         key: record.id,
         tier: record.tier,
-        standing: Standing {
+        quota_status: QuotaStatus {
             limit: 10,
             used: Some(8),
             day: today(),
@@ -84,7 +84,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
         Claim::Made
     );
     let mut other_day = eighty.clone();
-    other_day.standing.day.date = "2099-11-22".parse().unwrap();
+    other_day.quota_status.day.date = "2099-11-22".parse().unwrap();
     assert_eq!(
         claimed(loser.0, &other_day, loser.1, Delivery::Wanted).await,
         Claim::Made
