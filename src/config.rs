@@ -36,7 +36,7 @@ mod sections;
 
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;
-pub use places::{Place, Places};
+pub use places::{SourcePosition, SourcePositions};
 pub use problem::{ConfigErrors, Problem};
 pub use reload_compatibility::Running;
 pub use secret::Secret;
@@ -69,7 +69,7 @@ pub struct Config {
     /// The effects, by path, of every value whose change needs a restart.
     foundation: BTreeMap<String, Secret>,
     /// The position of each setting in the file.
-    pub places: Places,
+    pub places: SourcePositions,
     /// The listeners for clients and operators.
     pub listen: Listen,
     /// The store of keys and counts.
@@ -345,7 +345,7 @@ fn parse_in(
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let places = Places::new(file_name, outline.clone());
+    let places = SourcePositions::new(file_name, outline.clone());
     let config = sections::config(&mut check, section, hash_of(text), places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
         reload_compatibility::check(&mut check, running, config);

@@ -15,7 +15,7 @@ use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
-use crate::config::{Config, Place, Tier};
+use crate::config::{Config, SourcePosition, Tier};
 use crate::policy::admission::{Check, Verdict};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::ShadowViolation;
@@ -57,7 +57,7 @@ struct Explained<'a> {
     result: &'static str,
     would_refuse: Option<&'static str>,
     steps: Vec<StepView>,
-    answer: Answer,
+    answer: ExplainedAnswer,
 }
 
 #[derive(Debug, Serialize)]
@@ -66,12 +66,12 @@ struct StepView {
     check: Check,
     verdict: Verdict,
     reason: String,
-    configuration: Vec<Place>,
+    configuration: Vec<SourcePosition>,
 }
 
 /// The answer to the client.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct ExplainedAnswer {
     /// `None` for the upstream's status.
     status: Option<u16>,
     code: Option<&'static str>,
@@ -134,7 +134,7 @@ async fn explain(
         result,
         would_refuse,
         steps: steps.map(|step| StepView::of(step, config)).collect(),
-        answer: Answer::of(&explanation.outcome, config, now)?,
+        answer: ExplainedAnswer::of(&explanation.outcome, config, now)?,
     };
     match arguments.output {
         RecordFormat::Json => write_json(out, &explained),
@@ -155,8 +155,8 @@ impl StepView {
     }
 }
 
-impl Answer {
-    fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<Answer> {
+impl ExplainedAnswer {
+    fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<ExplainedAnswer> {
         Ok(match outcome {
             Outcome::Refused(refusal) => {
                 let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
@@ -166,7 +166,7 @@ impl Answer {
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
                 }
-                Answer {
+                ExplainedAnswer {
                     status: Some(problem.status.as_u16()),
                     code: Some(rejection.code()),
                     headers: by_name(&fields),
@@ -178,7 +178,7 @@ impl Answer {
                 if let Some(quota_status) = quota_status {
                     insert_quota_status(&mut fields, *quota_status, now);
                 }
-                Answer {
+                ExplainedAnswer {
                     status: Some(StatusCode::OK.as_u16()),
                     code: None,
                     headers: by_name(&fields),
@@ -189,7 +189,7 @@ impl Answer {
                 let mut fields = FieldList::default();
                 insert_quota_status(&mut fields, permit.quota_status(), now);
                 announce(&mut fields, &permit.endpoint().retirement);
-                Answer {
+                ExplainedAnswer {
                     status: None,
                     code: None,
                     headers: by_name(&fields),
@@ -219,7 +219,11 @@ impl Explained<'_> {
             .steps
             .iter()
             .map(|step| {
-                let places: Vec<String> = step.configuration.iter().map(Place::to_string).collect();
+                let places: Vec<String> = step
+                    .configuration
+                    .iter()
+                    .map(SourcePosition::to_string)
+                    .collect();
                 vec![
                     step.step.to_string(),
                     step.check.as_str().to_owned(),

@@ -11,7 +11,7 @@ use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
 };
-use super::{AccessLog, Config, Effective, Level, LogFormat, Places};
+use super::{AccessLog, Config, Effective, Level, LogFormat, SourcePositions};
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
@@ -186,7 +186,7 @@ pub(super) fn config(
     check: &mut Check<'_>,
     written: Value,
     hash: String,
-    places: Places,
+    places: SourcePositions,
 ) -> Option<Config> {
     let root = optional::<Root>();
     let root = root.read(check, &Path::default(), Some(written))?;

@@ -30,7 +30,7 @@ mod end;
 mod trail;
 
 pub use caller::{Caller, NoKey, presented};
-pub use end::{Permit, Place, Refusal};
+pub use end::{Permit, Refusal, RouteId};
 pub use trail::{Check, Trail, Verdict};
 
 /// How often a request is judged because its key or the day changed during the checks; more changes indicate a fault.
@@ -102,7 +102,7 @@ pub fn begin<'a, K, G>(
             Next::Document // public
         }
         Err(rejection) => {
-            let place = Some(Place::Own(OwnPath::Document));
+            let place = Some(RouteId::Own(OwnPath::Document));
             let refusal = Refusal::of(rejection);
             lookup.refuse(Check::Method, Refusal { place, ..refusal })
         }
@@ -176,7 +176,7 @@ pub struct Ask<'a, K, N> {
 #[derive(Debug)]
 pub struct Room {
     limit: Limit,
-    found: Result<Place, Refused>,
+    found: Result<RouteId, Refused>,
 }
 
 /// A limit of each gateway.
@@ -194,11 +194,11 @@ pub enum Limit {
 #[derive(Debug)]
 pub struct Refused {
     rejection: Rejection,
-    place: Option<Place>,
+    place: Option<RouteId>,
 }
 
 impl Refused {
-    fn at(place: Place, rejection: Rejection) -> Refused {
+    fn at(place: RouteId, rejection: Rejection) -> Refused {
         Refused {
             rejection,
             place: Some(place),
@@ -298,7 +298,7 @@ impl<'a, K, N> Ask<'a, K, N> {
     }
 
     /// Ends a request because the gateway or its store failed.
-    fn fail<G>(self, place: Option<Place>, cause: String) -> Next<'a, K, G> {
+    fn fail<G>(self, place: Option<RouteId>, cause: String) -> Next<'a, K, G> {
         Next::Refused(Refusal {
             rejection: Rejection::Internal,
             key: Some(self.caller.key),
@@ -311,15 +311,15 @@ impl<'a, K, N> Ask<'a, K, N> {
 
 impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
     /// Steps 4 to 6.
-    fn find(&mut self) -> Result<Place, Refused> {
+    fn find(&mut self) -> Result<RouteId, Refused> {
         let (path, method, endpoints) =
             (self.lookup.path, self.lookup.method, self.lookup.endpoints);
         if let Some(own) = OwnPath::of(path) {
             self.lookup.note(Check::Endpoint, Verdict::Passes);
             let taken = self.judge(Check::Method, own_path::takes(method));
             return match taken {
-                Ok(()) => Ok(Place::Own(own)),
-                Err(rejection) => Err(Refused::at(Place::Own(own), rejection)),
+                Ok(()) => Ok(RouteId::Own(own)),
+                Err(rejection) => Err(Refused::at(RouteId::Own(own), rejection)),
             };
         }
         let located = self.judge(Check::Endpoint, endpoints.located(path)); // 4
@@ -327,26 +327,26 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
             rejection,
             place: None,
         })?;
-        let refused = |rejection| Refused::at(Place::Endpoint(endpoint.clone()), rejection);
+        let refused = |rejection| Refused::at(RouteId::Endpoint(endpoint.clone()), rejection);
         let taken = self.judge(Check::Method, endpoint.admit_method(method)); // 5
         taken.map_err(refused)?;
         let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
         let included = self.judge_limit(Check::Tier, ShadowViolation::Tier, included);
         included.map_err(refused)?;
-        Ok(Place::Endpoint(endpoint.clone()))
+        Ok(RouteId::Endpoint(endpoint.clone()))
     }
 }
 
 impl<'a, K> Ask<'a, K, ()> {
     /// Step 7, first half: one token, whatever steps 4 to 6 decide.
-    fn draw<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+    fn draw<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
         let limit = match &found {
-            Ok(Place::Own(_)) => Some(Limit::UsageRead),
+            Ok(RouteId::Own(_)) => Some(Limit::UsageRead),
             Err(Refused {
-                place: Some(Place::Own(_)),
+                place: Some(RouteId::Own(_)),
                 ..
             }) => None,
-            Ok(Place::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
+            Ok(RouteId::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
         };
         match limit {
             Some(limit) if !self.lookup.token_taken => {
@@ -357,12 +357,12 @@ impl<'a, K> Ask<'a, K, ()> {
     }
 
     /// Step 7, second half: a slot, unless steps 4 to 6 refuse.
-    fn enter<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+    fn enter<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
         match (found, self.caller.terms.concurrent) {
             (Err(refused), _) => Next::Count(self.needs(refused)),
-            (Ok(Place::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
-            (Ok(Place::Endpoint(endpoint)), None) => self.charge(endpoint),
-            (found @ Ok(Place::Endpoint(_)), Some(allowed)) => {
+            (Ok(RouteId::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
+            (Ok(RouteId::Endpoint(endpoint)), None) => self.charge(endpoint),
+            (found @ Ok(RouteId::Endpoint(_)), Some(allowed)) => {
                 let limit = Limit::Concurrent(allowed);
                 Next::Room(self.needs(Room { limit, found }))
             }
@@ -376,7 +376,7 @@ impl<'a, K> Ask<'a, K, ()> {
             Ok(()) => Next::Charge(self.needs(endpoint)),
             Err(rejection) => {
                 self.lookup.note(Check::Upstream, Verdict::Refuses);
-                Next::Count(self.needs(Refused::at(Place::Endpoint(endpoint), rejection)))
+                Next::Count(self.needs(Refused::at(RouteId::Endpoint(endpoint), rejection)))
             }
         }
     }
@@ -417,7 +417,7 @@ impl<'a, K> Ask<'a, K, Room> {
             }
         };
         match (judged, found) {
-            (Ok(()), Ok(Place::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
+            (Ok(()), Ok(RouteId::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
             (Ok(()), found) => ask.enter(found),
             // It replaces the answer of steps 4 to 6.
             (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refused::at(place, rejection))),
@@ -465,7 +465,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         let quota_status = ask.caller.quota_status;
         let rejection = Rejection::DailyQuotaExceeded { quota_status };
         ask.refuse(
-            Refused::at(Place::Endpoint(endpoint), rejection),
+            Refused::at(RouteId::Endpoint(endpoint), rejection),
             Some(used),
         )
     }
@@ -473,7 +473,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, endpoint) = self.split();
-        ask.fail(Some(Place::Endpoint(endpoint)), cause)
+        ask.fail(Some(RouteId::Endpoint(endpoint)), cause)
     }
 }
 
@@ -495,7 +495,7 @@ impl<'a, K> Ask<'a, K, OwnPath> {
     /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, own) = self.split();
-        ask.fail(Some(Place::Own(own)), cause)
+        ask.fail(Some(RouteId::Own(own)), cause)
     }
 }
 

@@ -22,7 +22,7 @@ mod outage_simulation;
 #[cfg(test)]
 mod simulation;
 
-pub use account::{Account, Asked, Call, Denial, Known, Terms, Verdict};
+pub use account::{Account, Asked, Call, Denial, Known, Terms, WaiterResult};
 pub use allowance::Share;
 pub use ledger_model::{KeyDay, ModelCall, StoredRecord};
 

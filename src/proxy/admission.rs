@@ -16,7 +16,7 @@ use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
 use crate::config::Tier;
-pub use crate::policy::admission::Place;
+pub use crate::policy::admission::RouteId;
 use crate::policy::admission::{self, Caller, Limit, NoKey};
 use crate::policy::api_key::KeyDigest;
 use crate::policy::endpoint::Endpoint;
@@ -325,8 +325,8 @@ impl Edge<'_> {
     /// not in the ledger.
     fn note_refusal(&self, refusal: &Refusal) {
         let pattern = match &refusal.place {
-            Some(Place::Endpoint(endpoint)) => &endpoint.pattern,
-            Some(Place::Own(_)) => return,
+            Some(RouteId::Endpoint(endpoint)) => &endpoint.pattern,
+            Some(RouteId::Own(_)) => return,
             None => &*NO_ENDPOINT,
         };
         if let (Some(key), Some(quota_status), Some(reason)) = (

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use super::admission::Place;
+use super::admission::RouteId;
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
 use super::failure::Failure;
@@ -20,7 +20,7 @@ use crate::telemetry::metrics::NONE;
 pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, exchange: &Exchange) {
     let head = &client.head;
     let prefix = &exchange.snapshot.config.keys.prefix;
-    let outcome = Outcome::of(&exchange.stage);
+    let outcome = RecordedOutcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
     let duration = exchange.started.elapsed();
     let metrics = &gate.metrics;
@@ -103,14 +103,14 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
 
 /// The percentage of requests like this one that have a line in the access log; `None` for all. Only requests that were served
 /// normally are sampled.
-fn sample(exchange: &Exchange, outcome: &Outcome<'_>, status: u16) -> Option<u8> {
+fn sample(exchange: &Exchange, outcome: &RecordedOutcome<'_>, status: u16) -> Option<u8> {
     let percent = exchange.snapshot.config.logging.access_log_percent;
     let plain = outcome.word == word(None) && status < 400 && outcome.shadow_violation.is_none();
     (plain && percent < 100).then_some(percent)
 }
 
 /// The facts of a request for the access log and the metrics.
-struct Outcome<'a> {
+struct RecordedOutcome<'a> {
     word: &'static str,
     policy: Option<&'static str>,
     endpoint: Option<&'a str>,
@@ -122,9 +122,9 @@ struct Outcome<'a> {
     upstream: Option<(&'a str, Duration)>,
 }
 
-impl<'a> Outcome<'a> {
-    fn of(stage: &'a Stage) -> Outcome<'a> {
-        let nothing = Outcome {
+impl<'a> RecordedOutcome<'a> {
+    fn of(stage: &'a Stage) -> RecordedOutcome<'a> {
+        let nothing = RecordedOutcome {
             word: "INTERNAL_ERROR",
             policy: None,
             endpoint: None,
@@ -137,22 +137,22 @@ impl<'a> Outcome<'a> {
         };
         match stage {
             Stage::Arrived => nothing,
-            Stage::Refused(refusal) => Outcome {
+            Stage::Refused(refusal) => RecordedOutcome {
                 word: refusal.rejection.code(),
                 policy: refusal.rejection.policy(),
-                endpoint: refusal.place.as_ref().map(Place::name),
+                endpoint: refusal.place.as_ref().map(RouteId::name),
                 key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
                 ..nothing
             },
-            Stage::Served(served) => Outcome {
+            Stage::Served(served) => RecordedOutcome {
                 word: word(served.ending.as_ref()),
                 endpoint: Some(served.path.as_str()),
                 key_id: served.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: served.key.as_ref().map(|key| key.record.tier.as_str()),
                 ..nothing
             },
-            Stage::Forwarding(forwarding) => Outcome {
+            Stage::Forwarding(forwarding) => RecordedOutcome {
                 word: word(forwarding.ending.as_ref()),
                 endpoint: Some(&forwarding.endpoint.pattern),
                 key_id: Some(forwarding.key.record.id.as_str()),

@@ -28,12 +28,12 @@ pub struct Full;
 /// The keys that have come near their limits.
 #[derive(Debug, Default)]
 pub struct ThresholdEvents {
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     come: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     seen: HashMap<KeyId, Seen>,
     waiting: VecDeque<ThresholdEvent>,
     /// Whether a threshold event was taken out and is not reported yet.
@@ -48,7 +48,7 @@ struct Seen {
     shares: u128,
 }
 
-impl State {
+impl QueueState {
     fn take(&mut self) -> Option<ThresholdEvent> {
         let threshold_event = self.waiting.pop_front()?;
         self.taken = true;
@@ -79,7 +79,7 @@ impl ThresholdEvents {
         }
         let date = quota_status.day.date;
         let mut state = self.state.lock();
-        let State { seen, waiting, .. } = &mut *state;
+        let QueueState { seen, waiting, .. } = &mut *state;
         if seen.len() >= SEEN_MAX && !seen.contains_key(&record.id) {
             return Err(Full);
         }

@@ -10,7 +10,7 @@ use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, mpsc};
 
-use super::outgoing::Caller;
+use super::outgoing::OutgoingClient;
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
@@ -31,7 +31,7 @@ pub struct Exporter {
     /// Signals the end of the gateway: pending spans are then exported once.
     end: Arc<Notify>,
     ending: bool,
-    caller: Caller,
+    caller: OutgoingClient,
 }
 
 /// Why a batch was not accepted.
@@ -54,7 +54,7 @@ impl Exporter {
             spans,
             end,
             ending: false,
-            caller: Caller::default(),
+            caller: OutgoingClient::default(),
         }
     }
 

@@ -33,7 +33,7 @@ const FORM: &str = "touchline-ledger-1";
 /// The state that an entry gives a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum DayState {
     /// The day was closed.
     Closed,
     /// Rows arrived late: it is open until it is closed again.
@@ -42,16 +42,16 @@ pub enum State {
     Dropped,
 }
 
-impl State {
+impl DayState {
     /// Every state.
-    pub const ALL: [State; 3] = [State::Closed, State::Reopened, State::Dropped];
+    pub const ALL: [DayState; 3] = [DayState::Closed, DayState::Reopened, DayState::Dropped];
 
     /// The name in the store and in exports.
     pub fn as_str(self) -> &'static str {
         match self {
-            State::Closed => "closed",
-            State::Reopened => "reopened",
-            State::Dropped => "dropped",
+            DayState::Closed => "closed",
+            DayState::Reopened => "reopened",
+            DayState::Dropped => "dropped",
         }
     }
 }
@@ -73,7 +73,7 @@ pub struct Entry {
     /// The day.
     pub date: Date,
     /// The day's new state.
-    pub state: State,
+    pub state: DayState,
     /// The instant of the change (Unix seconds).
     pub at: i64,
     /// The number of the day's rows if it was closed, otherwise 0.
@@ -91,7 +91,7 @@ impl Entry {
     pub fn after(
         last: Option<(u64, String)>,
         (date, at): (Date, i64),
-        state: State,
+        state: DayState,
         closed: Option<Rows>,
     ) -> Entry {
         let (number, previous) = last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
@@ -342,9 +342,9 @@ impl Check {
             );
         }
         match entry.state {
-            State::Closed => {}
-            State::Reopened => self.reopenings += 1,
-            State::Dropped => self.take_dropped(&entry),
+            DayState::Closed => {}
+            DayState::Reopened => self.reopenings += 1,
+            DayState::Dropped => self.take_dropped(&entry),
         }
         self.wanted.take_if(|wanted| *wanted == entry.digest);
         self.last = Some((entry.number, entry.digest.clone()));
@@ -354,7 +354,7 @@ impl Check {
     /// The retention drops the oldest day first.
     fn take_dropped(&mut self, entry: &Entry) {
         let mut before = self.states.range(..entry.date);
-        let kept = before.find(|(_, state)| state.state != State::Dropped);
+        let kept = before.find(|(_, state)| state.state != DayState::Dropped);
         if let Some((kept, _)) = kept {
             let fault = format!("it was dropped by the retention before the older day {kept}");
             self.fault(entry.date, fault);
@@ -371,7 +371,7 @@ impl Check {
         let closed: Vec<Entry> = self
             .states
             .values()
-            .filter(|entry| entry.state == State::Closed)
+            .filter(|entry| entry.state == DayState::Closed)
             .cloned()
             .collect();
         for entry in &closed {

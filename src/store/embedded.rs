@@ -68,7 +68,7 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::{Polled, Stop};
-use self::inbox::{Verdict, Waiting};
+use self::inbox::{ChargeAnswer, Waiting};
 use self::keys::{Changed, MARK};
 use self::writer::Desk;
 use super::chain::{Chained, Piece};
@@ -340,8 +340,8 @@ impl Store for EmbeddedStore {
         let (caller, answer) = oneshot::channel();
         self.desk.inbox.put(Waiting::Charge(charge, caller))?;
         match self.answered(answer).await? {
-            Verdict::Other(decision) => Ok(decision),
-            Verdict::Granted(grant) => grant
+            ChargeAnswer::Other(decision) => Ok(decision),
+            ChargeAnswer::Granted(grant) => grant
                 .accept()
                 .ok_or_else(|| StoreError::Failed("a grant has no receipt".into())),
         }

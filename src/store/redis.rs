@@ -52,7 +52,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::Verdict;
+use crate::policy::quota::WaiterResult;
 use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
@@ -446,14 +446,14 @@ impl Store for RedisStore {
                 None => Err(error),
             },
             Answer::Other(verdict) => match verdict {
-                Verdict::Granted { used }
-                | Verdict::Exhausted { used }
-                | Verdict::Told { used } => Ok(Decision::Exhausted { used }),
-                Verdict::KeyChanged => Ok(Decision::KeyChanged),
-                Verdict::OtherDay { now } => Ok(Decision::OtherDay {
+                WaiterResult::Granted { used }
+                | WaiterResult::Exhausted { used }
+                | WaiterResult::Told { used } => Ok(Decision::Exhausted { used }),
+                WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
+                WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
                     now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
                 }),
-                Verdict::OtherCalendar => Err(other_calendar(id, day)),
+                WaiterResult::OtherCalendar => Err(other_calendar(id, day)),
             },
         }
     }

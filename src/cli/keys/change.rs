@@ -34,7 +34,7 @@ impl Consent {
 }
 
 /// The outcome of a change.
-pub(super) struct Outcome {
+pub(super) struct ChangeOutcome {
     /// The store's time of the change.
     pub(super) now: Timestamp,
     /// The record before the change.
@@ -43,7 +43,7 @@ pub(super) struct Outcome {
     pub(super) made: Option<(KeyRecord, ChangeMark)>,
 }
 
-impl Outcome {
+impl ChangeOutcome {
     /// The present record.
     pub(super) fn after(&self) -> &KeyRecord {
         self.made
@@ -65,7 +65,7 @@ pub(super) async fn make(
     consent: Consent,
     author: &Author,
     wish: impl Fn(Timestamp) -> anyhow::Result<Change>,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<ChangeOutcome> {
     let mut agreed: Option<Vec<Loss>> = None;
     for _ in 0..CHANGE_TRIES {
         let now = session.store.server_time().await?;
@@ -75,7 +75,7 @@ pub(super) async fn make(
             .applied_to(&before, now)
             .with_context(|| format!("{id} was not changed"))?
         else {
-            return Ok(Outcome {
+            return Ok(ChangeOutcome {
                 now,
                 before,
                 made: None,
@@ -92,7 +92,7 @@ pub(super) async fn make(
         let after = audit::signed(&before, after, change.action(), author);
         match session.store.update_key(after).await {
             Ok(made) => {
-                return Ok(Outcome {
+                return Ok(ChangeOutcome {
                     now,
                     before,
                     made: Some(made),

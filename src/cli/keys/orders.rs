@@ -10,7 +10,7 @@ use super::arguments::{
     CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
     SetExpiryArguments, SetLabelArguments, SetTierArguments,
 };
-use super::change::{Consent, Outcome, make};
+use super::change::{ChangeOutcome, Consent, make};
 use super::view::{ChangedView, DetailView, GrantView, end};
 use super::{Session, note};
 use crate::cli::output::{RecordFormat, escape, write_json};
@@ -222,7 +222,7 @@ fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyho
     Ok(date)
 }
 
-fn sentence_of(outcome: &Outcome, sentence: &str) -> String {
+fn sentence_of(outcome: &ChangeOutcome, sentence: &str) -> String {
     match outcome.made {
         Some(_) => sentence.to_owned(),
         None => format!("{sentence} already"),
@@ -232,7 +232,7 @@ fn sentence_of(outcome: &Outcome, sentence: &str) -> String {
 /// Writes the outcome of a change, and waits until the gateways have applied it.
 async fn finish(
     session: &Session,
-    outcome: &Outcome,
+    outcome: &ChangeOutcome,
     output: RecordFormat,
     grant: Option<GrantView<'_>>,
     sentence: &str,

@@ -74,7 +74,7 @@ struct How {
 
 /// The result, or the expected result of a rehearsal.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct TransferOutcome {
     /// The file or store that was read.
     from: String,
     /// The store that was written.
@@ -360,7 +360,7 @@ impl Target {
         how: &How,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
-        let outcome = Outcome {
+        let outcome = TransferOutcome {
             from,
             to,
             dry_run: how.dry_run,
@@ -394,8 +394,8 @@ fn summary(contents: &Contents) -> String {
     )
 }
 
-fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
-    let Outcome {
+fn fields(outcome: &TransferOutcome) -> Vec<(&'static str, String)> {
+    let TransferOutcome {
         from,
         to,
         dry_run,

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 const SHOWN_MAX: usize = 100;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Verdict {
+struct Verification {
     from: Date,
     to: Date,
     /// The number of checked pairs of key and day.
@@ -123,7 +123,7 @@ pub(super) async fn run(
     }
 }
 
-impl Verdict {
+impl Verification {
     fn take(&mut self, checked: Checked) {
         let faults = checked.faults.into_iter();
         self.faults.extend(faults.map(|one| Fault {
@@ -147,8 +147,8 @@ fn is_unsettled(proof: &Proof) -> bool {
     !proof.faults.is_empty() || proof.usage.unattributed != 0
 }
 
-fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
-    let mut verdict = Verdict {
+fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verification {
+    let mut verdict = Verification {
         from,
         to,
         key_days: proofs.len(),
@@ -186,7 +186,7 @@ fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
     verdict
 }
 
-fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
+fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
     let result = match verdict.faults.len() {
         0 => "reconciles".to_owned(),
         faults => format!("does not reconcile in {faults} places"),

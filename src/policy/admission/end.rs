@@ -47,19 +47,19 @@ impl<K, G> Permit<K, G> {
 
 /// What a path leads to.
 #[derive(Debug)]
-pub enum Place {
+pub enum RouteId {
     /// A configured endpoint.
     Endpoint(Arc<Endpoint>),
     /// A path that the gateway answers itself.
     Own(OwnPath),
 }
 
-impl Place {
+impl RouteId {
     /// Its name in logs and metrics.
     pub fn name(&self) -> &str {
         match self {
-            Place::Endpoint(endpoint) => &endpoint.pattern,
-            Place::Own(own) => own.as_str(),
+            RouteId::Endpoint(endpoint) => &endpoint.pattern,
+            RouteId::Own(own) => own.as_str(),
         }
     }
 }
@@ -72,7 +72,7 @@ pub struct Refusal<K> {
     /// The key, once authenticated.
     pub key: Option<K>,
     /// The place of the path, once found.
-    pub place: Option<Place>,
+    pub place: Option<RouteId>,
     /// The quota status in the answer, once authenticated.
     pub quota_status: Option<QuotaStatus>,
     /// The internal failure, for the access log.
@@ -94,8 +94,8 @@ impl<K> Refusal<K> {
     /// The endpoint whose authenticated caller is refused.
     pub fn endpoint(&self) -> Option<&Endpoint> {
         match (&self.key, &self.place) {
-            (Some(_), Some(Place::Endpoint(endpoint))) => Some(endpoint),
-            (Some(_), Some(Place::Own(_)) | None) | (None, _) => None,
+            (Some(_), Some(RouteId::Endpoint(endpoint))) => Some(endpoint),
+            (Some(_), Some(RouteId::Own(_)) | None) | (None, _) => None,
         }
     }
 }

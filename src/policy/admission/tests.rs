@@ -391,7 +391,7 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
         };
         assert_eq!(refusal.rejection, Rejection::Internal);
         assert_eq!(refusal.cause.as_deref(), Some(cause));
-        assert_eq!(refusal.place.as_ref().map(Place::name), place);
+        assert_eq!(refusal.place.as_ref().map(RouteId::name), place);
         assert_eq!(refusal.quota_status.is_some(), place.is_some());
         assert_eq!(
             refusal

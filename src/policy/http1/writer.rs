@@ -22,7 +22,7 @@ pub struct ToClient;
 
 /// The fate of the connection after a message, as its head announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionFate {
     /// Not announced: HTTP/1.1 keeps the connection open.
     Implied,
     /// `keep-alive`, for clients of HTTP/1.0.
@@ -65,7 +65,7 @@ impl<'a> HeadWriter<'a, ToUpstream> {
     }
 
     /// Ends the head; returns the writer of its body.
-    pub fn end(self, framing: Framing, connection: Connection) -> BodyWriter {
+    pub fn end(self, framing: Framing, connection: ConnectionFate) -> BodyWriter {
         let body = match framing {
             Framing::Empty => Body::Length(0),
             Framing::Length(bytes) => {
@@ -101,7 +101,7 @@ impl<'a> HeadWriter<'a, ToClient> {
 
     /// Ends the head; returns the writer of its body. There is no body if the status has none; the head announces a close if the
     /// body ends with the connection.
-    pub fn end_answer(self, framing: AnswerFraming, connection: Connection) -> BodyWriter {
+    pub fn end_answer(self, framing: AnswerFraming, connection: ConnectionFate) -> BodyWriter {
         let framing = match framing {
             _ if is_lengthless(self.status) => AnswerFraming::Bodiless(None),
             AnswerFraming::Bodiless(announced) => AnswerFraming::Bodiless(announced),
@@ -129,7 +129,7 @@ impl<'a> HeadWriter<'a, ToClient> {
             AnswerFraming::ByClose => Body::ByClose,
         };
         let connection = match framing {
-            AnswerFraming::ByClose => Connection::Close,
+            AnswerFraming::ByClose => ConnectionFate::Close,
             _ => connection,
         };
         push_end(self.out, connection);
@@ -143,7 +143,7 @@ impl<Direction> HeadWriter<'_, Direction> {
         pass(self.out, field);
     }
 
-    /// Adds a field, except those that are written separately: `Host`, framing and `Connection`.
+    /// Adds a field, except those that are written separately: `Host`, framing and `ConnectionFate`.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
         let name = name.as_str().as_bytes();
         match Known::of(name) {
@@ -174,11 +174,11 @@ fn push_length(out: &mut Vec<u8>, bytes: u64) {
     push_field(out, b"content-length", digits.format(bytes).as_bytes());
 }
 
-fn push_end(out: &mut Vec<u8>, connection: Connection) {
+fn push_end(out: &mut Vec<u8>, connection: ConnectionFate) {
     out.extend_from_slice(match connection {
-        Connection::Implied => b"\r\n",
-        Connection::KeepAlive => b"connection: keep-alive\r\n\r\n",
-        Connection::Close => b"connection: close\r\n\r\n",
+        ConnectionFate::Implied => b"\r\n",
+        ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
+        ConnectionFate::Close => b"connection: close\r\n\r\n",
     });
 }
 

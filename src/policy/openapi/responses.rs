@@ -122,7 +122,7 @@ enum Sender {
 
 /// The caller who may get an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Caller {
+enum ClientKind {
     Anybody,
     Authenticated,
 }
@@ -172,7 +172,7 @@ impl Sort {
         }
     }
 
-    fn caller(self) -> Caller {
+    fn caller(self) -> ClientKind {
         match self {
             Sort::TierInsufficient
             | Sort::NotFound
@@ -180,7 +180,7 @@ impl Sort {
             | Sort::UsageMethodNotAllowed
             | Sort::DailyQuotaExceeded
             | Sort::UsageReadTooOften
-            | Sort::Internal => Caller::Authenticated,
+            | Sort::Internal => ClientKind::Authenticated,
             Sort::BadRequest
             | Sort::Unauthorized
             | Sort::DocumentMethodNotAllowed
@@ -189,13 +189,13 @@ impl Sort {
             | Sort::HeadersTooLarge
             | Sort::OwnBadRequest
             | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => Caller::Anybody,
+            | Sort::OwnHeadersTooLarge => ClientKind::Anybody,
         }
     }
 
     /// Whether an authenticated caller of an endpoint can receive it.
     fn is_of_endpoints(self) -> bool {
-        self.caller() == Caller::Authenticated && ENDPOINT_ERRORS.contains(&self)
+        self.caller() == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
 
     fn rejections(self, example: &Example) -> Vec<Rejection> {
@@ -266,7 +266,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         .into_iter()
         .map(|sort| (sort.name(), error(sort, &example, api)))
         .collect();
-    let quota_status = header_references(Caller::Authenticated, announced(api));
+    let quota_status = header_references(ClientKind::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });
     all.extend([
         ("Served".to_owned(), json!({
@@ -279,7 +279,7 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         })),
         ("Usage".to_owned(), json!({
             "description": "The quota status of the key.",
-            "headers": header_references(Caller::Authenticated, &[CACHE_CONTROL.as_str()]),
+            "headers": header_references(ClientKind::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
                 "schema": { "$ref": "#/components/schemas/Usage" },
                 "example": usage_example(&example),
@@ -287,12 +287,12 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         })),
         ("Document".to_owned(), json!({
             "description": "This description.",
-            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+            "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
             "content": { "application/json": { "schema": { "type": "object" } } },
         })),
         ("DocumentHeld".to_owned(), json!({
             "description": "The description has not changed.",
-            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+            "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
         })),
     ]);
     let mut named = Map::new();
@@ -373,11 +373,11 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     })
 }
 
-fn header_references(caller: Caller, more: &[&str]) -> Value {
+fn header_references(caller: ClientKind, more: &[&str]) -> Value {
     let names = headers();
     let quota_status: &[&str] = match caller {
-        Caller::Anybody => &[],
-        Caller::Authenticated => &[
+        ClientKind::Anybody => &[],
+        ClientKind::Authenticated => &[
             "X-RateLimit-Limit",
             "X-RateLimit-Remaining",
             "X-RateLimit-Reset",

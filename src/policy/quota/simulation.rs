@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Account, Asked, Call, KeyDay, ModelCall, Reply, StoredRecord, Terms, Verdict};
+use super::{Account, Asked, Call, KeyDay, ModelCall, Reply, StoredRecord, Terms, WaiterResult};
 
 const NOW: i64 = 50;
 
@@ -158,11 +158,11 @@ impl World {
         let node = &mut self.nodes[node];
         for (_, cost, verdict) in node.account.settle(number, reply, self.now) {
             match verdict {
-                Verdict::Granted { used } => {
+                WaiterResult::Granted { used } => {
                     node.admitted.push(cost);
                     self.granted_counts.push(used);
                 }
-                Verdict::Exhausted { .. } => {}
+                WaiterResult::Exhausted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }

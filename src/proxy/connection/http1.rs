@@ -425,7 +425,10 @@ impl Http1Side<'_> {
         }
         if is_interim {
             // An interim answer has no body, so its writer has nothing to write.
-            out.end_answer(AnswerFraming::Bodiless(None), writer::Connection::Implied);
+            out.end_answer(
+                AnswerFraming::Bodiless(None),
+                writer::ConnectionFate::Implied,
+            );
         } else {
             out.add(&DATE, &get_cached_date());
             let framing = self.framing(head, ends);
@@ -433,8 +436,8 @@ impl Http1Side<'_> {
                 self.keeps_open = false;
             }
             let connection = match self.keeps_open {
-                true => writer::Connection::KeepAlive,
-                false => writer::Connection::Close,
+                true => writer::ConnectionFate::KeepAlive,
+                false => writer::ConnectionFate::Close,
             };
             self.answer = Some(out.end_answer(framing, connection));
             self.is_whole = ends;

@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use crate::config::Webhook;
 use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
-use crate::server::outgoing::Caller;
+use crate::server::outgoing::OutgoingClient;
 use crate::store::NodeName;
 
 /// The pause between two readings of the pending events.
@@ -34,7 +34,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(300);
 pub struct Courier {
     gate: Arc<Gate>,
     node: NodeName,
-    caller: Caller,
+    caller: OutgoingClient,
     /// Events that failed.
     failed: HashMap<String, Failed>,
 }
@@ -51,7 +51,7 @@ impl Courier {
         Courier {
             gate,
             node,
-            caller: Caller::default(),
+            caller: OutgoingClient::default(),
             failed: HashMap::new(),
         }
     }

@@ -21,7 +21,9 @@ use super::columns::{signed, unreadable, unsigned};
 use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
-use crate::store::chain::{Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest, State};
+use crate::store::chain::{
+    DayState, Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest,
+};
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
 /// endpoints each is closed in some eight minutes.
@@ -189,7 +191,7 @@ fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusql
     transaction.prepare_cached(DROP_MARK)?.execute([&text])?;
     let rows = digest.finish();
     let place = (date, now.as_second());
-    let entry = append(&transaction, place, State::Closed, Some(rows))?;
+    let entry = append(&transaction, place, DayState::Closed, Some(rows))?;
     transaction.commit()?;
     tracing::info!(
         %date, rows = entry.rows, rows_sha256 = entry.rows_sha256, entry = entry.number, digest = entry.digest,
@@ -202,10 +204,10 @@ fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusql
 /// whether it was closed.
 pub(super) fn reopen(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<bool> {
     connection.prepare_cached(DROP_MARK)?.execute([date])?;
-    let is_closed = state(connection, date)?.as_deref() == Some(State::Closed.as_str());
+    let is_closed = state(connection, date)?.as_deref() == Some(DayState::Closed.as_str());
     if is_closed {
         let day = date.parse().map_err(unreadable)?;
-        append(connection, (day, at), State::Reopened, None)?;
+        append(connection, (day, at), DayState::Reopened, None)?;
     }
     Ok(is_closed)
 }
@@ -216,7 +218,7 @@ pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::
     match state(connection, date)?.as_deref() {
         Some("closed" | "reopened") => {
             let day = date.parse().map_err(unreadable)?;
-            append(connection, (day, at), State::Dropped, None).map(|_| ())
+            append(connection, (day, at), DayState::Dropped, None).map(|_| ())
         }
         Some(_) | None => Ok(()),
     }
@@ -237,7 +239,7 @@ fn state(connection: &Connection, date: &str) -> rusqlite::Result<Option<String>
 fn append(
     connection: &Connection,
     place: (Date, i64),
-    state: State,
+    state: DayState,
     closed: Option<Rows>,
 ) -> rusqlite::Result<Entry> {
     let last = connection
@@ -420,7 +422,9 @@ pub(super) fn read(
 
 fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
     let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
-    let known = State::ALL.into_iter().find(|known| known.as_str() == state);
+    let known = DayState::ALL
+        .into_iter()
+        .find(|known| known.as_str() == state);
     Ok(Entry {
         number: unsigned(row.get(0)?),
         date: date.parse().map_err(unreadable)?,

@@ -32,13 +32,13 @@ const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 /// A charge or a reading that waits for the database.
 pub(super) enum Waiting {
     /// A charge and the sender of its result.
-    Charge(Charge, oneshot::Sender<Result<Verdict, StoreError>>),
+    Charge(Charge, oneshot::Sender<Result<ChargeAnswer, StoreError>>),
     /// A reading of a count.
     Used(KeyId, Day, oneshot::Sender<Result<u64, StoreError>>),
 }
 
 /// The answer to a charge on its way to the caller.
-pub(super) enum Verdict {
+pub(super) enum ChargeAnswer {
     /// Units were charged; they are refunded unless the caller accepts them.
     Granted(Grant),
     /// No units were charged.

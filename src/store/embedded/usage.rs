@@ -60,7 +60,7 @@ const KEYS_BETWEEN: &str =
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
     WHERE date BETWEEN ?1 AND ?2 ORDER BY date, key, came";
 
-type Place = (Date, KeyId);
+type KeyDate = (Date, KeyId);
 
 /// The numbers of a row: the totals, the largest limit and the largest grant.
 type Numbers = [i64; Totals::NUMBERS + 2];
@@ -156,7 +156,7 @@ pub(super) fn prove(
 }
 
 impl OneDay {
-    fn usage(self, place: Place) -> DayUsage {
+    fn usage(self, place: KeyDate) -> DayUsage {
         let mut cells: Vec<Cell> = self.rows.iter().map(cell).collect();
         let adjustments = self.adjustments;
         if !self.is_imported {
@@ -232,8 +232,8 @@ fn days(
     from: Date,
     to: Date,
     key: Option<KeyId>,
-) -> rusqlite::Result<BTreeMap<Place, OneDay>> {
-    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
+) -> rusqlite::Result<BTreeMap<KeyDate, OneDay>> {
+    let mut days: BTreeMap<KeyDate, OneDay> = BTreeMap::new();
     if let Some(key) = key {
         add_days_of(&mut days, connection, (from, to), (&key, &key))?;
         let wanted = |date, of| (from..=to).contains(&date) && of == key;
@@ -265,7 +265,7 @@ fn days(
 
 /// Adds the entries of groups that are not in the ledger yet.
 fn add_appended(
-    days: &mut BTreeMap<Place, OneDay>,
+    days: &mut BTreeMap<KeyDate, OneDay>,
     instant: &Connection,
     wanted: impl Fn(Date, KeyId) -> bool,
 ) -> rusqlite::Result<()> {
@@ -281,7 +281,7 @@ fn add_appended(
 
 /// Adds the days of the keys from the first through the last.
 fn add_days_of(
-    days: &mut BTreeMap<Place, OneDay>,
+    days: &mut BTreeMap<KeyDate, OneDay>,
     connection: &Connection,
     (from, to): (Date, Date),
     (first, last): (&KeyId, &KeyId),
@@ -317,7 +317,7 @@ fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
     })
 }
 
-fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
+fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
     fn parsed<T: std::str::FromStr>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
     where
         T::Err: std::error::Error + Send + Sync + 'static,

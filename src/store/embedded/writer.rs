@@ -17,7 +17,7 @@ use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
 use super::group::{Group, Ruling, Statements};
-use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
+use super::inbox::{ChargeAnswer, Grant, Inbox, Refund, Taken, Waiting};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
@@ -145,8 +145,12 @@ fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) 
 }
 
 /// A decided charge or reading that waits for the commit.
-enum Answer {
-    Charge(Charge, Ruling, oneshot::Sender<Result<Verdict, StoreError>>),
+enum DecidedAnswer {
+    Charge(
+        Charge,
+        Ruling,
+        oneshot::Sender<Result<ChargeAnswer, StoreError>>,
+    ),
     Used(
         Day,
         Result<u64, Day>,
@@ -200,14 +204,14 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
 
 /// Sends the error to all callers of a group.
 fn tell_failure(
-    answers: Vec<Answer>,
+    answers: Vec<DecidedAnswer>,
     undecided: impl Iterator<Item = Waiting>,
     failure: impl Fn() -> StoreError,
 ) {
     for answer in answers {
         match answer {
-            Answer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
-            Answer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+            DecidedAnswer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
+            DecidedAnswer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
         }
     }
     for waiting in undecided {
@@ -222,7 +226,7 @@ fn tell_failure(
 fn decide(
     group: &mut Group<'_, '_>,
     undecided: &mut impl Iterator<Item = Waiting>,
-    answers: &mut Vec<Answer>,
+    answers: &mut Vec<DecidedAnswer>,
 ) -> rusqlite::Result<()> {
     for waiting in undecided {
         match waiting {
@@ -232,17 +236,17 @@ fn decide(
                     Ok(ruling) => ruling,
                     Err(error) => {
                         // Kept among the answers, so that this caller hears of the error too.
-                        answers.push(Answer::Charge(charge, Ruling::KeyChanged, caller));
+                        answers.push(DecidedAnswer::Charge(charge, Ruling::KeyChanged, caller));
                         return Err(error);
                     }
                 };
-                answers.push(Answer::Charge(charge, ruling, caller));
+                answers.push(DecidedAnswer::Charge(charge, ruling, caller));
             }
             Waiting::Used(_, _, caller) if caller.is_closed() => {}
             Waiting::Used(key, day, caller) => match group.used(key, day) {
-                Ok(used) => answers.push(Answer::Used(day, used, caller)),
+                Ok(used) => answers.push(DecidedAnswer::Used(day, used, caller)),
                 Err(error) => {
-                    answers.push(Answer::Used(day, Ok(0), caller));
+                    answers.push(DecidedAnswer::Used(day, Ok(0), caller));
                     return Err(error);
                 }
             },
@@ -252,21 +256,21 @@ fn decide(
 }
 
 /// Sends the results of a committed group.
-fn tell(answer: Answer, desk: &Desk) {
+fn tell(answer: DecidedAnswer, desk: &Desk) {
     match answer {
-        Answer::Charge(charge, ruling, caller) => {
+        DecidedAnswer::Charge(charge, ruling, caller) => {
             let verdict = match ruling {
                 Ruling::Granted(used) => {
                     let receipt = Receipt::of(&charge);
-                    Ok(Verdict::Granted(Grant::new(
+                    Ok(ChargeAnswer::Granted(Grant::new(
                         used,
                         receipt,
                         desk.inbox.clone(),
                     )))
                 }
-                Ruling::Exhausted(used) => Ok(Verdict::Other(Decision::Exhausted { used })),
-                Ruling::KeyChanged => Ok(Verdict::Other(Decision::KeyChanged)),
-                Ruling::OtherDay(now) => Ok(Verdict::Other(Decision::OtherDay { now })),
+                Ruling::Exhausted(used) => Ok(ChargeAnswer::Other(Decision::Exhausted { used })),
+                Ruling::KeyChanged => Ok(ChargeAnswer::Other(Decision::KeyChanged)),
+                Ruling::OtherDay(now) => Ok(ChargeAnswer::Other(Decision::OtherDay { now })),
                 Ruling::OtherCalendar(stored) => {
                     Err(other_calendar(&desk.path, charge.day, stored))
                 }
@@ -274,7 +278,7 @@ fn tell(answer: Answer, desk: &Desk) {
             // If the caller is gone, the verdict is dropped, and a grant in it becomes a refund.
             let _ = caller.send(verdict);
         }
-        Answer::Used(day, used, caller) => {
+        DecidedAnswer::Used(day, used, caller) => {
             let _ = caller.send(used.map_err(|stored| other_calendar(&desk.path, day, stored)));
         }
     }

@@ -24,7 +24,7 @@ use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::{Account, Asked, Call, Reply, Terms, Verdict};
+use crate::policy::quota::{Account, Asked, Call, Reply, Terms, WaiterResult};
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
 mod carrier;
@@ -62,7 +62,7 @@ pub enum Answer {
     /// The granted units.
     Granted(Units),
     /// Any other verdict of the store.
-    Other(Verdict),
+    Other(WaiterResult),
     /// No reply.
     Failed(StoreError),
 }
@@ -272,8 +272,10 @@ impl Accounts {
         }
         let terms = self.terms(key, day);
         match self.ask(&slot, 0, terms).await {
-            Answer::Other(Verdict::Told { used } | Verdict::Exhausted { used }) => Ok(used),
-            Answer::Other(Verdict::OtherCalendar) => Err(other_calendar(key, day)),
+            Answer::Other(WaiterResult::Told { used } | WaiterResult::Exhausted { used }) => {
+                Ok(used)
+            }
+            Answer::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
             Answer::Failed(error) => Err(error),
             Answer::Granted(units) => Ok(units.used),
             Answer::Other(verdict) => Err(StoreError::Failed(format!(
@@ -300,7 +302,7 @@ impl Accounts {
             }
             match account.ask(sender, cost, terms, std::time::Instant::now()) {
                 Asked::Denied { used, .. } => {
-                    return Answer::Other(Verdict::Exhausted { used });
+                    return Answer::Other(WaiterResult::Exhausted { used });
                 }
                 // The task that awaits a call of the account sends the next one too.
                 Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),
@@ -319,20 +321,20 @@ impl Accounts {
         }
     }
 
-    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
+    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: WaiterResult) -> Answer {
         match verdict {
-            Verdict::Granted { used } => Answer::Granted(Units {
+            WaiterResult::Granted { used } => Answer::Granted(Units {
                 accounts: self.clone(),
                 slot: slot.clone(),
                 used,
                 units: cost,
                 source: Source::Store,
             }),
-            Verdict::Exhausted { .. }
-            | Verdict::Told { .. }
-            | Verdict::KeyChanged
-            | Verdict::OtherDay { .. }
-            | Verdict::OtherCalendar => Answer::Other(verdict),
+            WaiterResult::Exhausted { .. }
+            | WaiterResult::Told { .. }
+            | WaiterResult::KeyChanged
+            | WaiterResult::OtherDay { .. }
+            | WaiterResult::OtherCalendar => Answer::Other(verdict),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use jiff::civil::Date;
 use tokio::sync::mpsc;
-use touchline::store::chain::{Check, Checked, Entry, Piece, State};
+use touchline::store::chain::{Check, Checked, DayState, Entry, Piece};
 use touchline::store::export::{Account, Exported, ImportMode, KeyDay, Sheet};
 use touchline::store::{Refusal, Totals};
 
@@ -42,14 +42,14 @@ async fn chain_of(store: &Arc<dyn Store>) -> (Vec<Entry>, Vec<Piece>, Checked) {
 }
 
 /// The days and states of the entries, in order.
-async fn states(store: &Arc<dyn Store>) -> Vec<(String, State)> {
+async fn states(store: &Arc<dyn Store>) -> Vec<(String, DayState)> {
     let entries = chain_of(store).await.0.into_iter();
     entries
         .map(|one| (one.date.to_string(), one.state))
         .collect()
 }
 
-fn entries(expected: &[(&str, State)]) -> Vec<(String, State)> {
+fn entries(expected: &[(&str, DayState)]) -> Vec<(String, DayState)> {
     let expected = expected.iter();
     expected
         .map(|(date, state)| ((*date).to_owned(), *state))
@@ -57,7 +57,7 @@ fn entries(expected: &[(&str, State)]) -> Vec<(String, State)> {
 }
 
 /// Waits until the chain has these entries, and all of it holds.
-async fn eventually_has(store: &Arc<dyn Store>, expected: &[(&str, State)]) {
+async fn eventually_has(store: &Arc<dyn Store>, expected: &[(&str, DayState)]) {
     let what = format!("the chain has {expected:?}");
     eventually(&what, async || {
         (states(store).await == entries(expected)).then_some(())
@@ -107,12 +107,15 @@ async fn days_are_closed_once_and_in_order_when_their_settle_window_is_over() {
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await, []);
     hands.set("2026-11-10T00:00:00Z");
-    let two = [("2026-11-01", State::Closed), ("2026-11-02", State::Closed)];
+    let two = [
+        ("2026-11-01", DayState::Closed),
+        ("2026-11-02", DayState::Closed),
+    ];
     eventually_has(&store, &two).await;
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await, entries(&two));
     hands.set("2026-11-11T00:00:00Z");
-    eventually_has(&other, &[two[0], two[1], ("2026-11-03", State::Closed)]).await;
+    eventually_has(&other, &[two[0], two[1], ("2026-11-03", DayState::Closed)]).await;
     let (entries, rows, _) = chain_of(&store).await;
     assert!(entries.iter().all(|entry| entry.rows == 1) && rows.len() == 3);
 }
@@ -127,7 +130,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     let day = day_at(&store);
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 2)).await);
     hands.set("2026-11-09T00:00:00Z");
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     // Another process that knows the count learns of the refund.
     let other = gateway_on(fixture.path(), &hands, Keeping::default()).await;
     assert_eq!(other.used(key.record.id, day).await.unwrap(), 2);
@@ -135,7 +138,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     crate::suite::eventually_used(&other, &key, day, 0).await;
     // What was refused then and could not be written is not counted any more.
     store.refused(&key, day, &"markets".into(), Refusal::Tier);
-    let all = [State::Closed, State::Reopened, State::Closed];
+    let all = [DayState::Closed, DayState::Reopened, DayState::Closed];
     eventually_has(&store, &all.map(|state| ("2026-11-01", state))).await;
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await.len(), 3);
@@ -156,7 +159,7 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
     let day = day_at(&store);
     granted(store.charge(charge(&key, day, 10, 2)).await);
     hands.set("2026-12-01T12:00:00Z");
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     hands.set("2026-11-01T13:00:00Z");
     for used in [4, 6, 8] {
         assert_eq!(
@@ -165,8 +168,8 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
         );
     }
     let reopened = [
-        ("2026-11-01", State::Closed),
-        ("2026-11-01", State::Reopened),
+        ("2026-11-01", DayState::Closed),
+        ("2026-11-01", DayState::Reopened),
     ];
     eventually_has(&store, &reopened).await;
     turns(&fixture.path()).await;
@@ -235,7 +238,7 @@ async fn what_comes_while_a_day_is_being_closed_is_in_its_digest() {
         .import_exported(vec![one], ImportMode::Write)
         .await
         .unwrap();
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     assert_eq!(chain_of(&store).await.0[0].rows, 6_501);
     // Exported again it changes nothing; a rehearsal of more neither.
     let more = key_day("000000000001", "2026-11-01", 1);
@@ -272,9 +275,9 @@ async fn a_copied_day_has_the_digest_of_its_rows_that_it_had() {
         from.refused(key, day, &"rankings".into(), Refusal::Method);
     }
     hands.set("2026-11-20T12:00:00Z");
-    eventually_has(&from, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&from, &[("2026-11-01", DayState::Closed)]).await;
     from.refund(late.unwrap()).await;
-    let reopened = [State::Closed, State::Reopened, State::Closed];
+    let reopened = [DayState::Closed, DayState::Reopened, DayState::Closed];
     eventually_has(&from, &reopened.map(|state| ("2026-11-01", state))).await;
     let to = two.gateway_at(ZONE, hands.clock()).await;
     let (sender, mut pieces) = mpsc::channel(1_000);
@@ -286,7 +289,7 @@ async fn a_copied_day_has_the_digest_of_its_rows_that_it_had() {
     to.import_exported(exported, ImportMode::Write)
         .await
         .unwrap();
-    eventually_has(&to, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&to, &[("2026-11-01", DayState::Closed)]).await;
     let ((before, rows, _), (after, copied, _)) = (chain_of(&from).await, chain_of(&to).await);
     assert_eq!(rows, copied);
     assert_eq!(before[2].rows_sha256, after[0].rows_sha256);
@@ -313,10 +316,10 @@ async fn the_entries_of_days_that_the_retention_dropped_stay_in_the_chain() {
         granted(store.charge(charge(&key, day_at(&store), 10, 2)).await);
     }
     hands.set("2026-03-04T12:00:00Z");
-    let closed = dates.map(|date| (date, State::Closed));
+    let closed = dates.map(|date| (date, DayState::Closed));
     eventually_has(&store, &closed).await;
     hands.set("2026-03-05T12:00:00Z");
-    let dropped = [&closed[..], &[("2026-01-01", State::Dropped)]].concat();
+    let dropped = [&closed[..], &[("2026-01-01", DayState::Dropped)]].concat();
     eventually_has(&store, &dropped).await;
     eventually("the day is gone", async || {
         let (_, rows, _) = chain_of(&store).await;

@@ -135,7 +135,7 @@ impl<'a> Checker<'a> {
         fields: &Fields,
         make_id: impl FnOnce() -> KeyId,
     ) -> Result<(KeyRecord, GivenId), Wrong> {
-        let mut reading = Reading::of(fields);
+        let mut reading = RowReading::of(fields);
         let secret = reading.keep(self.secret(fields));
         let customer = reading.required("customer", parse_name);
         let label = reading.optional("label", parse_name);
@@ -337,14 +337,14 @@ fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
 }
 
 /// A row's fields, and their problems so far.
-struct Reading<'f> {
+struct RowReading<'f> {
     fields: &'f Fields,
     problems: Vec<String>,
 }
 
-impl<'f> Reading<'f> {
-    fn of(fields: &'f Fields) -> Reading<'f> {
-        Reading {
+impl<'f> RowReading<'f> {
+    fn of(fields: &'f Fields) -> RowReading<'f> {
+        RowReading {
             fields,
             problems: Vec::new(),
         }

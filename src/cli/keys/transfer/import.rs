@@ -42,7 +42,7 @@ pub(in crate::cli) struct ImportArguments {
 
 /// The outcome of an import.
 #[derive(Debug, Default, Serialize)]
-struct Outcome {
+struct ImportOutcome {
     /// The number of keys added, or to be added.
     imported: usize,
     /// The number of keys that the store already had.
@@ -65,10 +65,10 @@ pub(in crate::cli::keys) async fn import(
     };
     let keys = check(session, order, format).await?;
     let is_stored = |key: &&Key| key.id == GivenId::Stored;
-    let mut outcome = Outcome {
+    let mut outcome = ImportOutcome {
         present: keys.iter().filter(is_stored).count(),
         dry_run: order.dry_run,
-        ..Outcome::default()
+        ..ImportOutcome::default()
     };
     outcome.imported = keys.len() - outcome.present;
     let mut mark = None;
@@ -146,14 +146,14 @@ fn refused(file: &Path, problems: &[Problem]) -> anyhow::Error {
 }
 
 fn write_outcome(
-    outcome: &Outcome,
+    outcome: &ImportOutcome,
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     match output {
         RecordFormat::Json => write_json(out, outcome),
         RecordFormat::Table => {
-            let Outcome {
+            let ImportOutcome {
                 imported, present, ..
             } = outcome;
             match outcome.dry_run {
