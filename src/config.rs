@@ -45,11 +45,11 @@ pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
 pub use sections::limits::Limits;
 pub use sections::listen::{Admin, Cleartext, Http, Listen, Redirect};
 pub use sections::listener::ProxyProtocol;
-pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls};
-pub use sections::store::{Durability, EmbeddedStore, StoreConfig};
+pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStoreConfig, RedisTls};
+pub use sections::store::{DurabilitySetting, EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
-pub use sections::upstream_tls::{Identity, PrivateKey, UpstreamTls};
+pub use sections::upstream_tls::{ClientIdentity, PrivateKey, UpstreamTls};
 pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeouts, Upstream};
 pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
 
@@ -143,7 +143,7 @@ pub enum LogFormat {
 
 /// The destination of the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccessLog {
+pub enum AccessLogTarget {
     /// Standard output.
     Stdout,
     /// Standard error.

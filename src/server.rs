@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::admin::today::Terms;
-use crate::admin::{Admin, ConfigView, View};
+use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::proxy::{Gate, Snapshot};
@@ -384,7 +384,7 @@ fn admin(
     node: NodeName,
     config: &Arc<ArcSwap<ConfigView>>,
     history: &Arc<History>,
-) -> Admin {
+) -> AdminService {
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
         move || {
@@ -400,7 +400,7 @@ fn admin(
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
-    Admin::new(node, store, metrics, history.clone(), view)
+    AdminService::new(node, store, metrics, history.clone(), view)
 }
 
 /// The servers without requests because their names have not resolved, as reasons for operators.
@@ -510,14 +510,14 @@ fn format_of(format: config::LogFormat) -> diagnostics::Format {
 
 /// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
 fn open_access_log(
-    access_log: &config::AccessLog,
+    access_log: &config::AccessLogTarget,
     metrics: &Metrics,
 ) -> Result<Option<Sink>, ServeError> {
     let destination = match access_log {
-        config::AccessLog::Stdout => Destination::Stdout,
-        config::AccessLog::Stderr => Destination::Stderr,
-        config::AccessLog::Off => Destination::Off,
-        config::AccessLog::File(path) => Destination::File(path.clone()),
+        config::AccessLogTarget::Stdout => Destination::Stdout,
+        config::AccessLogTarget::Stderr => Destination::Stderr,
+        config::AccessLogTarget::Off => Destination::Off,
+        config::AccessLogTarget::File(path) => Destination::File(path.clone()),
     };
     let dropped_lines = metrics.access_log_dropped.clone();
     Sink::open(&destination, dropped_lines).map_err(|error| ServeError::AccessLog {

@@ -16,7 +16,7 @@ use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
 use crate::config::{Config, SourcePosition, Tier};
-use crate::policy::admission::{Check, Verdict};
+use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
@@ -63,7 +63,7 @@ struct Explained<'a> {
 #[derive(Debug, Serialize)]
 struct StepView {
     step: u8,
-    check: Check,
+    check: AdmissionStep,
     verdict: Verdict,
     reason: String,
     configuration: Vec<SourcePosition>,

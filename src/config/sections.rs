@@ -11,7 +11,7 @@ use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
 };
-use super::{AccessLog, Config, Effective, Level, LogFormat, SourcePositions};
+use super::{AccessLogTarget, Config, Effective, Level, LogFormat, SourcePositions};
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
@@ -134,7 +134,7 @@ rows! {
         /// The format of its lines: json, or pretty for people.
         format: LogFormat = leaf().or(LogFormat::Json);
         /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
-        access_log: AccessLog = leaf().or(AccessLog::Stdout);
+        access_log: AccessLogTarget = leaf().or(AccessLogTarget::Stdout);
         /// The share of served requests that are logged. Refused and failed requests always are.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }

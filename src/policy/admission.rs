@@ -31,7 +31,7 @@ mod trail;
 
 pub use caller::{Caller, NoKey, presented};
 pub use end::{Permit, Refusal, RouteId};
-pub use trail::{Check, Trail, Verdict};
+pub use trail::{AdmissionStep, Trail, Verdict};
 
 /// How often a request is judged because its key or the day changed during the checks; more changes indicate a fault.
 pub const JUDGEMENTS_MAX: u32 = 4;
@@ -89,22 +89,22 @@ pub fn begin<'a, K, G>(
         trail,
     };
     if let Err(rejection) = head {
-        return lookup.refuse(Check::WellFormed, Refusal::of(rejection));
+        return lookup.refuse(AdmissionStep::WellFormed, Refusal::of(rejection));
     }
-    lookup.note(Check::WellFormed, Verdict::Passes);
+    lookup.note(AdmissionStep::WellFormed, Verdict::Passes);
     if OwnPath::of(path) != Some(OwnPath::Document) {
         return Next::Key(lookup);
     }
-    lookup.note(Check::Endpoint, Verdict::Passes);
+    lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
     match own_path::takes(method) {
         Ok(()) => {
-            lookup.note(Check::Method, Verdict::Passes);
+            lookup.note(AdmissionStep::Method, Verdict::Passes);
             Next::Document // public
         }
         Err(rejection) => {
             let place = Some(RouteId::Own(OwnPath::Document));
             let refusal = Refusal::of(rejection);
-            lookup.refuse(Check::Method, Refusal { place, ..refusal })
+            lookup.refuse(AdmissionStep::Method, Refusal { place, ..refusal })
         }
     }
 }
@@ -132,10 +132,10 @@ impl<'a> Lookup<'a> {
     where
         K: Borrow<KeyRecord>,
     {
-        self.note(Check::Presented, Verdict::Passes);
+        self.note(AdmissionStep::Presented, Verdict::Passes);
         let (check, rejection, cause) = match found {
             Ok(caller) => {
-                self.note(Check::Key, Verdict::Passes);
+                self.note(AdmissionStep::Key, Verdict::Passes);
                 let mut ask = Ask {
                     lookup: self,
                     caller,
@@ -144,21 +144,21 @@ impl<'a> Lookup<'a> {
                 let found = ask.find();
                 return ask.draw(found);
             }
-            Err(NoKey::Missing) => (Check::Presented, Rejection::MissingApiKey, None),
-            Err(NoKey::Invalid) => (Check::Key, Rejection::InvalidApiKey, None),
-            Err(NoKey::Unknown(cause)) => (Check::Key, Rejection::Internal, Some(cause)),
+            Err(NoKey::Missing) => (AdmissionStep::Presented, Rejection::MissingApiKey, None),
+            Err(NoKey::Invalid) => (AdmissionStep::Key, Rejection::InvalidApiKey, None),
+            Err(NoKey::Unknown(cause)) => (AdmissionStep::Key, Rejection::Internal, Some(cause)),
         };
         let refusal = Refusal::of(rejection);
         self.refuse(check, Refusal { cause, ..refusal })
     }
 
-    fn note(&mut self, check: Check, verdict: Verdict) {
+    fn note(&mut self, check: AdmissionStep, verdict: Verdict) {
         if let Some(trail) = &mut self.trail {
             trail.note(check, verdict);
         }
     }
 
-    fn refuse<K, G>(mut self, check: Check, refusal: Refusal<K>) -> Next<'a, K, G> {
+    fn refuse<K, G>(mut self, check: AdmissionStep, refusal: Refusal<K>) -> Next<'a, K, G> {
         self.note(check, Verdict::Refuses);
         Next::Refused(refusal)
     }
@@ -222,7 +222,7 @@ impl<'a, K, N> Ask<'a, K, N> {
             return ask.fail(None, cause.to_owned());
         }
         if let Some(trail) = &mut ask.lookup.trail {
-            trail.forget_from(Check::Presented);
+            trail.forget_from(AdmissionStep::Presented);
         }
         ask.lookup.now = now;
         Next::Key(ask.lookup)
@@ -246,7 +246,11 @@ impl<'a, K, N> Ask<'a, K, N> {
     }
 
     /// Notes the verdict of a step that is the same in every tier.
-    fn judge<T>(&mut self, check: Check, judged: Result<T, Rejection>) -> Result<T, Rejection> {
+    fn judge<T>(
+        &mut self,
+        check: AdmissionStep,
+        judged: Result<T, Rejection>,
+    ) -> Result<T, Rejection> {
         let verdict = match &judged {
             Ok(_) => Verdict::Passes,
             Err(_) => Verdict::Refuses,
@@ -258,7 +262,7 @@ impl<'a, K, N> Ask<'a, K, N> {
     /// Notes the verdict of a limit of the tier, which refuses only if the tier is enforced.
     fn judge_limit(
         &mut self,
-        check: Check,
+        check: AdmissionStep,
         limit: ShadowViolation,
         judged: Result<(), Rejection>,
     ) -> Result<(), Rejection> {
@@ -315,23 +319,23 @@ impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
         let (path, method, endpoints) =
             (self.lookup.path, self.lookup.method, self.lookup.endpoints);
         if let Some(own) = OwnPath::of(path) {
-            self.lookup.note(Check::Endpoint, Verdict::Passes);
-            let taken = self.judge(Check::Method, own_path::takes(method));
+            self.lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
+            let taken = self.judge(AdmissionStep::Method, own_path::takes(method));
             return match taken {
                 Ok(()) => Ok(RouteId::Own(own)),
                 Err(rejection) => Err(Refused::at(RouteId::Own(own), rejection)),
             };
         }
-        let located = self.judge(Check::Endpoint, endpoints.located(path)); // 4
+        let located = self.judge(AdmissionStep::Endpoint, endpoints.located(path)); // 4
         let endpoint = located.map_err(|rejection| Refused {
             rejection,
             place: None,
         })?;
         let refused = |rejection| Refused::at(RouteId::Endpoint(endpoint.clone()), rejection);
-        let taken = self.judge(Check::Method, endpoint.admit_method(method)); // 5
+        let taken = self.judge(AdmissionStep::Method, endpoint.admit_method(method)); // 5
         taken.map_err(refused)?;
         let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
-        let included = self.judge_limit(Check::Tier, ShadowViolation::Tier, included);
+        let included = self.judge_limit(AdmissionStep::Tier, ShadowViolation::Tier, included);
         included.map_err(refused)?;
         Ok(RouteId::Endpoint(endpoint.clone()))
     }
@@ -371,11 +375,11 @@ impl<'a, K> Ask<'a, K, ()> {
 
     /// Step 8, unless the endpoint is under maintenance.
     fn charge<G>(mut self, endpoint: Arc<Endpoint>) -> Next<'a, K, G> {
-        self.lookup.note(Check::Rates, Verdict::Passes);
+        self.lookup.note(AdmissionStep::Rates, Verdict::Passes);
         match endpoint.admit_at(self.caller.now) {
             Ok(()) => Next::Charge(self.needs(endpoint)),
             Err(rejection) => {
-                self.lookup.note(Check::Upstream, Verdict::Refuses);
+                self.lookup.note(AdmissionStep::Upstream, Verdict::Refuses);
                 Next::Count(self.needs(Refused::at(RouteId::Endpoint(endpoint), rejection)))
             }
         }
@@ -391,7 +395,7 @@ impl<'a, K> Ask<'a, K, Room> {
     /// Answers whether the limit has room: the room is taken, or there is none for the given time.
     pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
         let (mut ask, Room { limit, found }) = self.split();
-        let (quota_status, rates) = (ask.caller.quota_status, Check::Rates);
+        let (quota_status, rates) = (ask.caller.quota_status, AdmissionStep::Rates);
         let is_token = !matches!(limit, Limit::Concurrent(_));
         ask.lookup.token_taken |= is_token && room.is_ok();
         let judged = match (limit, room) {
@@ -447,8 +451,8 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
         let enforcement = self.caller.terms.enforcement;
         let by_quota = enforcement.quota_violation(used, quota_status.limit);
         let verdict = by_quota.map_or(Verdict::Passes, |_| Verdict::WouldRefuse);
-        self.lookup.note(Check::Quota, verdict);
-        self.lookup.note(Check::Upstream, Verdict::Open);
+        self.lookup.note(AdmissionStep::Quota, verdict);
+        self.lookup.note(AdmissionStep::Upstream, Verdict::Open);
         Next::Permitted(Permit {
             key: self.caller.key,
             endpoint: self.needs,
@@ -461,7 +465,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// Reports that the day has no room for the cost.
     pub fn exhausted<G>(self, used: u64) -> Next<'a, K, G> {
         let (mut ask, endpoint) = self.split();
-        ask.lookup.note(Check::Quota, Verdict::Refuses);
+        ask.lookup.note(AdmissionStep::Quota, Verdict::Refuses);
         let quota_status = ask.caller.quota_status;
         let rejection = Rejection::DailyQuotaExceeded { quota_status };
         ask.refuse(

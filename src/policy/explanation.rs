@@ -7,7 +7,9 @@
 use http::Method;
 use jiff::Timestamp;
 
-use super::admission::{self, Caller, Check, Limit, NoKey, Permit, Refusal, Terms, Trail, Verdict};
+use super::admission::{
+    self, AdmissionStep, Caller, Limit, NoKey, Permit, Refusal, Terms, Trail, Verdict,
+};
 use super::calendar::Day;
 use super::endpoint::EndpointTable;
 use super::key_record::KeyRecord;
@@ -43,7 +45,7 @@ pub struct Question<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// The step.
-    pub check: Check,
+    pub check: AdmissionStep,
     /// The verdict.
     pub verdict: Verdict,
     /// The reason, for operators, not for clients.
@@ -78,7 +80,7 @@ pub fn explain(question: &Question<'_>) -> Explanation {
     let (mut trail, mut limits) = (Trail::default(), Vec::new());
     let outcome = question.outcome(&mut trail, &mut limits);
     if !limits.is_empty() {
-        trail.note(Check::Rates, Verdict::Open);
+        trail.note(AdmissionStep::Rates, Verdict::Open);
     }
     let reasons = Reasons::new(question, &limits);
     let steps = trail.verdicts().map(|(check, verdict)| {

@@ -138,7 +138,7 @@ pub struct Problem {
 pub const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'a str,
     status: u16,
@@ -163,7 +163,7 @@ struct ExceededQuota {
     violated_policies: [&'static str; 1],
 }
 
-impl Body<'_> {
+impl ProblemBody<'_> {
     /// Makes it the body of a 429 (draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types").
     fn exceed(&mut self, quota_status: &QuotaStatus, policy: &'static str, now: Timestamp) {
         self.r#type = QUOTA_EXCEEDED_TYPE;
@@ -340,7 +340,7 @@ impl Rejection {
     pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> Problem {
         let status = self.status();
         let detail = self.detail();
-        let mut body = Body {
+        let mut body = ProblemBody {
             r#type: "about:blank",
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),

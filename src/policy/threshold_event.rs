@@ -104,14 +104,14 @@ pub struct ThresholdEvent {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct EventBody<'a> {
     r#type: &'static str,
     timestamp: Timestamp,
-    data: Facts<'a>,
+    data: EventData<'a>,
 }
 
 #[derive(Serialize)]
-struct Facts<'a> {
+struct EventData<'a> {
     key_id: KeyId,
     tier: &'a TierName,
     day: jiff::civil::Date,
@@ -153,10 +153,10 @@ impl ThresholdEvent {
     /// The event to be delivered.
     pub fn event(&self) -> Event {
         let day = self.quota_status.day;
-        let body = Body {
+        let body = EventBody {
             r#type: "quota.share_reached",
             timestamp: self.at,
-            data: Facts {
+            data: EventData {
                 key_id: self.key,
                 tier: &self.tier,
                 day: day.date,

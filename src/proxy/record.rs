@@ -9,7 +9,7 @@ use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
 use super::failure::Failure;
 use super::gate::Gate;
-use super::trace::Facts;
+use super::trace::RequestFacts;
 use crate::policy::api_key;
 use crate::policy::enforcement::ShadowViolation;
 use crate::policy::http1::Version;
@@ -49,7 +49,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
     };
     let status = client.status().map_or(0, |status| status.as_u16());
     if let Some(recording) = &exchange.admission_trace.recording {
-        let facts = Facts {
+        let facts = RequestFacts {
             time: exchange.time,
             started: exchange.started,
             request_id: exchange.request_id_str(),

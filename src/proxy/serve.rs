@@ -215,7 +215,7 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     let limits = &exchange.snapshot.config.limits;
     let sender = match &exchange.origin {
         Some(origin) => origin.client,
-        None => forwarded::Client::Connected(client.connection.client),
+        None => forwarded::RequestSender::Connected(client.connection.client),
     };
     let noted = gate.note_failed_authentication(sender.ip(), limits);
     let limit = match noted {
@@ -226,11 +226,11 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     let hits = &gate.metrics.limit_hits;
     hits.with_label_values(&[limit]).inc();
     match sender {
-        forwarded::Client::Connected(_) => {
+        forwarded::RequestSender::Connected(_) => {
             client.close_after();
             client.connection.retire();
         }
-        forwarded::Client::Forwarded(_) => {}
+        forwarded::RequestSender::Forwarded(_) => {}
     }
 }
 

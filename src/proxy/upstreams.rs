@@ -19,7 +19,7 @@ use pingora::upstreams::peer::HttpPeer;
 use crate::config::{self, HealthCheck, Timeouts};
 use crate::policy::choice::{self, Candidate, Choice, Occasion};
 use crate::policy::compression::Compression;
-use crate::policy::server_health::{Change, Checked, Ejection};
+use crate::policy::server_health::{Ejection, HealthChange, HealthCheckResult};
 use crate::telemetry::metrics::Metrics;
 
 mod server;
@@ -183,11 +183,11 @@ impl Upstream {
     }
 
     /// Notes a check of a server.
-    pub fn note_checked(&self, server: &Server, checked: Checked, metrics: &Metrics) {
+    pub fn note_checked(&self, server: &Server, checked: HealthCheckResult, metrics: &Metrics) {
         let Some(health) = &self.health else { return };
         let word = match checked {
-            Checked::Passed => "passed",
-            Checked::Failed => "failed",
+            HealthCheckResult::Passed => "passed",
+            HealthCheckResult::Failed => "failed",
         };
         let checks = &metrics.upstream_checks;
         checks.with_label_values(&[&*self.name, word]).inc();
@@ -196,24 +196,24 @@ impl Upstream {
         }
     }
 
-    fn log(&self, server: &Server, change: Change) {
+    fn log(&self, server: &Server, change: HealthChange) {
         let (upstream, server) = (&*self.name, server.label());
         match change {
-            Change::Unhealthy => {
+            HealthChange::Unhealthy => {
                 tracing::warn!(
                     upstream,
                     server,
                     "health checks fail: the server gets no requests"
                 );
             }
-            Change::Healthy => {
+            HealthChange::Healthy => {
                 tracing::info!(
                     upstream,
                     server,
                     "health checks pass: the server gets requests again"
                 );
             }
-            Change::Ejected(pause) => {
+            HealthChange::Ejected(pause) => {
                 let seconds = pause.as_secs_f64();
                 tracing::warn!(
                     upstream,
@@ -222,7 +222,7 @@ impl Upstream {
                     "requests fail: the server gets no more for a while"
                 );
             }
-            Change::Returned => {
+            HealthChange::Returned => {
                 tracing::info!(
                     upstream,
                     server,

@@ -35,7 +35,7 @@ pub struct Exporter {
 }
 
 /// Why a batch was not accepted.
-struct Failed {
+struct FailedExport {
     why: String,
     is_worth_another: bool,
 }
@@ -123,8 +123,8 @@ impl Exporter {
         }
     }
 
-    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), Failed> {
-        let failed = |error: reqwest::Error, is_worth_another| Failed {
+    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), FailedExport> {
+        let failed = |error: reqwest::Error, is_worth_another| FailedExport {
             // The URL may contain a secret.
             why: error.without_url().to_string(),
             is_worth_another,
@@ -143,7 +143,7 @@ impl Exporter {
         if status.is_success() {
             return Ok(());
         }
-        Err(Failed {
+        Err(FailedExport {
             why: format!("the collector answered {status}"),
             // OTLP 1.x, "Retryable Response Codes".
             is_worth_another: [

@@ -17,7 +17,7 @@ use super::accept::{Behind, Door};
 use super::handover::{Handed, Label};
 use super::tls::Acceptor;
 use super::{Addresses, ServeError};
-use crate::admin::Admin;
+use crate::admin::AdminService;
 use crate::config::Listen;
 use crate::proxy::Gate;
 use crate::proxy::connection::limiter::ConnectionLimiter;
@@ -155,7 +155,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the runtime does not accept a socket.
-    pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
+    pub fn prepare(&self, gate: &Arc<Gate>, admin: AdminService) -> std::io::Result<Ready> {
         let limiter = ConnectionLimiter::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self
@@ -184,7 +184,7 @@ impl Listener {
 }
 
 /// pingora's own service, with its socket, for operators, who are few and trusted.
-fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)> {
+fn admin_service(admin: AdminService, socket: &Socket) -> Option<(Service<AdminService>, Fds)> {
     let listener = socket.listener.lock().take()?;
     let address = socket.address.to_string();
     let mut fds = Fds::new();
@@ -198,7 +198,7 @@ fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)>
 /// Services that are ready to be opened.
 pub struct Ready {
     doors: Vec<Door>,
-    admin: Option<(Service<Admin>, Fds)>,
+    admin: Option<(Service<AdminService>, Fds)>,
 }
 
 impl Ready {

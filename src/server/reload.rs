@@ -17,7 +17,7 @@ use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
 use super::tls::{Acceptor, NextTlsServer};
-use super::watched::{Contents, Settling, Watched};
+use super::watched::{FileContents, Settling, Watched};
 use super::{format_of, note_certificates, notify, open_access_log, warn_of};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
@@ -134,7 +134,7 @@ impl Reloader {
     pub async fn run(mut self, mut hangup: Signal) {
         // Any file, also a certificate's, may have changed since the start read it: all are read once more, without effect if their
         // contents are the same.
-        let mut settling = Settling::new(Contents::default());
+        let mut settling = Settling::new(FileContents::default());
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut attempted = Instant::now();
@@ -295,7 +295,7 @@ impl Reloader {
     }
 }
 
-async fn look(mut watched: Watched) -> (Watched, Contents) {
+async fn look(mut watched: Watched) -> (Watched, FileContents) {
     let looking = tokio::task::spawn_blocking(move || {
         let now = watched.look();
         (watched, now)

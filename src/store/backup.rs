@@ -164,7 +164,7 @@ impl<W: Write> Writer<W> {
 /// The reason why a backup cannot be read, without keys and digests.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct Fault {
+pub struct BackupFault {
     /// The line, from 1.
     pub line: u64,
     /// The problem and its remedy.
@@ -184,7 +184,7 @@ pub struct Reader<R: BufRead> {
 
 impl<R: BufRead> Reader<R> {
     /// Reads the first line.
-    pub fn begin(input: R) -> Result<Reader<R>, Fault> {
+    pub fn begin(input: R) -> Result<Reader<R>, BackupFault> {
         let header = Header {
             format: FORMAT,
             made: Timestamp::UNIX_EPOCH,
@@ -234,7 +234,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next item; `None` after the last one, when the whole file has passed its checks.
-    pub fn next_piece(&mut self) -> Result<Option<Exported>, Fault> {
+    pub fn next_piece(&mut self) -> Result<Option<Exported>, BackupFault> {
         if self.ended {
             return Ok(None);
         }
@@ -259,7 +259,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(piece))
     }
 
-    fn finish(&mut self, end: &End, sha256: &str) -> Result<(), Fault> {
+    fn finish(&mut self, end: &End, sha256: &str) -> Result<(), BackupFault> {
         if end.sha256 != sha256 || end.contents != self.contents {
             return Err(self.fault("the preceding lines do not match its digest and counts"));
         }
@@ -271,7 +271,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The next line without its end; `None` at the end of the file.
-    fn bytes(&mut self) -> Result<Option<Vec<u8>>, Fault> {
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>, BackupFault> {
         let mut line = Vec::new();
         let read = io::Read::take(&mut self.input, LINE_BYTES_MAX).read_until(b'\n', &mut line);
         self.line += 1;
@@ -289,7 +289,7 @@ impl<R: BufRead> Reader<R> {
     }
 
     /// The JSON text of a line after the check of its checksum.
-    fn content(&mut self, line: &[u8]) -> Result<String, Fault> {
+    fn content(&mut self, line: &[u8]) -> Result<String, BackupFault> {
         let damaged = "its checksum is wrong: the file is damaged. Use another copy of it; no part of this one is restored";
         let split = std::str::from_utf8(line).ok().and_then(|text| {
             let rest = text.strip_suffix(SUM_ENDS)?;
@@ -304,7 +304,7 @@ impl<R: BufRead> Reader<R> {
         Ok(format!("{content}}}"))
     }
 
-    fn parsed<T: serde::de::DeserializeOwned>(&self, content: &str) -> Result<T, Fault> {
+    fn parsed<T: serde::de::DeserializeOwned>(&self, content: &str) -> Result<T, BackupFault> {
         serde_json::from_str(content).map_err(|error| {
             let (kind, column) = (error.classify(), error.column());
             self.fault(format!(
@@ -313,8 +313,8 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    fn fault(&self, what: impl Into<String>) -> Fault {
-        Fault {
+    fn fault(&self, what: impl Into<String>) -> BackupFault {
+        BackupFault {
             line: self.line,
             what: what.into(),
         }

@@ -67,7 +67,7 @@ pub struct Rows {
 
 /// One entry of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Entry {
+pub struct ChainEntry {
     /// The entry's number, from 1.
     pub number: u64,
     /// The day.
@@ -86,18 +86,18 @@ pub struct Entry {
     pub digest: String,
 }
 
-impl Entry {
+impl ChainEntry {
     /// The entry after `last`, for a day and an instant (Unix seconds). `closed`: the day's rows, if it was closed.
     pub fn after(
         last: Option<(u64, String)>,
         (date, at): (Date, i64),
         state: DayState,
         closed: Option<Rows>,
-    ) -> Entry {
+    ) -> ChainEntry {
         let (number, previous) = last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
         let (rows, rows_sha256) =
             closed.map_or_else(Default::default, |rows| (rows.count, rows.sha256));
-        let mut entry = Entry {
+        let mut entry = ChainEntry {
             number: number + 1,
             date,
             state,
@@ -184,7 +184,7 @@ pub struct LateRow {
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// An entry.
-    Entry(Entry),
+    Entry(ChainEntry),
     /// A row of the ledger.
     Ledger(LedgerRow),
     /// An adjustment.
@@ -252,20 +252,20 @@ impl RowsDigest {
 
 /// Compares a chain with its own digests, and closed days with their rows.
 #[derive(Debug)]
-pub struct Check {
+pub struct ChainCheck {
     days: Option<(Date, Date)>,
     wanted: Option<String>,
     last: Option<(u64, String)>,
     /// The last entry of each day.
-    states: BTreeMap<Date, Entry>,
+    states: BTreeMap<Date, ChainEntry>,
     reopenings: u64,
     rows: BTreeMap<Date, RowsDigest>,
-    faults: Vec<Fault>,
+    faults: Vec<ChainFault>,
 }
 
 /// A day whose check failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ChainFault {
     /// The day.
     pub date: Date,
     /// The reason, in a sentence.
@@ -274,7 +274,7 @@ pub struct Fault {
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedChain {
     /// Entries of the chain.
     pub entries: u64,
     /// The number of closed days.
@@ -290,13 +290,13 @@ pub struct Checked {
     /// The digest that an entry must have, if none has it.
     pub missing: Option<String>,
     /// The days whose checks failed.
-    pub faults: Vec<Fault>,
+    pub faults: Vec<ChainFault>,
 }
 
-impl Check {
+impl ChainCheck {
     /// A check of the chain, with the days whose rows will be added, and a digest that an entry of the chain must have.
-    pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> Check {
-        Check {
+    pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> ChainCheck {
+        ChainCheck {
             days,
             wanted: wanted.map(str::to_ascii_lowercase),
             last: None,
@@ -320,7 +320,7 @@ impl Check {
         }
     }
 
-    fn take_entry(&mut self, entry: Entry) {
+    fn take_entry(&mut self, entry: ChainEntry) {
         let (number, previous) = match &self.last {
             Some((number, digest)) => (number + 1, digest.as_str()),
             None => (1, NO_DIGEST),
@@ -352,7 +352,7 @@ impl Check {
     }
 
     /// The retention drops the oldest day first.
-    fn take_dropped(&mut self, entry: &Entry) {
+    fn take_dropped(&mut self, entry: &ChainEntry) {
         let mut before = self.states.range(..entry.date);
         let kept = before.find(|(_, state)| state.state != DayState::Dropped);
         if let Some((kept, _)) = kept {
@@ -362,13 +362,13 @@ impl Check {
     }
 
     fn fault(&mut self, date: Date, fault: String) {
-        self.faults.push(Fault { date, fault });
+        self.faults.push(ChainFault { date, fault });
     }
 
     /// The result.
-    pub fn finish(mut self) -> Checked {
+    pub fn finish(mut self) -> CheckedChain {
         let mut compared_days = 0;
-        let closed: Vec<Entry> = self
+        let closed: Vec<ChainEntry> = self
             .states
             .values()
             .filter(|entry| entry.state == DayState::Closed)
@@ -392,7 +392,7 @@ impl Check {
             }
         }
         let (entries, digest) = self.last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
-        Checked {
+        CheckedChain {
             entries,
             closed_days: closed.len() as u64,
             closed_through: closed.last().map(|entry| entry.date),

@@ -69,7 +69,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::{Polled, Stop};
 use self::inbox::{ChargeAnswer, Waiting};
-use self::keys::{Changed, MARK};
+use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
 use super::chain::{Chained, Piece};
 use super::export::{Exported, ImportCounts, ImportMode, Transfer};
@@ -234,7 +234,7 @@ impl EmbeddedStore {
     async fn change(
         &self,
         record: KeyRecord,
-        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<Changed>,
+        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<ChangeResult>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let id = record.id;
         let changed = self
@@ -248,10 +248,10 @@ impl EmbeddedStore {
             })
             .await?;
         match changed {
-            Changed::Made(record, place) => Ok((*record, mark(place))),
-            Changed::Unknown => Err(ChangeError::UnknownKey(id)),
-            Changed::Conflict => Err(ChangeError::Conflict(id)),
-            Changed::Taken => Err(ChangeError::Exists(id)),
+            ChangeResult::Made(record, place) => Ok((*record, mark(place))),
+            ChangeResult::Unknown => Err(ChangeError::UnknownKey(id)),
+            ChangeResult::Conflict => Err(ChangeError::Conflict(id)),
+            ChangeResult::Taken => Err(ChangeError::Exists(id)),
         }
     }
 }

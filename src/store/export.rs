@@ -58,7 +58,7 @@ pub struct KeyDay {
     /// The first second of the next day (Unix seconds).
     pub end: i64,
     /// The counts of the quota, by producer.
-    pub accounts: Vec<Account>,
+    pub accounts: Vec<ProducerAccount>,
     /// The rows of the ledger, by producer.
     pub sheets: Vec<Sheet>,
     /// The counted units that were settled after the day was closed.
@@ -79,7 +79,7 @@ impl KeyDay {
 /// The units that one producer was granted and refunded; both only grow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Account {
+pub struct ProducerAccount {
     /// The producer's name: the process, a dot, and a name for each of its accounts.
     pub producer: String,
     /// Units granted.
@@ -261,7 +261,7 @@ pub fn secret_in_use(imported: KeyId, holder: &str) -> StoreError {
 }
 
 /// The accounts of a day whose counts are gone, from its ledger: the units charged and refunded.
-pub fn accounts_of(sheets: &[Sheet]) -> Vec<Account> {
+pub fn accounts_of(sheets: &[Sheet]) -> Vec<ProducerAccount> {
     let mut sums: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
     for sheet in sheets {
         let (totals, sum) = (
@@ -273,7 +273,7 @@ pub fn accounts_of(sheets: &[Sheet]) -> Vec<Account> {
     }
     let accounts = sums.into_iter().filter(|(_, sum)| *sum != (0, 0));
     accounts
-        .map(|(process, (granted, returned))| Account {
+        .map(|(process, (granted, returned))| ProducerAccount {
             producer: format!("{process}.ledger"),
             granted,
             returned,

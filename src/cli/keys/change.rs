@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::policy::lifecycle::{self, Change, Loss, Offer};
+use crate::policy::lifecycle::{self, KeyChange, Loss, Offer};
 use crate::store::{ChangeError, ChangeMark, StoreError};
 
 /// How often a change is attempted: another command may change the key at the same time, or while the operator is asked.
@@ -64,7 +64,7 @@ pub(super) async fn make(
     verb: &str,
     consent: Consent,
     author: &Author,
-    wish: impl Fn(Timestamp) -> anyhow::Result<Change>,
+    wish: impl Fn(Timestamp) -> anyhow::Result<KeyChange>,
 ) -> anyhow::Result<ChangeOutcome> {
     let mut agreed: Option<Vec<Loss>> = None;
     for _ in 0..CHANGE_TRIES {
@@ -101,15 +101,15 @@ pub(super) async fn make(
             Err(ChangeError::Conflict(_)) => {}
             Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => {
                 let unseen = match change {
-                    Change::Rotate { .. } => " (its new key was not shown)",
-                    Change::Suspend
-                    | Change::Resume
-                    | Change::Revoke
-                    | Change::SetTier(_)
-                    | Change::SetExpiry(_)
-                    | Change::SetLabel(_)
-                    | Change::SetCustomer(_)
-                    | Change::Grant { .. } => "",
+                    KeyChange::Rotate { .. } => " (its new key was not shown)",
+                    KeyChange::Suspend
+                    | KeyChange::Resume
+                    | KeyChange::Revoke
+                    | KeyChange::SetTier(_)
+                    | KeyChange::SetExpiry(_)
+                    | KeyChange::SetLabel(_)
+                    | KeyChange::SetCustomer(_)
+                    | KeyChange::Grant { .. } => "",
                 };
                 bail!(
                     "it is unknown whether {id} was changed{unseen}, {error}: check with `touchline keys show {id}` before you try again"

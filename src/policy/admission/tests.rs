@@ -41,18 +41,18 @@ impl Fault {
     ];
 
     /// The answer, and the step that gives it.
-    fn answer(self) -> (&'static str, Check) {
+    fn answer(self) -> (&'static str, AdmissionStep) {
         match self {
-            Fault::Malformed => ("BAD_REQUEST", Check::WellFormed),
-            Fault::NoKey => ("MISSING_API_KEY", Check::Presented),
-            Fault::UnusableKey => ("INVALID_API_KEY", Check::Key),
-            Fault::Burst => ("RATE_LIMIT_EXCEEDED burst", Check::Rates),
-            Fault::Path => ("NOT_FOUND", Check::Endpoint),
-            Fault::Method => ("METHOD_NOT_ALLOWED", Check::Method),
-            Fault::Tier => ("TIER_INSUFFICIENT", Check::Tier),
-            Fault::Concurrent => ("RATE_LIMIT_EXCEEDED concurrent", Check::Rates),
-            Fault::Maintenance => ("INTERNAL_ERROR", Check::Upstream),
-            Fault::Quota => ("RATE_LIMIT_EXCEEDED daily", Check::Quota),
+            Fault::Malformed => ("BAD_REQUEST", AdmissionStep::WellFormed),
+            Fault::NoKey => ("MISSING_API_KEY", AdmissionStep::Presented),
+            Fault::UnusableKey => ("INVALID_API_KEY", AdmissionStep::Key),
+            Fault::Burst => ("RATE_LIMIT_EXCEEDED burst", AdmissionStep::Rates),
+            Fault::Path => ("NOT_FOUND", AdmissionStep::Endpoint),
+            Fault::Method => ("METHOD_NOT_ALLOWED", AdmissionStep::Method),
+            Fault::Tier => ("TIER_INSUFFICIENT", AdmissionStep::Tier),
+            Fault::Concurrent => ("RATE_LIMIT_EXCEEDED concurrent", AdmissionStep::Rates),
+            Fault::Maintenance => ("INTERNAL_ERROR", AdmissionStep::Upstream),
+            Fault::Quota => ("RATE_LIMIT_EXCEEDED daily", AdmissionStep::Quota),
         }
     }
 
@@ -97,7 +97,7 @@ struct Ran {
 }
 
 impl Ran {
-    fn verdict(&self, check: Check) -> Verdict {
+    fn verdict(&self, check: AdmissionStep) -> Verdict {
         let mut verdicts = self.trail.verdicts();
         verdicts.find(|(one, _)| *one == check).unwrap().1
     }
@@ -235,7 +235,7 @@ impl Case {
         let mut faults = Fault::ALL.into_iter().filter(|fault| self.has(*fault));
         let first = faults.find(|fault| !(shadow && fault.shadow_violation().is_some()));
         match first.map(Fault::answer) {
-            Some((answer, check)) if check <= Check::Key => answer,
+            Some((answer, check)) if check <= AdmissionStep::Key => answer,
             Some(_) | None if self.changes >= JUDGEMENTS_MAX => "INTERNAL_ERROR",
             Some((answer, _)) => answer,
             None => "permit",
@@ -433,10 +433,10 @@ proptest! {
         prop_assert!(ran.charges_asked <= (1 + changes).min(JUDGEMENTS_MAX));
         prop_assert!(ran.tokens_drawn <= 1);
         // No step after the first that refuses passes, except the token that a refused request draws.
-        let verdicts: Vec<(Check, Verdict)> = ran.trail.verdicts().collect();
+        let verdicts: Vec<(AdmissionStep, Verdict)> = ran.trail.verdicts().collect();
         let refuses = verdicts.iter().position(|(_, verdict)| *verdict == Verdict::Refuses);
         for (check, verdict) in verdicts.iter().skip(refuses.map_or(9, |at| at + 1)) {
-            prop_assert!(*check == Check::Rates || *verdict == Verdict::NotReached, "{:?}", verdicts);
+            prop_assert!(*check == AdmissionStep::Rates || *verdict == Verdict::NotReached, "{:?}", verdicts);
         }
     }
 }

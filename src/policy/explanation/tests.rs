@@ -66,7 +66,7 @@ fn verdicts(explanation: &Explanation) -> Vec<&'static str> {
     steps.map(|step| step.verdict.as_str()).collect()
 }
 
-fn step(explanation: &Explanation, check: Check) -> &Step {
+fn step(explanation: &Explanation, check: AdmissionStep) -> &Step {
     let mut steps = explanation.steps.iter();
     steps.find(|step| step.check == check).unwrap()
 }
@@ -95,15 +95,18 @@ fn every_step_has_a_verdict_and_none_is_reached_behind_a_refusal() {
 #[test]
 fn the_settings_that_decide_are_named() {
     let refused = explained(RANKINGS, 0, Enforcement::Enforced);
-    assert_eq!(step(&refused, Check::Tier).settings, ["endpoints[1].tiers"]);
+    assert_eq!(
+        step(&refused, AdmissionStep::Tier).settings,
+        ["endpoints[1].tiers"]
+    );
     let exhausted = explained(MARKETS, 9, Enforcement::Enforced);
     assert_eq!(
-        step(&exhausted, Check::Quota).settings,
+        step(&exhausted, AdmissionStep::Quota).settings,
         ["tiers.starter.daily", "endpoints[0].cost", "quota.timezone"]
     );
     let shadow_violation = explained(RANKINGS, 0, Enforcement::Shadow);
     assert_eq!(
-        step(&shadow_violation, Check::Tier).settings,
+        step(&shadow_violation, AdmissionStep::Tier).settings,
         ["endpoints[1].tiers", "tiers.starter.enforce"]
     );
 }
@@ -147,7 +150,7 @@ fn a_grant_is_shown_and_counts_on_its_day_only() {
     let (_, mut record) = key_of("starter");
     record.grants.insert("2026-11-21".parse().unwrap(), 5);
     let explanation = explained_of(Some(&record), MARKETS, 13, Enforcement::Enforced);
-    let reason = &step(&explanation, Check::Quota).reason;
+    let reason = &step(&explanation, AdmissionStep::Quota).reason;
     assert!(
         reason.contains("13 of 15 (10 a day and 5 granted)"),
         "{reason}"
@@ -166,7 +169,7 @@ fn a_slip_in_the_path_is_pointed_out() {
         ("/d/none", "no endpoint has this path"),
     ] {
         let explanation = explained(path, 0, Enforcement::Enforced);
-        let found = step(&explanation, Check::Endpoint);
+        let found = step(&explanation, AdmissionStep::Endpoint);
         assert_eq!(found.verdict, Verdict::Refuses);
         assert!(found.reason.ends_with(end), "{}", found.reason);
     }
@@ -177,7 +180,7 @@ fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_fai
     let (_, mut record) = key_of("starter");
     record.expires = Some(now());
     let expired = explained_of(Some(&record), MARKETS, 0, Enforcement::Enforced);
-    let reason = &step(&expired, Check::Key).reason;
+    let reason = &step(&expired, AdmissionStep::Key).reason;
     assert!(reason.contains("ended at 2026-11-21T12:00:00Z"), "{reason}");
     assert!(reason.contains("issue by tester@here"), "{reason}");
     let unknown = explained_of(None, MARKETS, 0, Enforcement::Enforced);
@@ -241,7 +244,7 @@ fn rates_are_open_and_the_burst_is_for_refused_requests_too() {
             used: 0,
             now: now(),
         });
-        let rates = step(&explanation, Check::Rates);
+        let rates = step(&explanation, AdmissionStep::Rates);
         assert_eq!(rates.verdict, Verdict::Open, "{path}");
         assert_eq!(rates.settings, settings, "{path}");
         assert!(

@@ -67,14 +67,14 @@ impl<'a> HeadWriter<'a, ToUpstream> {
     /// Ends the head; returns the writer of its body.
     pub fn end(self, framing: Framing, connection: ConnectionFate) -> BodyWriter {
         let body = match framing {
-            Framing::Empty => Body::Length(0),
+            Framing::Empty => BodyForm::Length(0),
             Framing::Length(bytes) => {
                 push_length(self.out, bytes);
-                Body::Length(bytes)
+                BodyForm::Length(bytes)
             }
             Framing::Chunked => {
                 push_field(self.out, b"transfer-encoding", b"chunked");
-                Body::Chunked
+                BodyForm::Chunked
             }
         };
         push_end(self.out, connection);
@@ -116,17 +116,17 @@ impl<'a> HeadWriter<'a, ToClient> {
                 announced
                     .into_iter()
                     .for_each(|bytes| push_length(self.out, bytes));
-                Body::Length(0)
+                BodyForm::Length(0)
             }
             AnswerFraming::Length(bytes) => {
                 push_length(self.out, bytes);
-                Body::Length(bytes)
+                BodyForm::Length(bytes)
             }
             AnswerFraming::Chunked => {
                 push_field(self.out, b"transfer-encoding", b"chunked");
-                Body::Chunked
+                BodyForm::Chunked
             }
-            AnswerFraming::ByClose => Body::ByClose,
+            AnswerFraming::ByClose => BodyForm::ByClose,
         };
         let connection = match framing {
             AnswerFraming::ByClose => ConnectionFate::Close,
@@ -189,10 +189,10 @@ pub struct WrongLength;
 
 /// The writer of the body of a written head.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BodyWriter(Body);
+pub struct BodyWriter(BodyForm);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Body {
+enum BodyForm {
     /// Bytes still to come.
     Length(u64),
     Chunked,
@@ -251,16 +251,16 @@ impl Wrapping {
 }
 
 impl BodyWriter {
-    fn new(body: Body) -> BodyWriter {
+    fn new(body: BodyForm) -> BodyWriter {
         BodyWriter(match body {
-            Body::Length(0) => Body::Done,
+            BodyForm::Length(0) => BodyForm::Done,
             body => body,
         })
     }
 
     /// Whether the body has been written completely. A body that ends with the connection never is.
     pub fn is_done(&self) -> bool {
-        self.0 == Body::Done
+        self.0 == BodyForm::Done
     }
 
     /// Announces a part of `bytes` bytes; returns the bytes to write around it. An empty part writes nothing and does not end the
@@ -273,13 +273,13 @@ impl BodyWriter {
             return Ok(Wrapping::NONE);
         }
         match &mut self.0 {
-            Body::Done => Err(WrongLength),
-            Body::ByClose => Ok(Wrapping::NONE),
-            Body::Chunked => Ok(Wrapping::chunk(bytes)),
-            Body::Length(left) => {
+            BodyForm::Done => Err(WrongLength),
+            BodyForm::ByClose => Ok(Wrapping::NONE),
+            BodyForm::Chunked => Ok(Wrapping::chunk(bytes)),
+            BodyForm::Length(left) => {
                 *left = left.checked_sub(bytes as u64).ok_or(WrongLength)?;
                 if *left == 0 {
-                    self.0 = Body::Done;
+                    self.0 = BodyForm::Done;
                 }
                 Ok(Wrapping::NONE)
             }
@@ -309,16 +309,16 @@ impl BodyWriter {
         out: &mut Vec<u8>,
     ) -> Result<(), WrongLength> {
         match self.0 {
-            Body::Length(_) => Err(WrongLength),
+            BodyForm::Length(_) => Err(WrongLength),
             // A body that ends with the connection has no other end.
-            Body::Done | Body::ByClose => Ok(()),
-            Body::Chunked => {
+            BodyForm::Done | BodyForm::ByClose => Ok(()),
+            BodyForm::Chunked => {
                 out.extend_from_slice(b"0\r\n");
                 for field in trailers {
                     pass(out, field);
                 }
                 out.extend_from_slice(b"\r\n");
-                self.0 = Body::Done;
+                self.0 = BodyForm::Done;
                 Ok(())
             }
         }

@@ -1,4 +1,4 @@
-//! Random outages with the real [`Account`], [`KeyDay`] and [`Share`]: every node is cut off, serves its share based on its last
+//! Random outages with the real [`Account`], [`ModelDay`] and [`Share`]: every node is cut off, serves its share based on its last
 //! count and a journal, crashes and restarts, and settles when the store returns.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::simulation::{Run, runner};
-use super::{Account, Call, KeyDay, ModelCall, Share, StoredRecord, Terms, WaiterResult};
+use super::{Account, Call, ModelCall, ModelDay, Share, StoredRecord, Terms, WaiterResult};
 
 const COLD_PERCENT: u64 = 10;
 
@@ -68,7 +68,7 @@ struct Node {
 struct World {
     limit: u64,
     share: Share,
-    day: KeyDay,
+    day: ModelDay,
     stored: Option<StoredRecord>,
     nodes: Vec<Node>,
     boots: u32,
@@ -84,7 +84,7 @@ impl World {
                 nodes: NonZeroU64::new(nodes as u64).unwrap(),
                 cold_percent: COLD_PERCENT,
             },
-            day: KeyDay::default(),
+            day: ModelDay::default(),
             stored: None,
             nodes: Vec::new(),
             boots: 0,

@@ -30,12 +30,12 @@ pub enum LimitReached {
 /// Counts the connections and limits their number.
 #[derive(Debug)]
 pub struct ConnectionLimiter {
-    counts: Mutex<Counts>,
+    counts: Mutex<ConnectionCounts>,
     gauge: IntGauge,
 }
 
 #[derive(Debug, Default)]
-struct Counts {
+struct ConnectionCounts {
     all: usize,
     /// Contains only clients with a connection, so never more entries than connections.
     of_address: HashMap<IpAddr, usize>,
@@ -101,7 +101,7 @@ impl ConnectionSlot {
     }
 }
 
-impl Counts {
+impl ConnectionCounts {
     fn add(&mut self, address: IpAddr, limits: ConnectionLimits) -> Result<(), LimitReached> {
         let count = self.of_address.entry(address).or_default();
         if *count >= limits.each_address {

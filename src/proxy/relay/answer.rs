@@ -5,7 +5,7 @@ use http::StatusCode;
 use std::time::Instant;
 
 use super::compressing;
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::proxy::client::{Client, Head, Piece};
 use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{Failure, ServerFault};
@@ -25,22 +25,22 @@ pub(super) fn pass(
     client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
-    event: Event,
+    event: LinkEvent,
 ) -> Result<Option<Made>, Failure> {
     match event {
-        Event::Written => Ok(None),
-        Event::Interim(mut head) => {
+        LinkEvent::Written => Ok(None),
+        LinkEvent::Interim(mut head) => {
             check_time(client, forwarding)?;
             let denied = &exchange.snapshot.answer_denied;
             forward::clean_answer(head.status, &mut head.fields, denied);
             Ok(Some((Piece::Head(head, false), false)))
         }
-        Event::Head(head, ends) => {
+        LinkEvent::Head(head, ends) => {
             check(client, forwarding, head.status)?;
             let head = begin(gate, client, exchange, forwarding, head, ends);
             Ok(Some((Piece::Head(head, ends), ends)))
         }
-        Event::Part(part, ends) => {
+        LinkEvent::Part(part, ends) => {
             let part = pass_part(client, forwarding, part, ends)?;
             Ok(Some((Piece::Part(part.unwrap_or_default(), ends), ends)))
         }

@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use pingora::protocols::Stream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
@@ -103,11 +103,11 @@ impl Http1 {
         Ok(())
     }
 
-    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
+    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it disconnected.
@@ -116,7 +116,7 @@ impl Http1 {
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
                 self.is_reported = true;
-                return Poll::Ready(Ok(Event::Written));
+                return Poll::Ready(Ok(LinkEvent::Written));
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
@@ -144,7 +144,7 @@ impl Http1 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         loop {
             if let Some(event) = self.read()? {
                 return Poll::Ready(Ok(event));
@@ -163,7 +163,7 @@ impl Http1 {
     }
 
     /// The next event in the bytes received so far, if complete.
-    fn read(&mut self) -> Result<Option<Event>, Failure> {
+    fn read(&mut self) -> Result<Option<LinkEvent>, Failure> {
         match &mut self.reading {
             Http1Reading::Head(reader) => {
                 let read = reader.take(&mut self.incoming, &BOUNDS);
@@ -171,12 +171,12 @@ impl Http1 {
                     return Ok(None);
                 };
                 let Some(last) = head.last() else {
-                    return Ok(Some(Event::Interim(Box::new(passed_on(head)))));
+                    return Ok(Some(LinkEvent::Interim(Box::new(passed_on(head)))));
                 };
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
                 self.reading = Http1Reading::Body(last, body);
-                Ok(Some(Event::Head(Box::new(passed_on(head)), ends)))
+                Ok(Some(LinkEvent::Head(Box::new(passed_on(head)), ends)))
             }
             Http1Reading::Body(_, body) => {
                 if body.is_done() || self.incoming.is_empty() {
@@ -190,17 +190,17 @@ impl Http1 {
                     read.truncate(taken.data.end);
                     part = read.freeze().slice(taken.data.start..);
                 }
-                Ok((ends || !part.is_empty()).then_some(Event::Part(part, ends)))
+                Ok((ends || !part.is_empty()).then_some(LinkEvent::Part(part, ends)))
             }
         }
     }
 
     /// The event or failure when the server has closed the connection.
-    fn closed(&mut self) -> Result<Event, Failure> {
+    fn closed(&mut self) -> Result<LinkEvent, Failure> {
         if let Http1Reading::Body(_, body) = &mut self.reading
             && body.close().is_ok()
         {
-            return Ok(Event::Part(Bytes::new(), true));
+            return Ok(LinkEvent::Part(Bytes::new(), true));
         }
         let cause = "closed the connection before the end of its answer";
         Err(Failure::broken(!self.has_answered, cause))

@@ -14,7 +14,7 @@ use pingora::Error;
 use pingora::http::RequestHeader;
 
 use super::connections::Lease;
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
 use crate::proxy::client::Head;
@@ -92,7 +92,7 @@ impl Http2 {
         self.ends = ends;
     }
 
-    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
+    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
         let event = poll_fn(|context| self.poll_next(context)).await?;
         if let Some(event) = event {
             return Ok(event);
@@ -104,7 +104,7 @@ impl Http2 {
             .await
             .map_err(|error| failed(false, error))?;
         self.reading = Http2Reading::Over;
-        Ok(Event::Part(Bytes::new(), true))
+        Ok(LinkEvent::Part(Bytes::new(), true))
     }
 
     /// Waits for the end of the stream after a complete answer.
@@ -128,7 +128,7 @@ impl Http2 {
     }
 
     /// The next event, or `None` for the trailers.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             // The server may have answered before it disconnected.
             self.outgoing.clear();
@@ -137,7 +137,7 @@ impl Http2 {
         }
         if self.outgoing.is_empty() && !self.is_reported {
             self.is_reported = true;
-            return Poll::Ready(Ok(Some(Event::Written)));
+            return Poll::Ready(Ok(Some(LinkEvent::Written)));
         }
         let read = ready!(self.poll_read(context));
         Poll::Ready(read.map_err(|failure| match failure.fault {
@@ -178,7 +178,7 @@ impl Http2 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
         let reading = self.reading;
         let session = self.lease.session().ok_or_else(over)?;
         let (event, reading) = match reading {
@@ -204,7 +204,7 @@ impl Http2 {
                 };
                 // The end of the stream may arrive after that of the body.
                 let ends = ends || self.left == Some(0);
-                (Some(Event::Head(Box::new(head), ends)), reading)
+                (Some(LinkEvent::Head(Box::new(head), ends)), reading)
             }
             Http2Reading::Body => match ready!(session.poll_read_response_body(context)) {
                 Some(part) => {
@@ -214,19 +214,20 @@ impl Http2 {
                         false => Ok(false),
                     };
                     if checked.map_err(|error| failed(false, error))? {
-                        (Some(Event::Part(part, true)), Http2Reading::Over)
+                        (Some(LinkEvent::Part(part, true)), Http2Reading::Over)
                     } else {
                         // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
                         (
-                            Some(Event::Part(part, self.left == Some(0))),
+                            Some(LinkEvent::Part(part, self.left == Some(0))),
                             Http2Reading::Body,
                         )
                     }
                 }
-                None if session.response_finished() => {
-                    (Some(Event::Part(Bytes::new(), true)), Http2Reading::Over)
-                }
+                None if session.response_finished() => (
+                    Some(LinkEvent::Part(Bytes::new(), true)),
+                    Http2Reading::Over,
+                ),
                 None => (None, Http2Reading::Trailers),
             },
             Http2Reading::Trailers => (None, Http2Reading::Trailers),

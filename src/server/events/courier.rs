@@ -36,11 +36,11 @@ pub struct Courier {
     node: NodeName,
     caller: OutgoingClient,
     /// Events that failed.
-    failed: HashMap<String, Failed>,
+    failed: HashMap<String, FailedDelivery>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Failed {
+struct FailedDelivery {
     times: u32,
     again: Instant,
 }
@@ -140,7 +140,7 @@ impl Courier {
                     .saturating_mul(2_u32.saturating_pow(times))
                     .min(PAUSE_MAX)
                     .mul_f64(0.75 + fastrand::f64() / 2.0);
-                let failed = Failed {
+                let failed = FailedDelivery {
                     times: times.saturating_add(1),
                     again: Instant::now() + pause,
                 };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::audit::{Author, Entry};
 use crate::policy::key_record::tests::key_of;
-use crate::store::export::{Account, ExportedEvent, ExportedKey, KeyDay, Late, Sheet};
+use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, Late, ProducerAccount, Sheet};
 
 fn header() -> Header {
     Header {
@@ -22,7 +22,7 @@ fn pieces() -> Vec<Exported> {
         date: "2026-11-21".parse().unwrap(),
         start: 0,
         end: 86_400,
-        accounts: vec![Account {
+        accounts: vec![ProducerAccount {
             producer: "a.0".into(),
             granted: u64::MAX,
             returned: 1,
@@ -69,7 +69,7 @@ fn written() -> String {
     String::from_utf8(out).unwrap()
 }
 
-fn read(text: &str) -> Result<Vec<Exported>, Fault> {
+fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
     let mut reader = Reader::begin(text.as_bytes())?;
     assert_eq!(reader.header().zone, "UTC");
     let mut pieces = Vec::new();

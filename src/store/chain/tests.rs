@@ -34,21 +34,21 @@ fn digest(rows: &[Piece]) -> Rows {
 }
 
 /// A chain of these changes; those that close say with which rows.
-fn chain(changes: &[(&str, DayState, &[Piece])]) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn chain(changes: &[(&str, DayState, &[Piece])]) -> Vec<ChainEntry> {
+    let mut entries: Vec<ChainEntry> = Vec::new();
     for (at, (day, state, rows)) in (1_000..).zip(changes) {
         let last = entries.last();
         let last = last.map(|entry| (entry.number, entry.digest.clone()));
         let rows = (*state == DayState::Closed).then(|| digest(rows));
-        entries.push(Entry::after(last, (date(day), at), *state, rows));
+        entries.push(ChainEntry::after(last, (date(day), at), *state, rows));
     }
     entries
 }
 
 const DAYS: [&str; 3] = ["2026-11-01", "2026-11-02", "2026-11-03"];
 
-fn checked(entries: &[Entry], rows: &[Piece]) -> Checked {
-    let mut check = Check::of(Some((date(DAYS[0]), date(DAYS[2]))), None);
+fn checked(entries: &[ChainEntry], rows: &[Piece]) -> CheckedChain {
+    let mut check = ChainCheck::of(Some((date(DAYS[0]), date(DAYS[2]))), None);
     for entry in entries {
         check.take(Piece::Entry(entry.clone()));
     }
@@ -57,7 +57,7 @@ fn checked(entries: &[Entry], rows: &[Piece]) -> Checked {
 }
 
 /// The days and faults that are found.
-fn faults(entries: &[Entry], rows: &[Piece]) -> Vec<String> {
+fn faults(entries: &[ChainEntry], rows: &[Piece]) -> Vec<String> {
     let faults = checked(entries, rows).faults.into_iter();
     faults
         .map(|one| format!("{} {}", one.date, one.fault))
@@ -147,7 +147,7 @@ fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
         );
     }
     // Of days that were not asked for nothing is known.
-    let mut alone = Check::of(None, None);
+    let mut alone = ChainCheck::of(None, None);
     alone.take(Piece::Entry(entries[0].clone()));
     assert_eq!(alone.finish().faults, []);
 }
@@ -218,7 +218,7 @@ fn a_digest_that_was_kept_is_looked_for_in_the_chain() {
         (DAYS[0], DayState::Closed, &rows),
     ]);
     let missing = |kept: &str| {
-        let mut check = Check::of(None, Some(kept));
+        let mut check = ChainCheck::of(None, Some(kept));
         for entry in &entries {
             check.take(Piece::Entry(entry.clone()));
         }

@@ -138,9 +138,9 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
 }
 
 /// The unread bytes of a group.
-struct Bytes<'b>(&'b [u8]);
+struct UnreadBytes<'b>(&'b [u8]);
 
-impl<'b> Bytes<'b> {
+impl<'b> UnreadBytes<'b> {
     fn take(&mut self, count: usize) -> Result<&'b [u8], Unreadable> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(Unreadable::Damaged)?;
         self.0 = rest;
@@ -178,16 +178,16 @@ impl<'b> Bytes<'b> {
 }
 
 /// A group whose entries are still to be read.
-pub(super) struct Group<'b> {
+pub(super) struct StoredGroup<'b> {
     /// Its number.
     pub(super) number: i64,
     /// Date and row of the ledger (the tier, a space, the endpoint) for each number in the entries.
     places: Vec<(Date, &'b str)>,
-    entries: Bytes<'b>,
+    entries: UnreadBytes<'b>,
 }
 
 /// The numbers that one charge, refund or refusal added.
-pub(super) struct Entry {
+pub(super) struct GroupEntry {
     pub(super) date: Date,
     pub(super) key: KeyId,
     /// The number of its row in the group.
@@ -196,9 +196,9 @@ pub(super) struct Entry {
     pub(super) ceiling: Ceiling,
 }
 
-impl<'b> Group<'b> {
-    fn of(number: i64, bytes: &'b [u8]) -> Result<Group<'b>, Unreadable> {
-        let mut bytes = Bytes(bytes);
+impl<'b> StoredGroup<'b> {
+    fn of(number: i64, bytes: &'b [u8]) -> Result<StoredGroup<'b>, Unreadable> {
+        let mut bytes = UnreadBytes(bytes);
         match bytes.byte()? {
             FORMAT => {}
             other => return Err(Unreadable::OtherFormat(other)),
@@ -212,14 +212,14 @@ impl<'b> Group<'b> {
                 .ok_or(Unreadable::Damaged)?;
             places.push((date.parse().map_err(|_| Unreadable::Damaged)?, place));
         }
-        Ok(Group {
+        Ok(StoredGroup {
             number,
             places,
             entries: bytes,
         })
     }
 
-    fn next(&mut self) -> Result<Option<Entry>, Unreadable> {
+    fn next(&mut self) -> Result<Option<GroupEntry>, Unreadable> {
         let bytes = &mut self.entries;
         if bytes.0.is_empty() {
             return Ok(None);
@@ -238,7 +238,7 @@ impl<'b> Group<'b> {
             }
         }
         let [totals @ .., limit, granted] = numbers;
-        Ok(Some(Entry {
+        Ok(Some(GroupEntry {
             date: *date,
             key: key.parse().map_err(|_| Unreadable::Damaged)?,
             place,
@@ -248,7 +248,7 @@ impl<'b> Group<'b> {
     }
 
     /// Passes on the entries in their order; returns their number.
-    pub(super) fn each(&mut self, mut each: impl FnMut(&Entry)) -> rusqlite::Result<usize> {
+    pub(super) fn each(&mut self, mut each: impl FnMut(&GroupEntry)) -> rusqlite::Result<usize> {
         let mut count = 0;
         while let Some(entry) = self.next().map_err(unreadable)? {
             each(&entry);
@@ -266,13 +266,13 @@ fn unreadable(why: Unreadable) -> rusqlite::Error {
 pub(super) fn groups(
     connection: &Connection,
     (after, through): (i64, i64),
-    mut each: impl FnMut(Group<'_>) -> rusqlite::Result<ControlFlow<()>>,
+    mut each: impl FnMut(StoredGroup<'_>) -> rusqlite::Result<ControlFlow<()>>,
 ) -> rusqlite::Result<()> {
     let mut groups = connection.prepare_cached(GROUPS)?;
     let mut rows = groups.query((after, through))?;
     while let Some(row) = rows.next()? {
         let bytes = row.get_ref(1)?.as_blob()?;
-        let group = Group::of(row.get(0)?, bytes).map_err(unreadable)?;
+        let group = StoredGroup::of(row.get(0)?, bytes).map_err(unreadable)?;
         if each(group)?.is_break() {
             break;
         }
@@ -335,7 +335,7 @@ impl Mark {
     }
 
     /// Whether the ledger has the entry of a group.
-    pub(super) fn has(&self, number: i64, entry: &Entry) -> bool {
+    pub(super) fn has(&self, number: i64, entry: &GroupEntry) -> bool {
         number <= self.through && Reached::Key(entry.date, entry.key) <= self.reached
     }
 }
@@ -370,8 +370,8 @@ impl Sums {
     /// Adds the wanted entries of a group; returns the number of all its entries.
     pub(super) fn add(
         &mut self,
-        mut group: Group<'_>,
-        wanted: impl Fn(i64, &Entry) -> bool,
+        mut group: StoredGroup<'_>,
+        wanted: impl Fn(i64, &GroupEntry) -> bool,
     ) -> rusqlite::Result<usize> {
         let number = group.number;
         let places = group.places.iter().map(|(_, place)| self.number(place));
@@ -429,7 +429,7 @@ pub(super) fn lacking(
     let mut sums = Sums::default();
     groups(connection, (0, i64::MAX), |group| {
         let lacking =
-            |number, entry: &Entry| wanted(entry.date, entry.key) && !mark.has(number, entry);
+            |number, entry: &GroupEntry| wanted(entry.date, entry.key) && !mark.has(number, entry);
         sums.add(group, lacking).map(|_| ControlFlow::Continue(()))
     })?;
     Ok(sums)
@@ -471,7 +471,7 @@ mod tests {
             let key = key();
             let bytes = packed(key, numbers);
             let mut read = Vec::new();
-            let mut group = Group::of(7, &bytes).unwrap();
+            let mut group = StoredGroup::of(7, &bytes).unwrap();
             let count = group.each(|entry| {
                 let numbers = entry.totals.numbers().into_iter();
                 let numbers = numbers.chain([entry.ceiling.limit, entry.ceiling.granted]);
@@ -485,7 +485,7 @@ mod tests {
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes: Vec<u8>, cut in 0..200_usize) {
-            let refused = |bytes: &[u8]| match Group::of(1, bytes) {
+            let refused = |bytes: &[u8]| match StoredGroup::of(1, bytes) {
                 Ok(mut group) => group.each(|_| {}).is_err(),
                 Err(_) => true,
             };
@@ -503,10 +503,10 @@ mod tests {
     fn a_group_of_another_format_is_refused() {
         let mut bytes = packed(key(), [1; NUMBERS]);
         bytes[0] = FORMAT + 1;
-        let refused = Group::of(1, &bytes).map(|_| ());
+        let refused = StoredGroup::of(1, &bytes).map(|_| ());
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("has format 2"), "{message}");
-        assert!(matches!(Group::of(1, &[]), Err(Unreadable::Damaged)));
+        assert!(matches!(StoredGroup::of(1, &[]), Err(Unreadable::Damaged)));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
 use crate::store::chain::{
-    DayState, Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest,
+    ChainEntry, DayState, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest,
 };
 
 /// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
@@ -31,7 +31,7 @@ const ROWS_MAX: usize = 1_000;
 /// The same for SQLite.
 const ROWS_LIMIT: i64 = 1_000;
 
-/// The table; the columns are the fields of `store::chain::Entry`.
+/// The table; the columns are the fields of `store::chain::ChainEntry`.
 pub(super) const TABLE: &str = "
     -- at: Unix seconds. No row is ever changed or deleted.
     CREATE TABLE chain (
@@ -241,12 +241,12 @@ fn append(
     place: (Date, i64),
     state: DayState,
     closed: Option<Rows>,
-) -> rusqlite::Result<Entry> {
+) -> rusqlite::Result<ChainEntry> {
     let last = connection
         .prepare_cached(LAST)?
         .query_row([], |row| Ok((unsigned(row.get(0)?), row.get(1)?)))
         .optional()?;
-    let entry = Entry::after(last, place, state, closed);
+    let entry = ChainEntry::after(last, place, state, closed);
     connection.prepare_cached(APPEND)?.execute((
         signed(entry.number),
         entry.date.to_string(),
@@ -420,12 +420,12 @@ pub(super) fn read(
     }
 }
 
-fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
+fn entry(row: &Row<'_>) -> rusqlite::Result<ChainEntry> {
     let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
     let known = DayState::ALL
         .into_iter()
         .find(|known| known.as_str() == state);
-    Ok(Entry {
+    Ok(ChainEntry {
         number: unsigned(row.get(0)?),
         date: date.parse().map_err(unreadable)?,
         state: known.ok_or_else(|| {

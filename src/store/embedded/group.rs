@@ -145,7 +145,7 @@ impl<'c> Statements<'c> {
             self.known.clear();
         }
         let seen = seen.map_or(first - 1, |(seen, _)| seen);
-        let mut changed: HashMap<(KeyId, Date), Change> = HashMap::new();
+        let mut changed: HashMap<(KeyId, Date), CountChange> = HashMap::new();
         if seen < last {
             appended::groups(self.connection, (seen, last), |mut group| {
                 let number = group.number;
@@ -213,7 +213,7 @@ impl<'c> Statements<'c> {
 
 /// The changes of a count by other processes' groups.
 #[derive(Default)]
-struct Change {
+struct CountChange {
     units: i64,
     /// Those among them that the ledger lacks.
     lacking: i64,

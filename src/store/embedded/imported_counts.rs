@@ -18,7 +18,7 @@ use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::Totals;
-use crate::store::export::{Account, KeyDay, Late, Sheet, process_of};
+use crate::store::export::{KeyDay, Late, ProducerAccount, Sheet, process_of};
 use crate::store::ledger::Ceiling;
 
 /// The name of this database's only account.
@@ -120,7 +120,7 @@ impl DayRows {
     /// The exported day; `own` is this database's name.
     pub(super) fn exported(&self, own: &str, key: KeyId, day: Day) -> KeyDay {
         let (rows, own_late) = self.own();
-        let mut account = Account {
+        let mut account = ProducerAccount {
             producer: format!("{own}.{OWN_ACCOUNT}"),
             granted: 0,
             returned: 0,
@@ -139,12 +139,12 @@ impl DayRows {
         for units in own_late.values() {
             count(unsigned(*units), unsigned(-*units));
         }
-        let mut accounts: Vec<Account> = Vec::new();
+        let mut accounts: Vec<ProducerAccount> = Vec::new();
         if (account.granted, account.returned) != (0, 0) {
             accounts.push(account);
         }
         for (producer, (granted, returned)) in &self.imported.accounts {
-            accounts.push(Account {
+            accounts.push(ProducerAccount {
                 producer: producer.clone(),
                 granted: *granted,
                 returned: *returned,

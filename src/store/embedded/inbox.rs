@@ -40,23 +40,23 @@ pub(super) enum Waiting {
 /// The answer to a charge on its way to the caller.
 pub(super) enum ChargeAnswer {
     /// Units were charged; they are refunded unless the caller accepts them.
-    Granted(Grant),
+    Granted(UnclaimedGrant),
     /// No units were charged.
     Other(Decision),
 }
 
 /// Units charged for a caller that has not received them yet. If it is dropped because the caller is gone, it puts its refund
 /// into the inbox.
-pub(super) struct Grant {
+pub(super) struct UnclaimedGrant {
     used: u64,
     receipt: Option<Receipt>,
     inbox: Arc<Inbox>,
 }
 
-impl Grant {
+impl UnclaimedGrant {
     /// A grant that is committed.
-    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> Grant {
-        Grant {
+    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> UnclaimedGrant {
+        UnclaimedGrant {
             used,
             receipt: Some(receipt),
             inbox,
@@ -72,7 +72,7 @@ impl Grant {
     }
 }
 
-impl Drop for Grant {
+impl Drop for UnclaimedGrant {
     fn drop(&mut self) {
         if let Some(receipt) = self.receipt.take() {
             self.inbox.put_refund(receipt, None);
@@ -102,7 +102,7 @@ pub(super) struct Taken {
 }
 
 #[derive(Default)]
-struct Contents {
+struct QueueContents {
     taken: Taken,
     first_refusal: Option<Instant>,
     closed: bool,
@@ -111,7 +111,7 @@ struct Contents {
 /// The place itself.
 #[derive(Default)]
 pub(super) struct Inbox {
-    contents: Mutex<Contents>,
+    contents: Mutex<QueueContents>,
     filled: Condvar,
 }
 
@@ -315,7 +315,7 @@ mod tests {
                 endpoint: "markets".into(),
                 units: 3,
             };
-            Grant::new(3, receipt, inbox.clone())
+            UnclaimedGrant::new(3, receipt, inbox.clone())
         };
         assert!(grant().accept().is_some());
         let (caller, answer) = oneshot::channel();

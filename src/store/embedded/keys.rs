@@ -48,7 +48,7 @@ const DROP_DIGESTS: &str = "DELETE FROM digests WHERE digest IN (?1, ?2)";
 
 /// The part of the key table that is in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
+pub(super) enum KeptRecords {
     /// All records, for a gateway: 1 kB a key.
     Whole,
     /// No record: a command reads them from the database.
@@ -57,14 +57,14 @@ pub(super) enum Kept {
 
 /// Applies changes of the database to the key table in memory.
 pub(super) struct Follower {
-    kept: Kept,
+    kept: KeptRecords,
     table: KeyTable,
     applied: AtomicI64,
 }
 
 impl Follower {
     /// A follower that has read no change yet.
-    pub(super) fn new(kept: Kept) -> Follower {
+    pub(super) fn new(kept: KeptRecords) -> Follower {
         Follower {
             kept,
             table: KeyTable::default(),
@@ -89,8 +89,8 @@ impl Follower {
         mark: &mut Statement<'_>,
     ) -> rusqlite::Result<bool> {
         match self.kept {
-            Kept::Whole => {}
-            Kept::Nothing => return Ok(false),
+            KeptRecords::Whole => {}
+            KeptRecords::Nothing => return Ok(false),
         }
         let applied = self.applied();
         let last: i64 = mark.query_row([], |row| row.get(0))?;
@@ -113,7 +113,7 @@ impl Follower {
 }
 
 /// The result of a change of the table.
-pub(super) enum Changed {
+pub(super) enum ChangeResult {
     /// The change was made: the new record and the number of the change.
     Made(Box<KeyRecord>, i64),
     /// There is no such key.
@@ -129,10 +129,10 @@ pub(super) fn create(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     if one(&transaction, record.id)?.is_some() {
-        return Ok(Changed::Taken);
+        return Ok(ChangeResult::Taken);
     }
     record.created = now;
     record.updated = now;
@@ -146,13 +146,13 @@ pub(super) fn update(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let Some(old) = one(&transaction, record.id)? else {
-        return Ok(Changed::Unknown);
+        return Ok(ChangeResult::Unknown);
     };
     if old.version != record.version {
-        return Ok(Changed::Conflict);
+        return Ok(ChangeResult::Conflict);
     }
     record.created = old.created;
     record.updated = now;
@@ -166,12 +166,12 @@ fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
     place: Option<i64>,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let Some(place) = place else {
-        return Ok(Changed::Taken);
+        return Ok(ChangeResult::Taken);
     };
     transaction.commit()?;
-    Ok(Changed::Made(Box::new(record), place))
+    Ok(ChangeResult::Made(Box::new(record), place))
 }
 
 /// Adds, in one transaction, the keys whose ids and digests are not in use. Returns the result for each key and the number of the last

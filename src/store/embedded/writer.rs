@@ -2,7 +2,7 @@
 //!
 //! It takes the whole queue, decides and writes it in one transaction, and replies after the commit. If a group cannot be
 //! committed, each of its charges gets the error and no units are charged; its refunds and refusals are tried again. Units of
-//! callers that have left are refunded (see [`Grant`]).
+//! callers that have left are refunded (see [`UnclaimedGrant`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
 use super::group::{Group, Ruling, Statements};
-use super::inbox::{ChargeAnswer, Grant, Inbox, Refund, Taken, Waiting};
+use super::inbox::{ChargeAnswer, Inbox, Refund, Taken, UnclaimedGrant, Waiting};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
@@ -262,7 +262,7 @@ fn tell(answer: DecidedAnswer, desk: &Desk) {
             let verdict = match ruling {
                 Ruling::Granted(used) => {
                     let receipt = Receipt::of(&charge);
-                    Ok(ChargeAnswer::Granted(Grant::new(
+                    Ok(ChargeAnswer::Granted(UnclaimedGrant::new(
                         used,
                         receipt,
                         desk.inbox.clone(),

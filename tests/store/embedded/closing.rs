@@ -2,8 +2,8 @@
 
 use jiff::civil::Date;
 use tokio::sync::mpsc;
-use touchline::store::chain::{Check, Checked, DayState, Entry, Piece};
-use touchline::store::export::{Account, Exported, ImportMode, KeyDay, Sheet};
+use touchline::store::chain::{ChainCheck, ChainEntry, CheckedChain, DayState, Piece};
+use touchline::store::export::{Exported, ImportMode, KeyDay, ProducerAccount, Sheet};
 use touchline::store::{Refusal, Totals};
 
 use super::*;
@@ -21,12 +21,12 @@ async fn gateway_on(path: PathBuf, hands: &Hands, keeping: Keeping) -> Arc<dyn S
 }
 
 /// The entries and rows of a store's chain, and the result of checking them.
-async fn chain_of(store: &Arc<dyn Store>) -> (Vec<Entry>, Vec<Piece>, Checked) {
+async fn chain_of(store: &Arc<dyn Store>) -> (Vec<ChainEntry>, Vec<Piece>, CheckedChain) {
     let (sender, mut pieces) = mpsc::channel::<Piece>(100);
     let chained = store.chained().unwrap();
     let take = async {
         let (mut entries, mut rows, mut check) =
-            (Vec::new(), Vec::new(), Check::of(Some(ALL), None));
+            (Vec::new(), Vec::new(), ChainCheck::of(Some(ALL), None));
         while let Some(piece) = pieces.recv().await {
             check.take(piece.clone());
             match piece {
@@ -200,7 +200,7 @@ fn key_day(key: &str, date: &str, endpoints: usize) -> Exported {
         date: day.date,
         start: day.start,
         end: day.end,
-        accounts: vec![Account {
+        accounts: vec![ProducerAccount {
             producer: "other.1".into(),
             granted: endpoints as u64,
             returned: 0,

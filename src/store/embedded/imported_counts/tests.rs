@@ -40,7 +40,7 @@ fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
     let tier: TierName = "pro".parse().unwrap();
     let totals = totals(ledger.0, ledger.1);
     let mut told = DayRows::default().exported(OWN, key(), day());
-    told.accounts.push(Account {
+    told.accounts.push(ProducerAccount {
         producer: format!("{name}.0"),
         granted: account.0,
         returned: account.1,

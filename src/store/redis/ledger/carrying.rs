@@ -7,7 +7,9 @@ use super::cells;
 use super::reading::{Counts, Fields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
-use crate::store::export::{Account, ImportCounts, ImportMode, KeyDay, Late, Sheet, accounts_of};
+use crate::store::export::{
+    ImportCounts, ImportMode, KeyDay, Late, ProducerAccount, Sheet, accounts_of,
+};
 use crate::store::redis::link::Link;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::{Arguments, MERGE_DAY};
@@ -80,7 +82,7 @@ fn key_day(
     let (accounts, late) = match &counts {
         None => (accounts_of(&sheets), Vec::new()),
         Some(counts) => (
-            counts.accounts().collect::<Vec<Account>>(),
+            counts.accounts().collect::<Vec<ProducerAccount>>(),
             counts.late().collect::<Vec<Late>>(),
         ),
     };
