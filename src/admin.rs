@@ -57,7 +57,7 @@ const DEGRADED: &str = "degraded";
 const UNREADY: &str = "unready";
 
 /// The application behind the admin listener.
-pub struct Admin {
+pub struct AdminService {
     node: NodeName,
     started: Instant,
     store: Arc<dyn Store>,
@@ -207,7 +207,7 @@ pub struct Readiness {
     config: ConfigView,
 }
 
-impl Admin {
+impl AdminService {
     /// The admin application of the gateway `node`, which starts now; `view` is called at each request.
     pub fn new(
         node: NodeName,
@@ -215,8 +215,8 @@ impl Admin {
         metrics: Arc<Metrics>,
         history: Arc<History>,
         view: impl Fn() -> View + Send + Sync + 'static,
-    ) -> Admin {
-        Admin {
+    ) -> AdminService {
+        AdminService {
             node,
             started: Instant::now(),
             surveyor: Surveyor::new(store.clone()),
@@ -420,7 +420,7 @@ impl Said {
 }
 
 #[async_trait]
-impl ServeHttp for Admin {
+impl ServeHttp for AdminService {
     async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
         let header = session.req_header();
         self.answer(&header.method, header.uri.path(), &header.headers)
@@ -438,7 +438,7 @@ fn opens(authorization: Option<&HeaderValue>, token: &Secret) -> bool {
     scheme.eq_ignore_ascii_case(BEARER) && presented.ct_eq(&token).into()
 }
 
-impl fmt::Debug for Admin {
+impl fmt::Debug for AdminService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Admin")
     }

@@ -27,30 +27,31 @@ mod outside;
 mod places;
 mod problem;
 mod reference;
+mod reload_compatibility;
 mod rows;
 mod scalar;
 mod schema;
 mod secret;
 mod sections;
-mod succession;
 
 pub use effective::{About, Difference, Effective};
 pub use outside::Purpose;
-pub use places::{Place, Places};
+pub use places::{SourcePosition, SourcePositions};
 pub use problem::{ConfigErrors, Problem};
+pub use reload_compatibility::Running;
 pub use secret::Secret;
 pub use sections::events::{Events, Webhook};
 pub use sections::https::{Certificate, ClientCertificates, ClientMode, Https};
 pub use sections::limits::Limits;
-pub use sections::listen::{Admin, Cleartext, Http, Listen, ProxyProtocol, Redirect};
-pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStore, RedisTls};
-pub use sections::store::{Durability, EmbeddedStore, StoreConfig};
+pub use sections::listen::{Admin, Cleartext, Http, Listen, Redirect};
+pub use sections::listener::ProxyProtocol;
+pub use sections::redis::{Outage, OutagePolicy, RedisPlace, RedisStoreConfig, RedisTls};
+pub use sections::store::{DurabilitySetting, EmbeddedStoreConfig, StoreConfig};
 pub use sections::tracing::{Otlp, Tracing};
 pub use sections::traffic::Tier;
-pub use sections::upstream_tls::{Identity, PrivateKey, UpstreamTls};
+pub use sections::upstream_tls::{ClientIdentity, PrivateKey, UpstreamTls};
 pub use sections::upstreams::{HealthCheck, Protocol, SecretHeader, Server, Timeouts, Upstream};
 pub use sections::{Forward, Keys, Ledger, Logging, Runtime};
-pub use succession::Running;
 
 /// The largest configuration file: room for some 10,000 endpoints.
 const FILE_BYTES_MAX: usize = 1024 * 1024;
@@ -68,7 +69,7 @@ pub struct Config {
     /// The effects, by path, of every value whose change needs a restart.
     foundation: BTreeMap<String, Secret>,
     /// The position of each setting in the file.
-    pub places: Places,
+    pub places: SourcePositions,
     /// The listeners for clients and operators.
     pub listen: Listen,
     /// The store of keys and counts.
@@ -142,7 +143,7 @@ pub enum LogFormat {
 
 /// The destination of the access log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AccessLog {
+pub enum AccessLogTarget {
     /// Standard output.
     Stdout,
     /// Standard error.
@@ -155,12 +156,12 @@ pub enum AccessLog {
 
 /// The JSON Schema of `gateway.yaml` (2020-12), for editors.
 pub fn schema() -> serde_json::Value {
-    schema::document()
+    schema::document(&sections::form())
 }
 
 /// A reference of `gateway.yaml` in Markdown: its keys with values, defaults and help.
 pub fn reference() -> String {
-    reference::document()
+    reference::document(&sections::form())
 }
 
 impl Config {
@@ -344,10 +345,10 @@ fn parse_in(
         vec![outline::syntax_problem(text, position, &error.to_string())]
     })?;
     let mut check = check::Check::new(&outline, surroundings);
-    let places = Places::new(file_name, outline.clone());
+    let places = SourcePositions::new(file_name, outline.clone());
     let config = sections::config(&mut check, section, hash_of(text), places);
     if let (Some(config), Some(running), []) = (&config, running, check.problems()) {
-        succession::check(&mut check, running, config);
+        reload_compatibility::check(&mut check, running, config);
     }
     match config {
         Some(config) if check.problems().is_empty() => Ok(config),

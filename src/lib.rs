@@ -1,5 +1,5 @@
 //! Touchline: the gateway in front of a football prediction data API. It authenticates paying customers by API key, holds
-//! each key to its tier's endpoints and daily quota, reports the key's standing in every answer, and forwards allowed requests.
+//! each key to its tier's endpoints and daily quota, reports the key's quota status in every answer, and forwards allowed requests.
 //!
 //! This page is the map of the code; `docs/architecture.md` has it with pictures, and the place where each behaviour is decided.
 //!
@@ -21,7 +21,7 @@
 //! an upstream. 9. A permitted request is rebuilt ([`proxy::forward`]) and sent to a
 //! server of its upstream ([`proxy::upstreams`]), whose answer is passed on part by part ([`proxy::relay`]). If the gateway or the
 //! upstream fails, the client gets the contract's 500 and a refund ([`store::Store::refund`]). Every answer to an authenticated
-//! request carries the key's standing ([`policy::rate_limit`]); every request is counted in the metrics and has one line in the
+//! request carries the key's quota status ([`policy::rate_limit`]); every request is counted in the metrics and has one line in the
 //! access log ([`telemetry`]).
 //!
 //! # The life of a configuration
@@ -62,7 +62,7 @@
 //! *Key id*: the public name of an API key. *Key digest*: its SHA-256, all that is stored of the secret. *Key record*:
 //! customer, tier, state, expiry, grants, version. *Quota day*: a calendar day of the configured zone. *Unit*: the measure of
 //! an endpoint's cost, 1 unless configured. *Charge*: taking units, all or nothing. *Receipt*: proof of a charge. *Refund*:
-//! returning its units. *Standing*: limit, used and day of a key. *Permit*: the right to forward one request.
+//! returning its units. *Quota status*: limit, used and day of a key. *Permit*: the right to forward one request.
 //! *Rejection*: the client's answer to a refused request. *Node*: one gateway process. *Producer*: a node's name in the counters.
 
 pub mod admin;

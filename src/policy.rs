@@ -35,7 +35,7 @@
 //! | [`caching`] | who may cache an answer |
 //! | [`compression`] | the content coding of an answer |
 //! | [`quota`] | how units are granted, acknowledged and refunded (step 8) |
-//! | [`crossing`] | the shares of its limit that a key has reached, and the events that report them |
+//! | [`threshold_event`] | the shares of its limit that a key has reached, and the events that report them |
 //! | [`nearest`] | which keys are nearest to their limits |
 //! | [`rate_limit`] | the `X-RateLimit-*` and `RateLimit` header values |
 //! | [`openapi`] | the description of the API, made from its configuration |
@@ -55,7 +55,6 @@ pub mod calendar;
 pub mod choice;
 pub mod clock_trust;
 pub mod compression;
-pub mod crossing;
 pub mod endpoint;
 pub mod enforcement;
 pub mod explanation;
@@ -82,5 +81,6 @@ pub mod retirement;
 pub mod server_health;
 pub mod server_name;
 pub mod target;
+pub mod threshold_event;
 pub mod token_bucket;
 pub mod trace_context;

@@ -6,7 +6,7 @@
 //! | [`gate`] | the state shared by all requests: configuration snapshot, store, quota day, metrics, access log |
 //! | [`client`] | the client's side of a request: head, body, answer |
 //! | [`connection`] | a client's connection: its requests, deadlines, floods; the number of connections |
-//! | [`crossings`] | keys that have come near their limits, for the task that reports them |
+//! | [`threshold_events`] | keys that have come near their limits, for the task that reports them |
 //! | [`encoder`] | an answer's body in a content coding |
 //! | [`exchange`] | one request from its header to its line in the access log |
 //! | [`well_formed`] | step 1 on the head of a request |
@@ -23,12 +23,11 @@
 //! | [`upstreams`] | servers to forward to |
 //!
 //! Invariants: nothing is forwarded without a [`admission::Permit`], and only a granted charge makes one; a permit's
-//! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its standing.
+//! receipt is refunded or dropped exactly once; every answer to an authenticated request carries its quota status.
 
 pub mod admission;
 pub mod client;
 pub mod connection;
-pub mod crossings;
 pub mod encoder;
 pub mod exchange;
 pub mod failure;
@@ -40,6 +39,7 @@ pub mod record;
 pub mod relay;
 pub mod respond;
 pub mod serve;
+pub mod threshold_events;
 pub mod trace;
 pub mod upstreams;
 pub mod usage;

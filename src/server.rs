@@ -17,7 +17,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::admin::today::Terms;
-use crate::admin::{Admin, ConfigView, View};
+use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
 use crate::config::{self, Config};
 use crate::proxy::{Gate, Snapshot};
@@ -54,8 +54,8 @@ pub use listeners::ListenError;
 use listeners::{Bound, Listener};
 use reload::Reloader;
 pub use stores::{open_store, open_store_at};
+use tls::Acceptor;
 pub use tls::CertificateError;
-use tls::Front;
 use upkeep::Upkeep;
 
 /// How often a stopping gateway checks whether it is idle.
@@ -255,8 +255,8 @@ async fn run(
     ));
 
     warn_of(&gate.snapshot());
-    if let Some(front) = listener.front() {
-        note_certificates(front, &gate);
+    if let Some(acceptor) = listener.acceptor() {
+        note_certificates(acceptor, &gate);
     }
     let (shutdown, watch) = watch::channel(false);
     let now = store.now();
@@ -280,7 +280,7 @@ async fn run(
             return Err(error);
         }
     };
-    let reloader = Reloader::new(file, gate.clone(), listener.front().cloned(), view);
+    let reloader = Reloader::new(file, gate.clone(), listener.acceptor().cloned(), view);
     let reloading = tokio::spawn(reloader.run(hangup));
     let claimer = tokio::spawn(Claimer::new(gate.clone(), node.clone()).run());
     let upkeep = tokio::spawn(Upkeep::new(gate.clone()).run());
@@ -362,8 +362,8 @@ async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
 }
 
 /// Records when the present certificates end, and warns if one ends soon.
-fn note_certificates(front: &Front, gate: &Gate) {
-    let ends = front.certificate_ends();
+fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
+    let ends = acceptor.certificate_ends();
     gate.metrics.certificates_end(&ends);
     for (certificate, end) in ends {
         let left = end.saturating_sub(gate.store.now().as_second());
@@ -384,7 +384,7 @@ fn admin(
     node: NodeName,
     config: &Arc<ArcSwap<ConfigView>>,
     history: &Arc<History>,
-) -> Admin {
+) -> AdminService {
     let view = {
         let (gate, config) = (gate.clone(), config.clone());
         move || {
@@ -400,7 +400,7 @@ fn admin(
         }
     };
     let (store, metrics) = (gate.store.clone(), gate.metrics.clone());
-    Admin::new(node, store, metrics, history.clone(), view)
+    AdminService::new(node, store, metrics, history.clone(), view)
 }
 
 /// The servers without requests because their names have not resolved, as reasons for operators.
@@ -510,14 +510,14 @@ fn format_of(format: config::LogFormat) -> diagnostics::Format {
 
 /// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
 fn open_access_log(
-    access_log: &config::AccessLog,
+    access_log: &config::AccessLogTarget,
     metrics: &Metrics,
 ) -> Result<Option<Sink>, ServeError> {
     let destination = match access_log {
-        config::AccessLog::Stdout => Destination::Stdout,
-        config::AccessLog::Stderr => Destination::Stderr,
-        config::AccessLog::Off => Destination::Off,
-        config::AccessLog::File(path) => Destination::File(path.clone()),
+        config::AccessLogTarget::Stdout => Destination::Stdout,
+        config::AccessLogTarget::Stderr => Destination::Stderr,
+        config::AccessLogTarget::Off => Destination::Off,
+        config::AccessLogTarget::File(path) => Destination::File(path.clone()),
     };
     let dropped_lines = metrics.access_log_dropped.clone();
     Sink::open(&destination, dropped_lines).map_err(|error| ServeError::AccessLog {

@@ -24,14 +24,14 @@ use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
 use crate::policy::clock_trust::Leap;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::{KeyRecord, TierName};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 pub mod backup;
-pub mod carried;
 pub mod chain;
 mod clock_watch;
 pub mod embedded;
+pub mod export;
 mod held_file;
 pub mod key_table;
 pub mod ledger;
@@ -296,7 +296,7 @@ pub const KEYS_AT_ONCE_MAX: usize = 256;
 /// The first part is for gateways and is called for requests; every future ends within the store's timeout. The second
 /// part is for commands. Implementations are used from any number of tasks at once.
 #[async_trait]
-pub trait Store: carried::Carrying + Send + Sync + 'static {
+pub trait Store: export::Transfer + Send + Sync + 'static {
     /// The replica of the key table; [`Store::freshness`] gives its age. Never waits.
     fn keys(&self) -> &KeyTable;
 
@@ -342,7 +342,7 @@ pub trait Store: carried::Carrying + Send + Sync + 'static {
     /// event if it is to be delivered. A repeated call has the same result. Not for the request path: waits.
     async fn claim(
         &self,
-        crossing: &Crossing,
+        threshold_event: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError>;

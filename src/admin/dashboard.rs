@@ -72,7 +72,7 @@ pub struct Dashboard {
     /// Why the last reading of the store failed.
     pub today_error: Option<String>,
     /// The answers of this gateway since its start.
-    pub answered: Vec<Answers>,
+    pub answered: Vec<AnswerCounts>,
     /// The upstreams and their servers.
     pub upstreams: Vec<UpstreamNow>,
     /// Seconds from one sample to the next.
@@ -83,7 +83,7 @@ pub struct Dashboard {
 
 /// Requests of one tier and outcome.
 #[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct Answers {
+pub struct AnswerCounts {
     /// The tier, or `none`.
     pub tier: String,
     /// As in `touchline_requests_total`.
@@ -128,7 +128,7 @@ impl Dashboard {
 }
 
 /// The answers by tier and outcome.
-pub fn answered(metrics: &Metrics) -> Vec<Answers> {
+pub fn answered(metrics: &Metrics) -> Vec<AnswerCounts> {
     let mut sums: BTreeMap<(String, String), u64> = BTreeMap::new();
     for one in series(&metrics.requests) {
         let place = (
@@ -138,7 +138,7 @@ pub fn answered(metrics: &Metrics) -> Vec<Answers> {
         *sums.entry(place).or_default() += one.count();
     }
     let sums = sums.into_iter();
-    sums.map(|((tier, outcome), requests)| Answers {
+    sums.map(|((tier, outcome), requests)| AnswerCounts {
         tier,
         outcome,
         requests,
@@ -353,7 +353,7 @@ mod tests {
             let labels = [endpoint, "pro", "served"];
             metrics.requests.with_label_values(&labels).inc_by(2);
         }
-        let expected = Answers {
+        let expected = AnswerCounts {
             tier: "pro".into(),
             outcome: "served".into(),
             requests: 4,

@@ -115,11 +115,11 @@ pub struct Known {
 /// Surveys the day on request.
 pub struct Surveyor {
     store: Arc<dyn Store>,
-    state: Mutex<State>,
+    state: Mutex<SurveyState>,
 }
 
 #[derive(Default)]
-struct State {
+struct SurveyState {
     known: Known,
     /// Whether a survey is running.
     going_on: bool,

@@ -15,7 +15,7 @@ use super::{Session, UsageError};
 use crate::config::Config;
 use crate::policy::audit::{Entry, Wanted};
 use crate::policy::calendar::Calendar;
-use crate::policy::key_record::{Action, Facts};
+use crate::policy::key_record::{Action, PublicFacts};
 
 const CSV_HEADER: [&str; 7] = ["at", "key", "who", "what", "before", "after", "reason"];
 const TABLE_HEADER: [&str; 6] = ["at", "key", "who", "what", "change", "reason"];
@@ -130,7 +130,7 @@ fn key(entry: &Entry, none: &str) -> String {
 }
 
 /// The changed facts for people; for a new key, all facts.
-fn change(before: &Facts, after: &Facts) -> String {
+fn change(before: &PublicFacts, after: &PublicFacts) -> String {
     let shown = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
     let changes = after.iter().filter_map(|(name, new)| {
         let old = before.get(name);

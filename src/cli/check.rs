@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::output::{RecordFormat, escape_lines, prose};
 use super::{against_running, note};
-use crate::config::{Certificate, Config, Durability, Purpose, StoreConfig};
+use crate::config::{Certificate, Config, DurabilitySetting, Purpose, StoreConfig};
 use crate::policy::enforcement::Enforcement;
 
 #[derive(Debug, Args)]
@@ -106,8 +106,8 @@ fn store(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Embedded(embedded) => {
             let durability = match embedded.durability {
-                Durability::Commit => "safe at commit".to_owned(),
-                Durability::Interval(interval) => format!("safe within {interval:?}"),
+                DurabilitySetting::Commit => "safe at commit".to_owned(),
+                DurabilitySetting::Interval(interval) => format!("safe within {interval:?}"),
             };
             format!("embedded {} ({durability})", embedded.path.display())
         }

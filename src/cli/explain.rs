@@ -15,13 +15,13 @@ use super::key_argument::{KeyArgument, KeyParser};
 use super::output::{
     RecordFormat, escape, prose, to_the_second, write_json, write_record, write_table,
 };
-use crate::config::{Config, Place, Tier};
-use crate::policy::admission::{Check, Verdict};
+use crate::config::{Config, SourcePosition, Tier};
+use crate::policy::admission::{AdmissionStep, Verdict};
 use crate::policy::api_key::KeyId;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::explanation::{self, Outcome, Question, Step};
 use crate::policy::http1::fields::FieldList;
-use crate::proxy::respond::{announce, insert_standing, refusal_fields};
+use crate::proxy::respond::{announce, insert_quota_status, refusal_fields};
 use crate::proxy::well_formed::{self, HeadLimits};
 
 #[derive(Debug, Args)]
@@ -57,21 +57,21 @@ struct Explained<'a> {
     result: &'static str,
     would_refuse: Option<&'static str>,
     steps: Vec<StepView>,
-    answer: Answer,
+    answer: ExplainedAnswer,
 }
 
 #[derive(Debug, Serialize)]
 struct StepView {
     step: u8,
-    check: Check,
+    check: AdmissionStep,
     verdict: Verdict,
     reason: String,
-    configuration: Vec<Place>,
+    configuration: Vec<SourcePosition>,
 }
 
 /// The answer to the client.
 #[derive(Debug, Serialize)]
-struct Answer {
+struct ExplainedAnswer {
     /// `None` for the upstream's status.
     status: Option<u16>,
     code: Option<&'static str>,
@@ -117,7 +117,10 @@ async fn explain(
         now,
     });
     let (result, would_refuse) = match &explanation.outcome {
-        Outcome::Forwarded(permit) => ("forwarded", permit.waived().map(Waived::as_str)),
+        Outcome::Forwarded(permit) => (
+            "forwarded",
+            permit.shadow_violation().map(ShadowViolation::as_str),
+        ),
         Outcome::Answered(_) => ("answered", None),
         Outcome::Refused(_) => ("refused", None),
     };
@@ -131,7 +134,7 @@ async fn explain(
         result,
         would_refuse,
         steps: steps.map(|step| StepView::of(step, config)).collect(),
-        answer: Answer::of(&explanation.outcome, config, now)?,
+        answer: ExplainedAnswer::of(&explanation.outcome, config, now)?,
     };
     match arguments.output {
         RecordFormat::Json => write_json(out, &explained),
@@ -152,30 +155,30 @@ impl StepView {
     }
 }
 
-impl Answer {
-    fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<Answer> {
+impl ExplainedAnswer {
+    fn of(outcome: &Outcome, config: &Config, now: Timestamp) -> anyhow::Result<ExplainedAnswer> {
         Ok(match outcome {
             Outcome::Refused(refusal) => {
-                let (rejection, standing) = (&refusal.rejection, refusal.standing);
+                let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
                 let problem = rejection.problem("", &config.keys.realm, now);
-                let fields = refusal_fields(&problem, standing, refusal.endpoint(), now);
+                let fields = refusal_fields(&problem, quota_status, refusal.endpoint(), now);
                 let mut body: Value = serde_json::from_slice(&problem.body)?;
                 if let Some(members) = body.as_object_mut() {
                     members.remove("request_id");
                 }
-                Answer {
+                ExplainedAnswer {
                     status: Some(problem.status.as_u16()),
                     code: Some(rejection.code()),
                     headers: by_name(&fields),
                     body: Some(body),
                 }
             }
-            Outcome::Answered(standing) => {
+            Outcome::Answered(quota_status) => {
                 let mut fields = FieldList::default();
-                if let Some(standing) = standing {
-                    insert_standing(&mut fields, *standing, now);
+                if let Some(quota_status) = quota_status {
+                    insert_quota_status(&mut fields, *quota_status, now);
                 }
-                Answer {
+                ExplainedAnswer {
                     status: Some(StatusCode::OK.as_u16()),
                     code: None,
                     headers: by_name(&fields),
@@ -184,9 +187,9 @@ impl Answer {
             }
             Outcome::Forwarded(permit) => {
                 let mut fields = FieldList::default();
-                insert_standing(&mut fields, permit.standing(), now);
+                insert_quota_status(&mut fields, permit.quota_status(), now);
                 announce(&mut fields, &permit.endpoint().retirement);
-                Answer {
+                ExplainedAnswer {
                     status: None,
                     code: None,
                     headers: by_name(&fields),
@@ -216,7 +219,11 @@ impl Explained<'_> {
             .steps
             .iter()
             .map(|step| {
-                let places: Vec<String> = step.configuration.iter().map(Place::to_string).collect();
+                let places: Vec<String> = step
+                    .configuration
+                    .iter()
+                    .map(SourcePosition::to_string)
+                    .collect();
                 vec![
                     step.step.to_string(),
                     step.check.as_str().to_owned(),

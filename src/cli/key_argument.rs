@@ -27,18 +27,18 @@ pub(super) enum KeyArgument {
     /// Its id.
     Id(KeyId),
     /// The key itself, of which only the digest is kept.
-    Key(KeyDigest, Form),
+    Key(KeyDigest, KeyForm),
 }
 
 /// The kind of a key given as an argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum KeyForm {
     /// A key issued here, with its id.
     Issued(KeyId),
     /// A key issued here, but incomplete or with a wrong checksum; an imported key may look the same.
     Broken,
-    /// Made elsewhere, without an id.
-    Foreign,
+    /// A key made elsewhere, without an id.
+    External,
 }
 
 impl KeyArgument {
@@ -56,7 +56,7 @@ impl KeyArgument {
             let previous = record.previous.as_ref().map(|previous| previous.digest);
             record.digest == digest || previous == Some(digest)
         };
-        if let Form::Issued(id) = form
+        if let KeyForm::Issued(id) = form
             && session.store.key(id).await?.as_ref().is_some_and(holds)
         {
             return Ok(id);
@@ -65,14 +65,14 @@ impl KeyArgument {
         let holder = session.store.all_keys().await?.into_iter().find(holds);
         match (holder, form) {
             (Some(record), _) => Ok(record.id),
-            (None, Form::Issued(id)) => Ok(id),
-            (None, Form::Broken) => Err(UsageError(
+            (None, KeyForm::Issued(id)) => Ok(id),
+            (None, KeyForm::Broken) => Err(UsageError(
                 "the API key is mistyped or incomplete (its checksum is wrong): write the whole key, or its id, the \
                  12 characters after the first `_`"
                     .to_owned(),
             )
             .into()),
-            (None, Form::Foreign) => bail!(
+            (None, KeyForm::External) => bail!(
                 "there is no such key: neither an id, which has 12 characters, nor an API key that is stored. Look for its \
                  customer with `touchline keys list`"
             ),
@@ -121,9 +121,9 @@ fn read(text: &str) -> Result<KeyArgument, &'static str> {
         && text.bytes().all(|byte| byte.is_ascii_graphic());
     let key = |form| KeyArgument::Key(KeyDigest::of(text.as_bytes()), form);
     match (api_key::issued_id(text), is_key) {
-        (Ok(Some(id)), _) => Ok(key(Form::Issued(id))),
-        (Err(_), _) => Ok(key(Form::Broken)),
-        (Ok(None), true) => Ok(key(Form::Foreign)),
+        (Ok(Some(id)), _) => Ok(key(KeyForm::Issued(id))),
+        (Err(_), _) => Ok(key(KeyForm::Broken)),
+        (Ok(None), true) => Ok(key(KeyForm::External)),
         (Ok(None), false) => {
             let id = text.parse().map_err(|_: KeyError| {
                 "a key id has 12 characters of 0-9, A-Z and a-z: `touchline keys list` shows it. An API key has 24 to 256 \
@@ -200,13 +200,13 @@ mod tests {
     fn a_key_is_read_as_what_it_is_and_an_impossible_one_is_an_error() {
         let key = ApiKey::generate(&"live".parse().unwrap(), &mut os_entropy);
         let of = |text: &str, form| Ok(KeyArgument::Key(KeyDigest::of(text.as_bytes()), form));
-        let issued = Form::Issued(key.id());
+        let issued = KeyForm::Issued(key.id());
         assert_eq!(read(key.reveal()), of(key.reveal(), issued));
         assert_eq!(read(key.id().as_str()), Ok(KeyArgument::Id(key.id())));
         let (short, _) = key.reveal().split_at(40);
-        assert_eq!(read(short), of(short, Form::Broken));
-        let foreign = "acme-live-0123456789abcdef";
-        assert_eq!(read(foreign), of(foreign, Form::Foreign));
+        assert_eq!(read(short), of(short, KeyForm::Broken));
+        let external = "acme-live-0123456789abcdef";
+        assert_eq!(read(external), of(external, KeyForm::External));
         let long = "x".repeat(KEY_CHARS_MAX + 1);
         for bad in ["short", "acme live 0123456789abcdef", &long] {
             assert!(read(bad).unwrap_err().contains("12 characters"));
@@ -224,13 +224,13 @@ mod tests {
         );
         let plain = "unexpected argument '--from_somewhere_else' found, fpd_4fZk09QwXy2B_x";
         assert_eq!(without_keys(plain), plain);
-        let foreign = "acme.live:0123456789abcdef";
+        let external = "acme.live:0123456789abcdef";
         for argument in [
-            foreign.to_owned(),
-            format!("--by={foreign}"),
-            format!("-o{foreign}"),
+            external.to_owned(),
+            format!("--by={external}"),
+            format!("-o{external}"),
         ] {
-            let told = without_arguments(&format!("invalid '{foreign}'"), &[argument]);
+            let told = without_arguments(&format!("invalid '{external}'"), &[argument]);
             assert_eq!(told, format!("invalid '{STRUCK}'"));
         }
         let short = without_arguments("invalid 'x'", &["x".to_owned()]);

@@ -21,8 +21,8 @@ use crate::store::status::{
 };
 use crate::store::{Forgotten, NodeName};
 
-mod carry;
 mod place;
+mod transfer;
 
 const GATEWAY_HEADER: [&str; 7] = [
     "gateway",
@@ -51,18 +51,18 @@ pub(super) enum StoreCommand {
     /// Write the whole content of the store to a file: keys (digests, never a key), counts, ledger, audit trail, events. Gateways may
     /// run meanwhile.
     #[command(after_help = "Example:\n  touchline store backup backup.jsonl")]
-    Backup(carry::BackupArguments),
+    Backup(transfer::BackupArguments),
     /// Restore a backup into the store, from either kind of store. Nothing is written unless the file is complete.
     #[command(
         after_help = "Example:\n  touchline store restore backup.jsonl --dry-run\n  touchline store restore backup.jsonl"
     )]
-    Restore(carry::RestoreArguments),
+    Restore(transfer::RestoreArguments),
     /// Copy the whole content of a store into another one, of either kind. Gateways may run on both. To transfer what was counted
     /// since, copy again with --merge: nothing is counted twice.
     #[command(
         after_help = "Example:\n  touchline store copy --to redis://127.0.0.1:6379/0 --dry-run\n  touchline store copy --from gateway.yaml --to on-redis.yaml\n  touchline store copy --from gateway.yaml --to on-redis.yaml --merge    # changes since"
     )]
-    Copy(carry::CopyArguments),
+    Copy(transfer::CopyArguments),
     /// Remove a silent gateway from the register because its machine or disk is gone for good. Commands then no longer name it.
     ///
     /// Do not remove a gateway that is only cut off: while it cannot reach Redis, it may accept the keys it knows until its
@@ -111,9 +111,9 @@ pub(super) fn run(
     let config = || Config::load_for(configuration, Purpose::Commands);
     match command {
         StoreCommand::Status { output } => show_status(config()?, *output, out),
-        StoreCommand::Backup(order) => carry::backup(order, configuration, out),
-        StoreCommand::Restore(order) => carry::restore(order, configuration, out),
-        StoreCommand::Copy(order) => carry::copy(order, configuration, out),
+        StoreCommand::Backup(order) => transfer::backup(order, configuration, out),
+        StoreCommand::Restore(order) => transfer::restore(order, configuration, out),
+        StoreCommand::Copy(order) => transfer::copy(order, configuration, out),
         StoreCommand::Forget(order) => forget(config()?, order, out),
     }
 }

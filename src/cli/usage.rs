@@ -21,7 +21,7 @@ mod invoice;
 mod report;
 mod verify;
 
-use grouping::By;
+use grouping::Grouping;
 use invoice::Month;
 
 #[derive(Debug, Args)]
@@ -30,10 +30,10 @@ pub(super) struct UsageArguments {
     #[command(subcommand)]
     command: Option<UsageCommand>,
     #[command(flatten)]
-    asked: Asked,
+    asked: LedgerQuery,
     /// The group that one row shows.
     #[arg(long, value_enum, default_value = "key")]
-    by: By,
+    by: Grouping,
     /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     output: RowsFormat,
@@ -47,7 +47,7 @@ enum UsageCommand {
     #[command(after_help = "Example:\n  touchline usage verify --from 2026-10-01 --to 2026-10-31")]
     Verify {
         #[command(flatten)]
-        asked: Asked,
+        asked: LedgerQuery,
         /// A digest of the chain of closed days from an earlier verify or export; fails if the chain no longer has it.
         #[arg(long, value_name = "SHA-256")]
         digest: Option<String>,
@@ -62,7 +62,7 @@ enum UsageCommand {
     )]
     Export {
         #[command(flatten)]
-        span: chain::Span,
+        span: chain::ExportedDays,
     },
     /// List a month by customer, key and tier, with days, units and prices.
     #[command(
@@ -83,7 +83,7 @@ enum UsageCommand {
 
 /// The requested part of the ledger.
 #[derive(Debug, Args)]
-struct Asked {
+struct LedgerQuery {
     /// The first quota day; the same as the last if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
@@ -132,7 +132,7 @@ pub(super) fn run(
     })
 }
 
-impl Asked {
+impl LedgerQuery {
     /// The days, both included.
     async fn days(&self, session: &Session) -> anyhow::Result<(Date, Date)> {
         if let Some(month) = self.month {

@@ -22,7 +22,7 @@ const LIKENESS_MIN: f64 = 0.6;
 
 /// The value of a leaf in one configuration; its default if nothing is written.
 #[derive(Debug, Clone)]
-pub(super) struct Reading {
+pub(super) struct LeafValue {
     /// The value, the same for equal values and without secrets; a text with a variable as written.
     pub(super) shown: String,
     /// Whether a change needs a restart.
@@ -37,7 +37,7 @@ pub(super) struct Check<'a> {
     warnings: Vec<Problem>,
     /// The number of substitutes for values that were not read.
     unknown: usize,
-    readings: BTreeMap<String, Reading>,
+    readings: BTreeMap<String, LeafValue>,
     foundation: BTreeMap<String, Secret>,
     in_foundation: bool,
     in_service: bool,
@@ -61,7 +61,7 @@ impl<'a> Check<'a> {
     }
 
     /// The leaves read so far, by path.
-    pub(super) fn readings(&self) -> &BTreeMap<String, Reading> {
+    pub(super) fn readings(&self) -> &BTreeMap<String, LeafValue> {
         &self.readings
     }
 
@@ -128,7 +128,7 @@ impl<'a> Check<'a> {
         if self.is_silent {
             return;
         }
-        let reading = Reading {
+        let reading = LeafValue {
             shown: without_user(shown),
             needs_restart: self.in_foundation,
         };

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::check::Reading;
+use super::check::LeafValue;
 use crate::policy::endpoint::EndpointTable;
 
 /// The value of a tier's fact for each endpoint that it includes.
@@ -74,7 +74,7 @@ impl Effective {
     /// The facts of a configuration, from the value of each leaf of the file.
     pub(super) fn of(
         hash: &str,
-        readings: &BTreeMap<String, Reading>,
+        readings: &BTreeMap<String, LeafValue>,
         endpoints: &EndpointTable,
     ) -> Effective {
         let mut effective = Effective {
@@ -118,7 +118,7 @@ impl Effective {
     }
 
     /// Finds the subject that a path of the file belongs to.
-    fn place(&mut self, path: &str, patterns: &[&str], reading: &Reading) {
+    fn place(&mut self, path: &str, patterns: &[&str], reading: &LeafValue) {
         let value = reading.shown.clone();
         if reading.needs_restart {
             return self.note(About::Restart, path, "value", value);

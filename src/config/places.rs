@@ -8,14 +8,14 @@ use serde::Serialize;
 use super::outline::{Outline, Path};
 
 /// The file and the index of its values.
-pub struct Places {
+pub struct SourcePositions {
     file: String,
     outline: Arc<Outline>,
 }
 
 /// The position of one setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Place {
+pub struct SourcePosition {
     /// The setting's path, such as `tiers.pro.daily`.
     pub path: String,
     /// The file name as given.
@@ -28,19 +28,19 @@ pub struct Place {
     pub written: bool,
 }
 
-impl Places {
-    pub(super) fn new(file: &str, outline: Arc<Outline>) -> Places {
-        Places {
+impl SourcePositions {
+    pub(super) fn new(file: &str, outline: Arc<Outline>) -> SourcePositions {
+        SourcePositions {
             file: file.to_owned(),
             outline,
         }
     }
 
     /// The position of the setting with this path.
-    pub fn of(&self, path: &str) -> Place {
+    pub fn of(&self, path: &str) -> SourcePosition {
         let at = Path::written(path);
         let position = self.outline.value(&at);
-        Place {
+        SourcePosition {
             path: path.to_owned(),
             file: self.file.clone(),
             line: position.line,
@@ -51,17 +51,17 @@ impl Places {
 }
 
 /// Omits the positions, of which there are thousands.
-impl fmt::Debug for Places {
+impl fmt::Debug for SourcePositions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Places").field(&self.file).finish()
     }
 }
 
 /// `FILE:LINE:COLUMN path`, with a note if the setting has its default.
-impl fmt::Display for Place {
+impl fmt::Display for SourcePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = if self.written { "" } else { " (default)" };
-        let Place {
+        let SourcePosition {
             file,
             line,
             column,

@@ -23,13 +23,13 @@ pub struct Problem {
 
 /// A wrong value: the mistake and how to correct it.
 pub(super) struct Wrong {
-    about: About,
+    about: MessageStart,
     message: String,
     pub(super) hint: String,
 }
 
 /// The beginning of a message.
-enum About {
+enum MessageStart {
     /// Nothing: the message is a whole sentence without the value.
     Sentence,
     /// The value as written, in quotes.
@@ -42,7 +42,7 @@ impl Wrong {
     /// A whole sentence, which contains nothing of a secret.
     pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Wrong {
         Wrong {
-            about: About::Sentence,
+            about: MessageStart::Sentence,
             message: message.into(),
             hint: hint.into(),
         }
@@ -51,7 +51,7 @@ impl Wrong {
     /// The value is not of the right kind.
     pub(super) fn not(what: &str, hint: impl Into<String>) -> Wrong {
         Wrong {
-            about: About::Quoted,
+            about: MessageStart::Quoted,
             message: format!("is not {what}"),
             hint: hint.into(),
         }
@@ -62,7 +62,7 @@ impl Wrong {
         let too_small = value < bounds.start();
         let side = if too_small { "small" } else { "large" };
         Wrong {
-            about: About::Shown,
+            about: MessageStart::Shown,
             message: format!("is too {side}"),
             hint: format!("from {} to {}", bounds.start().show(), bounds.end().show()),
         }
@@ -71,11 +71,13 @@ impl Wrong {
     /// The message with the value, or without it for `None`.
     pub(super) fn message(&self, value: Option<&str>) -> String {
         match (&self.about, value) {
-            (About::Sentence, _) => self.message.clone(),
-            (About::Quoted, Some(value)) => format!("{value:?} {}", self.message),
-            (About::Shown, Some(value)) => format!("{value} {}", self.message),
+            (MessageStart::Sentence, _) => self.message.clone(),
+            (MessageStart::Quoted, Some(value)) => format!("{value:?} {}", self.message),
+            (MessageStart::Shown, Some(value)) => format!("{value} {}", self.message),
             // The value of a variable or a file may be a secret.
-            (About::Quoted | About::Shown, None) => format!("the value {}", self.message),
+            (MessageStart::Quoted | MessageStart::Shown, None) => {
+                format!("the value {}", self.message)
+            }
         }
     }
 }

@@ -6,13 +6,12 @@
 use serde_json::Value as Json;
 
 use super::rows::{Form, Row, What};
-use super::sections;
 
 const HEAD: &str = "| Key | Values | Default | Meaning |\n|---|---|---|---|\n";
 
-/// The tables of the whole file.
-pub(super) fn document() -> String {
-    let What::Section(rows) = sections::form().what else {
+/// The tables of the file whose permitted content is `form`.
+pub(super) fn document(form: &Form) -> String {
+    let What::Section(rows) = &form.what else {
         return String::new();
     };
     let sections = rows.iter().map(|row| {

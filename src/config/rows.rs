@@ -16,8 +16,7 @@ use serde_yaml::{Mapping, Value};
 use super::Secret;
 use super::check::{Check, Wrong, key_text, kind_of};
 use super::outline::Path;
-use super::scalar::{Bytes, Percent, Quantity, Scalar, Text};
-use super::schema;
+use super::scalar::{ByteSize, Percent, Quantity, Scalar, Text};
 
 /// Reads the value at a path as a `T`; `None` if nothing is written there.
 type Reader<T> = dyn Fn(&mut Check<'_>, &Path, Option<Value>) -> T;
@@ -206,7 +205,7 @@ fn made<T: Scalar + 'static, U: 'static>(
 ) -> Kind<Option<U>> {
     let form = || {
         Form::of(What::Scalar {
-            shape: schema::scalar::<T>(),
+            shape: T::schema(),
             is_secret: T::SECRET,
         })
     };
@@ -344,8 +343,8 @@ pub(super) fn number<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Ki
 
 /// A size in bytes.
 pub(super) fn size<U: Number>(default: u64, bounds: RangeInclusive<u64>) -> Kind<U> {
-    let bounds = Bytes(*bounds.start())..=Bytes(*bounds.end());
-    within(Bytes(default), bounds).map(|Bytes(bytes)| U::of(bytes))
+    let bounds = ByteSize(*bounds.start())..=ByteSize(*bounds.end());
+    within(ByteSize(default), bounds).map(|ByteSize(bytes)| U::of(bytes))
 }
 
 /// From 0% to 100%.

@@ -6,15 +6,18 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::{
-    AccessLog, Cleartext, ClientMode, Durability, Level, LogFormat, OutagePolicy, Protocol,
-    ProxyProtocol, Secret,
+    AccessLogTarget, Cleartext, ClientMode, DurabilitySetting, Level, LogFormat, OutagePolicy,
+    Protocol, ProxyProtocol, Secret,
 };
 use crate::policy::billing::{Months, UnusedKeys};
 use crate::policy::choice::Choice;
 use crate::policy::enforcement::Enforcement;
+
+/// A value with a `${VARIABLE}`, which may be anything.
+const VARIABLE: &str = r"\$\{";
 
 /// A type that is read from one scalar.
 pub(super) trait Scalar: Clone {
@@ -52,6 +55,27 @@ pub(super) trait Scalar: Clone {
             serde_json::from_str(&shown).unwrap_or(Json::Null)
         } else {
             Json::String(shown)
+        }
+    }
+
+    /// The JSON Schema of the type's values.
+    fn schema() -> Json {
+        let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
+        if Self::NUMBER {
+            let number = if Self::WHOLE { "integer" } else { "number" };
+            return json!({ "type": [number, "string"], "pattern": VARIABLE });
+        }
+        if Self::BOOLEAN {
+            return json!({ "type": ["boolean", "string"], "pattern": VARIABLE });
+        }
+        let pattern = match Self::PATTERN {
+            "" => VARIABLE.to_owned(),
+            pattern => format!("{pattern}|{VARIABLE}"),
+        };
+        match (Self::CHOICES, Self::PATTERN) {
+            ([], "") => json!({ "type": "string" }),
+            ([], _) => text(&pattern),
+            (words, _) => json!({ "anyOf": [{ "enum": words }, text(&pattern)] }),
         }
     }
 }
@@ -100,7 +124,7 @@ impl Scalar for Secret {
 
 /// A size in bytes.
 #[derive(Clone, Copy, PartialEq, PartialOrd)]
-pub(super) struct Bytes(pub(super) u64);
+pub(super) struct ByteSize(pub(super) u64);
 
 const BYTE_UNITS: [(&str, u64); 4] = [
     ("GiB", 1 << 30),
@@ -109,13 +133,13 @@ const BYTE_UNITS: [(&str, u64); 4] = [
     ("B", 1),
 ];
 
-impl Scalar for Bytes {
+impl Scalar for ByteSize {
     const WHAT: &'static str = "a size";
     const HINT: &'static str = "write a whole number and B, KiB, MiB or GiB, such as 16KiB";
     const PATTERN: &'static str = "^[0-9]+(B|KiB|MiB|GiB)$";
 
-    fn parse(text: &str) -> Option<Bytes> {
-        with_unit(text, &BYTE_UNITS).map(Bytes)
+    fn parse(text: &str) -> Option<ByteSize> {
+        with_unit(text, &BYTE_UNITS).map(ByteSize)
     }
 
     fn show(&self) -> String {
@@ -123,7 +147,7 @@ impl Scalar for Bytes {
     }
 }
 
-impl Quantity for Bytes {}
+impl Quantity for ByteSize {}
 
 const MILLISECOND_UNITS: [(&str, u64); 5] = [
     ("d", 86_400_000),
@@ -289,30 +313,30 @@ words! {
         "json" => LogFormat::Json, "pretty" => LogFormat::Pretty;
 }
 
-impl Scalar for Durability {
+impl Scalar for DurabilitySetting {
     const WHAT: &'static str = "a durability";
     const HINT: &'static str = "write commit, or a duration such as 1s";
     const CHOICES: &'static [&'static str] = &["commit"];
     const PATTERN: &'static str = Duration::PATTERN;
 
-    fn parse(text: &str) -> Option<Durability> {
+    fn parse(text: &str) -> Option<DurabilitySetting> {
         match text {
-            "commit" => Some(Durability::Commit),
-            _ => Duration::parse(text).map(Durability::Interval),
+            "commit" => Some(DurabilitySetting::Commit),
+            _ => Duration::parse(text).map(DurabilitySetting::Interval),
         }
     }
 
     fn show(&self) -> String {
         match self {
-            Durability::Commit => "commit".to_owned(),
-            Durability::Interval(interval) => interval.show(),
+            DurabilitySetting::Commit => "commit".to_owned(),
+            DurabilitySetting::Interval(interval) => interval.show(),
         }
     }
 }
 
-impl Quantity for Durability {
-    fn is_within(&self, bounds: &RangeInclusive<Durability>) -> bool {
-        *self == Durability::Commit || bounds.contains(self)
+impl Quantity for DurabilitySetting {
+    fn is_within(&self, bounds: &RangeInclusive<DurabilitySetting>) -> bool {
+        *self == DurabilitySetting::Commit || bounds.contains(self)
     }
 }
 
@@ -368,30 +392,30 @@ impl Scalar for Price {
 
 impl Quantity for Price {}
 
-impl Scalar for AccessLog {
+impl Scalar for AccessLogTarget {
     const WHAT: &'static str = "a destination for the access log";
     const HINT: &'static str =
         "write stdout, stderr, off or a file name with a slash in it, such as var/access.log";
     const CHOICES: &'static [&'static str] = &["stdout", "stderr", "off"];
     const PATTERN: &'static str = "/";
 
-    fn parse(text: &str) -> Option<AccessLog> {
+    fn parse(text: &str) -> Option<AccessLogTarget> {
         match text {
-            "stdout" => Some(AccessLog::Stdout),
-            "stderr" => Some(AccessLog::Stderr),
-            "off" => Some(AccessLog::Off),
+            "stdout" => Some(AccessLogTarget::Stdout),
+            "stderr" => Some(AccessLogTarget::Stderr),
+            "off" => Some(AccessLogTarget::Off),
             // A word without a slash is more likely a misspelt choice than a file.
-            file if file.contains('/') => PathBuf::parse(file).map(AccessLog::File),
+            file if file.contains('/') => PathBuf::parse(file).map(AccessLogTarget::File),
             _ => None,
         }
     }
 
     fn show(&self) -> String {
         match self {
-            AccessLog::Stdout => "stdout".to_owned(),
-            AccessLog::Stderr => "stderr".to_owned(),
-            AccessLog::Off => "off".to_owned(),
-            AccessLog::File(path) => path.show(),
+            AccessLogTarget::Stdout => "stdout".to_owned(),
+            AccessLogTarget::Stderr => "stderr".to_owned(),
+            AccessLogTarget::Off => "off".to_owned(),
+            AccessLogTarget::File(path) => path.show(),
         }
     }
 }
@@ -443,7 +467,7 @@ mod tests {
             ("18446744073709551615KiB", None),
         ] {
             assert_eq!(
-                Bytes::parse(text).map(|bytes| bytes.0),
+                ByteSize::parse(text).map(|bytes| bytes.0),
                 expected,
                 "{text:?}"
             );
@@ -455,8 +479,8 @@ mod tests {
         assert_eq!(Duration::from_millis(1_500).show(), "1500ms");
         assert_eq!(Duration::from_secs(7_200).show(), "2h");
         assert_eq!(Duration::ZERO.show(), "0ms");
-        assert_eq!(Bytes(1 << 20).show(), "1MiB");
-        assert_eq!(Bytes(1_000).show(), "1000B");
+        assert_eq!(ByteSize(1 << 20).show(), "1MiB");
+        assert_eq!(ByteSize(1_000).show(), "1000B");
     }
 
     #[test]
@@ -483,11 +507,11 @@ mod tests {
 
     #[test]
     fn an_access_log_goes_to_a_stream_a_file_or_nowhere() {
-        assert_eq!(AccessLog::parse("off"), Some(AccessLog::Off));
+        assert_eq!(AccessLogTarget::parse("off"), Some(AccessLogTarget::Off));
         assert_eq!(
-            AccessLog::parse("var/a.log"),
-            Some(AccessLog::File("var/a.log".into()))
+            AccessLogTarget::parse("var/a.log"),
+            Some(AccessLogTarget::File("var/a.log".into()))
         );
-        assert_eq!(AccessLog::parse("stdour"), None);
+        assert_eq!(AccessLogTarget::parse("stdour"), None);
     }
 }

@@ -7,21 +7,16 @@
 use serde_json::{Value as Json, json};
 
 use super::rows::{Form, Row, What};
-use super::scalar::Scalar;
-use super::sections;
 
-/// A value with a `${VARIABLE}`, which may be anything.
-const VARIABLE: &str = r"\$\{";
-
-/// The schema of the whole file.
-pub(super) fn document() -> Json {
+/// The schema of the file whose permitted content is `form`.
+pub(super) fn document(form: &Form) -> Json {
     let mut document = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "gateway.yaml of Touchline",
         "description": "Durations are whole numbers with ms, s, m, h or d; sizes with B, KiB, MiB or GiB. ${VARIABLE} in a text is \
         replaced by the environment variable's value. `touchline check` checks more than this schema.",
     });
-    merge(&mut document, shape(&sections::form()));
+    merge(&mut document, shape(form));
     document
 }
 
@@ -75,26 +70,5 @@ fn section(rows: &[Row]) -> Json {
 fn merge(into: &mut Json, more: Json) {
     if let (Json::Object(into), Json::Object(more)) = (into, more) {
         into.extend(more);
-    }
-}
-
-/// The schema of one scalar.
-pub(super) fn scalar<T: Scalar>() -> Json {
-    let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
-    if T::NUMBER {
-        let number = if T::WHOLE { "integer" } else { "number" };
-        return json!({ "type": [number, "string"], "pattern": VARIABLE });
-    }
-    if T::BOOLEAN {
-        return json!({ "type": ["boolean", "string"], "pattern": VARIABLE });
-    }
-    let pattern = match T::PATTERN {
-        "" => VARIABLE.to_owned(),
-        pattern => format!("{pattern}|{VARIABLE}"),
-    };
-    match (T::CHOICES, T::PATTERN) {
-        ([], "") => json!({ "type": "string" }),
-        ([], _) => text(&pattern),
-        (words, _) => json!({ "anyOf": [{ "enum": words }, text(&pattern)] }),
     }
 }

@@ -11,8 +11,7 @@ use super::rows::{
     Form, always, leaf, list, named, number, optional, percent, plain, required, restart, rows,
     section, serving, text, texts, within,
 };
-use super::{AccessLog, Config, Effective, Level, LogFormat, Places, Secret};
-use crate::policy::address::Network;
+use super::{AccessLogTarget, Config, Effective, Level, LogFormat, SourcePositions};
 use crate::policy::api_key::KeyPrefix;
 use crate::policy::billing::{Months, Rules, UnusedKeys};
 use crate::policy::calendar::Calendar;
@@ -23,6 +22,8 @@ pub(super) mod events;
 pub(super) mod https;
 pub(super) mod limits;
 pub(super) mod listen;
+pub(super) mod listener;
+mod pairs;
 pub(super) mod redis;
 mod retirement;
 pub(super) mod store;
@@ -30,6 +31,7 @@ pub(super) mod tracing;
 pub(super) mod traffic;
 pub(super) mod upstream_tls;
 pub(super) mod upstreams;
+mod values;
 
 use events::Events;
 use limits::Limits;
@@ -38,16 +40,7 @@ use store::StoreConfig;
 use tracing::Tracing;
 use traffic::{ENDPOINTS_HINT, EndpointRows, Tier};
 use upstreams::Upstream;
-
-const MS: Duration = Duration::from_millis(1);
-const SECOND: Duration = seconds(1);
-const MINUTE: Duration = seconds(60);
-const HOUR: Duration = seconds(3_600);
-const DAY: Duration = seconds(86_400);
-
-const fn seconds(seconds: u64) -> Duration {
-    Duration::from_secs(seconds)
-}
+use values::{DAY, HOUR};
 
 rows! {
     /// The whole file.
@@ -141,7 +134,7 @@ rows! {
         /// The format of its lines: json, or pretty for people.
         format: LogFormat = leaf().or(LogFormat::Json);
         /// The destination of the access log: stdout, stderr, off or a file name with a slash in it.
-        access_log: AccessLog = leaf().or(AccessLog::Stdout);
+        access_log: AccessLogTarget = leaf().or(AccessLogTarget::Stdout);
         /// The share of served requests that are logged. Refused and failed requests always are.
         access_log_percent as "access_log_sample": u8 = percent(100);
     }
@@ -193,7 +186,7 @@ pub(super) fn config(
     check: &mut Check<'_>,
     written: Value,
     hash: String,
-    places: Places,
+    places: SourcePositions,
 ) -> Option<Config> {
     let root = optional::<Root>();
     let root = root.read(check, &Path::default(), Some(written))?;
@@ -262,58 +255,4 @@ fn header_pattern(text: &str) -> Result<HeaderPattern, Wrong> {
     let hint = "write a name such as cookie, or the beginning of one such as x-auth-request-*";
     let pattern = text.parse::<HeaderPattern>();
     pattern.map_err(|_| Wrong::not("a header name", hint))
-}
-
-fn network(text: &str) -> Result<Network, Wrong> {
-    let network = text.parse::<Network>();
-    network.map_err(|error| Wrong::not("a network", error.to_string()))
-}
-
-/// A full HTTP URL with a host; it may contain a secret.
-fn http_url(secret: Secret, problem: &str, hint: &str) -> Result<Secret, Wrong> {
-    let url = reqwest::Url::parse(secret.reveal()).ok();
-    let usable = url.is_some_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
-    usable
-        .then_some(secret)
-        .ok_or_else(|| Wrong::new(problem, hint))
-}
-
-/// A secret from its key or its `…_file` key, whichever is given, as read by `parse`. Problems do not show the secret.
-fn one_of<T>(
-    check: &mut Check<'_>,
-    at: &Path,
-    name: &str,
-    (written, file): (Option<Secret>, Option<Secret>),
-    parse: fn(Secret) -> Result<T, Wrong>,
-) -> Option<T> {
-    let file_name = format!("{name}_file");
-    let (at, file_at) = (at.key(name), at.key(&file_name));
-    match (check.is_given(&at), check.is_given(&file_at)) {
-        (true, true) => {
-            let hint = format!("keep one of {name} and {file_name}");
-            check.wrong_key(&file_at, "it is given twice", hint);
-        }
-        (false, false) => {
-            let hint = format!("write {name}: \"${{VARIABLE}}\" or {file_name}: FILE");
-            check.wrong(&at, "the key is missing", hint);
-        }
-        (true, false) | (false, true) => {}
-    }
-    let written = written.map(|secret| (&at, secret));
-    let (at, secret) = written.or(file.map(|secret| (&file_at, secret)))?;
-    check.accept(at, parse(secret))
-}
-
-/// Checks that a certificate and its key are both given or both missing.
-fn certificate_and_key(check: &mut Check<'_>, at: &Path) {
-    let (certificate, key) = (at.key("certificate"), at.key("private_key"));
-    let (missing, hint) = match (check.is_given(&certificate), check.is_given(&key)) {
-        (true, false) => (key, "write private_key: FILE beside the certificate"),
-        (false, true) => (
-            certificate,
-            "write certificate: FILE beside the private key",
-        ),
-        (true, true) | (false, false) => return,
-    };
-    check.wrong(&missing, "the key is missing", hint);
 }

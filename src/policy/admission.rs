@@ -18,10 +18,10 @@ use http::Method;
 use jiff::Timestamp;
 
 use super::endpoint::{Endpoint, EndpointTable};
-use super::enforcement::{Enforcement, Waived};
+use super::enforcement::{Enforcement, ShadowViolation};
 use super::key_record::KeyRecord;
 use super::own_path::{self, OwnPath};
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 use super::rejection::Rejection;
 use super::token_bucket::Rate;
 
@@ -30,8 +30,8 @@ mod end;
 mod trail;
 
 pub use caller::{Caller, NoKey, presented};
-pub use end::{Permit, Place, Refusal};
-pub use trail::{Check, Trail, Verdict};
+pub use end::{Permit, Refusal, RouteId};
+pub use trail::{AdmissionStep, Trail, Verdict};
 
 /// How often a request is judged because its key or the day changed during the checks; more changes indicate a fault.
 pub const JUDGEMENTS_MAX: u32 = 4;
@@ -89,22 +89,22 @@ pub fn begin<'a, K, G>(
         trail,
     };
     if let Err(rejection) = head {
-        return lookup.refuse(Check::WellFormed, Refusal::of(rejection));
+        return lookup.refuse(AdmissionStep::WellFormed, Refusal::of(rejection));
     }
-    lookup.note(Check::WellFormed, Verdict::Passes);
+    lookup.note(AdmissionStep::WellFormed, Verdict::Passes);
     if OwnPath::of(path) != Some(OwnPath::Document) {
         return Next::Key(lookup);
     }
-    lookup.note(Check::Endpoint, Verdict::Passes);
+    lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
     match own_path::takes(method) {
         Ok(()) => {
-            lookup.note(Check::Method, Verdict::Passes);
+            lookup.note(AdmissionStep::Method, Verdict::Passes);
             Next::Document // public
         }
         Err(rejection) => {
-            let place = Some(Place::Own(OwnPath::Document));
+            let place = Some(RouteId::Own(OwnPath::Document));
             let refusal = Refusal::of(rejection);
-            lookup.refuse(Check::Method, Refusal { place, ..refusal })
+            lookup.refuse(AdmissionStep::Method, Refusal { place, ..refusal })
         }
     }
 }
@@ -132,10 +132,10 @@ impl<'a> Lookup<'a> {
     where
         K: Borrow<KeyRecord>,
     {
-        self.note(Check::Presented, Verdict::Passes);
+        self.note(AdmissionStep::Presented, Verdict::Passes);
         let (check, rejection, cause) = match found {
             Ok(caller) => {
-                self.note(Check::Key, Verdict::Passes);
+                self.note(AdmissionStep::Key, Verdict::Passes);
                 let mut ask = Ask {
                     lookup: self,
                     caller,
@@ -144,21 +144,21 @@ impl<'a> Lookup<'a> {
                 let found = ask.find();
                 return ask.draw(found);
             }
-            Err(NoKey::Missing) => (Check::Presented, Rejection::MissingApiKey, None),
-            Err(NoKey::Invalid) => (Check::Key, Rejection::InvalidApiKey, None),
-            Err(NoKey::Unknown(cause)) => (Check::Key, Rejection::Internal, Some(cause)),
+            Err(NoKey::Missing) => (AdmissionStep::Presented, Rejection::MissingApiKey, None),
+            Err(NoKey::Invalid) => (AdmissionStep::Key, Rejection::InvalidApiKey, None),
+            Err(NoKey::Unknown(cause)) => (AdmissionStep::Key, Rejection::Internal, Some(cause)),
         };
         let refusal = Refusal::of(rejection);
         self.refuse(check, Refusal { cause, ..refusal })
     }
 
-    fn note(&mut self, check: Check, verdict: Verdict) {
+    fn note(&mut self, check: AdmissionStep, verdict: Verdict) {
         if let Some(trail) = &mut self.trail {
             trail.note(check, verdict);
         }
     }
 
-    fn refuse<K, G>(mut self, check: Check, refusal: Refusal<K>) -> Next<'a, K, G> {
+    fn refuse<K, G>(mut self, check: AdmissionStep, refusal: Refusal<K>) -> Next<'a, K, G> {
         self.note(check, Verdict::Refuses);
         Next::Refused(refusal)
     }
@@ -176,7 +176,7 @@ pub struct Ask<'a, K, N> {
 #[derive(Debug)]
 pub struct Room {
     limit: Limit,
-    found: Result<Place, Refused>,
+    found: Result<RouteId, Refused>,
 }
 
 /// A limit of each gateway.
@@ -194,11 +194,11 @@ pub enum Limit {
 #[derive(Debug)]
 pub struct Refused {
     rejection: Rejection,
-    place: Option<Place>,
+    place: Option<RouteId>,
 }
 
 impl Refused {
-    fn at(place: Place, rejection: Rejection) -> Refused {
+    fn at(place: RouteId, rejection: Rejection) -> Refused {
         Refused {
             rejection,
             place: Some(place),
@@ -222,7 +222,7 @@ impl<'a, K, N> Ask<'a, K, N> {
             return ask.fail(None, cause.to_owned());
         }
         if let Some(trail) = &mut ask.lookup.trail {
-            trail.forget_from(Check::Presented);
+            trail.forget_from(AdmissionStep::Presented);
         }
         ask.lookup.now = now;
         Next::Key(ask.lookup)
@@ -246,7 +246,11 @@ impl<'a, K, N> Ask<'a, K, N> {
     }
 
     /// Notes the verdict of a step that is the same in every tier.
-    fn judge<T>(&mut self, check: Check, judged: Result<T, Rejection>) -> Result<T, Rejection> {
+    fn judge<T>(
+        &mut self,
+        check: AdmissionStep,
+        judged: Result<T, Rejection>,
+    ) -> Result<T, Rejection> {
         let verdict = match &judged {
             Ok(_) => Verdict::Passes,
             Err(_) => Verdict::Refuses,
@@ -258,15 +262,18 @@ impl<'a, K, N> Ask<'a, K, N> {
     /// Notes the verdict of a limit of the tier, which refuses only if the tier is enforced.
     fn judge_limit(
         &mut self,
-        check: Check,
-        limit: Waived,
+        check: AdmissionStep,
+        limit: ShadowViolation,
         judged: Result<(), Rejection>,
     ) -> Result<(), Rejection> {
         let Err(rejection) = judged else {
             return self.judge(check, judged);
         };
-        let (enforcement, waived) = (self.caller.terms.enforcement, &mut self.caller.waived);
-        match enforcement.refuse_or_waive(rejection, limit, waived) {
+        let (enforcement, shadow_violation) = (
+            self.caller.terms.enforcement,
+            &mut self.caller.shadow_violation,
+        );
+        match enforcement.refuse_or_record(rejection, limit, shadow_violation) {
             Ok(()) => {
                 self.lookup.note(check, Verdict::WouldRefuse);
                 Ok(())
@@ -275,32 +282,32 @@ impl<'a, K, N> Ask<'a, K, N> {
         }
     }
 
-    fn standing(&self, used: Option<u64>) -> Standing {
-        Standing {
+    fn quota_status(&self, used: Option<u64>) -> QuotaStatus {
+        QuotaStatus {
             used,
-            ..self.caller.standing
+            ..self.caller.quota_status
         }
     }
 
-    /// Refuses the request, with the standing of the caller.
+    /// Refuses the request, with the quota status of the caller.
     fn refuse<G>(self, refused: Refused, used: Option<u64>) -> Next<'a, K, G> {
-        let standing = self.standing(used);
+        let quota_status = self.quota_status(used);
         Next::Refused(Refusal {
-            rejection: refused.rejection.at(standing),
+            rejection: refused.rejection.at(quota_status),
             key: Some(self.caller.key),
             place: refused.place,
-            standing: Some(standing),
+            quota_status: Some(quota_status),
             cause: None,
         })
     }
 
     /// Ends a request because the gateway or its store failed.
-    fn fail<G>(self, place: Option<Place>, cause: String) -> Next<'a, K, G> {
+    fn fail<G>(self, place: Option<RouteId>, cause: String) -> Next<'a, K, G> {
         Next::Refused(Refusal {
             rejection: Rejection::Internal,
             key: Some(self.caller.key),
             place,
-            standing: Some(self.caller.standing),
+            quota_status: Some(self.caller.quota_status),
             cause: Some(cause),
         })
     }
@@ -308,42 +315,42 @@ impl<'a, K, N> Ask<'a, K, N> {
 
 impl<'a, K: Borrow<KeyRecord>> Ask<'a, K, ()> {
     /// Steps 4 to 6.
-    fn find(&mut self) -> Result<Place, Refused> {
+    fn find(&mut self) -> Result<RouteId, Refused> {
         let (path, method, endpoints) =
             (self.lookup.path, self.lookup.method, self.lookup.endpoints);
         if let Some(own) = OwnPath::of(path) {
-            self.lookup.note(Check::Endpoint, Verdict::Passes);
-            let taken = self.judge(Check::Method, own_path::takes(method));
+            self.lookup.note(AdmissionStep::Endpoint, Verdict::Passes);
+            let taken = self.judge(AdmissionStep::Method, own_path::takes(method));
             return match taken {
-                Ok(()) => Ok(Place::Own(own)),
-                Err(rejection) => Err(Refused::at(Place::Own(own), rejection)),
+                Ok(()) => Ok(RouteId::Own(own)),
+                Err(rejection) => Err(Refused::at(RouteId::Own(own), rejection)),
             };
         }
-        let located = self.judge(Check::Endpoint, endpoints.located(path)); // 4
+        let located = self.judge(AdmissionStep::Endpoint, endpoints.located(path)); // 4
         let endpoint = located.map_err(|rejection| Refused {
             rejection,
             place: None,
         })?;
-        let refused = |rejection| Refused::at(Place::Endpoint(endpoint.clone()), rejection);
-        let taken = self.judge(Check::Method, endpoint.admit_method(method)); // 5
+        let refused = |rejection| Refused::at(RouteId::Endpoint(endpoint.clone()), rejection);
+        let taken = self.judge(AdmissionStep::Method, endpoint.admit_method(method)); // 5
         taken.map_err(refused)?;
         let included = endpoint.admit_tier(&self.caller.key.borrow().tier); // 6
-        let included = self.judge_limit(Check::Tier, Waived::Tier, included);
+        let included = self.judge_limit(AdmissionStep::Tier, ShadowViolation::Tier, included);
         included.map_err(refused)?;
-        Ok(Place::Endpoint(endpoint.clone()))
+        Ok(RouteId::Endpoint(endpoint.clone()))
     }
 }
 
 impl<'a, K> Ask<'a, K, ()> {
     /// Step 7, first half: one token, whatever steps 4 to 6 decide.
-    fn draw<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+    fn draw<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
         let limit = match &found {
-            Ok(Place::Own(_)) => Some(Limit::UsageRead),
+            Ok(RouteId::Own(_)) => Some(Limit::UsageRead),
             Err(Refused {
-                place: Some(Place::Own(_)),
+                place: Some(RouteId::Own(_)),
                 ..
             }) => None,
-            Ok(Place::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
+            Ok(RouteId::Endpoint(_)) | Err(_) => self.caller.terms.burst.map(Limit::Burst),
         };
         match limit {
             Some(limit) if !self.lookup.token_taken => {
@@ -354,12 +361,12 @@ impl<'a, K> Ask<'a, K, ()> {
     }
 
     /// Step 7, second half: a slot, unless steps 4 to 6 refuse.
-    fn enter<G>(self, found: Result<Place, Refused>) -> Next<'a, K, G> {
+    fn enter<G>(self, found: Result<RouteId, Refused>) -> Next<'a, K, G> {
         match (found, self.caller.terms.concurrent) {
             (Err(refused), _) => Next::Count(self.needs(refused)),
-            (Ok(Place::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
-            (Ok(Place::Endpoint(endpoint)), None) => self.charge(endpoint),
-            (found @ Ok(Place::Endpoint(_)), Some(allowed)) => {
+            (Ok(RouteId::Own(own)), _) => Next::Usage(self.needs(own)), // never charged
+            (Ok(RouteId::Endpoint(endpoint)), None) => self.charge(endpoint),
+            (found @ Ok(RouteId::Endpoint(_)), Some(allowed)) => {
                 let limit = Limit::Concurrent(allowed);
                 Next::Room(self.needs(Room { limit, found }))
             }
@@ -368,12 +375,12 @@ impl<'a, K> Ask<'a, K, ()> {
 
     /// Step 8, unless the endpoint is under maintenance.
     fn charge<G>(mut self, endpoint: Arc<Endpoint>) -> Next<'a, K, G> {
-        self.lookup.note(Check::Rates, Verdict::Passes);
+        self.lookup.note(AdmissionStep::Rates, Verdict::Passes);
         match endpoint.admit_at(self.caller.now) {
             Ok(()) => Next::Charge(self.needs(endpoint)),
             Err(rejection) => {
-                self.lookup.note(Check::Upstream, Verdict::Refuses);
-                Next::Count(self.needs(Refused::at(Place::Endpoint(endpoint), rejection)))
+                self.lookup.note(AdmissionStep::Upstream, Verdict::Refuses);
+                Next::Count(self.needs(Refused::at(RouteId::Endpoint(endpoint), rejection)))
             }
         }
     }
@@ -388,29 +395,33 @@ impl<'a, K> Ask<'a, K, Room> {
     /// Answers whether the limit has room: the room is taken, or there is none for the given time.
     pub fn answer<G>(self, room: Result<(), Duration>) -> Next<'a, K, G> {
         let (mut ask, Room { limit, found }) = self.split();
-        let (standing, rates) = (ask.caller.standing, Check::Rates);
+        let (quota_status, rates) = (ask.caller.quota_status, AdmissionStep::Rates);
         let is_token = !matches!(limit, Limit::Concurrent(_));
         ask.lookup.token_taken |= is_token && room.is_ok();
         let judged = match (limit, room) {
             (_, Ok(())) => ask.judge(rates, Ok(())),
             (Limit::Burst(rate), Err(wait)) => {
                 let rejection = Rejection::BurstExceeded {
-                    standing,
+                    quota_status,
                     rate,
                     wait,
                 };
-                ask.judge_limit(rates, Waived::Burst, Err(rejection))
+                ask.judge_limit(rates, ShadowViolation::Burst, Err(rejection))
             }
-            (Limit::UsageRead, Err(wait)) => {
-                ask.judge(rates, Err(Rejection::UsageReadTooOften { standing, wait }))
-            }
+            (Limit::UsageRead, Err(wait)) => ask.judge(
+                rates,
+                Err(Rejection::UsageReadTooOften { quota_status, wait }),
+            ),
             (Limit::Concurrent(allowed), Err(_)) => {
-                let rejection = Rejection::TooManyConcurrent { standing, allowed };
-                ask.judge_limit(rates, Waived::Concurrent, Err(rejection))
+                let rejection = Rejection::TooManyConcurrent {
+                    quota_status,
+                    allowed,
+                };
+                ask.judge_limit(rates, ShadowViolation::Concurrent, Err(rejection))
             }
         };
         match (judged, found) {
-            (Ok(()), Ok(Place::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
+            (Ok(()), Ok(RouteId::Endpoint(endpoint))) if !is_token => ask.charge(endpoint),
             (Ok(()), found) => ask.enter(found),
             // It replaces the answer of steps 4 to 6.
             (Err(rejection), Ok(place)) => Next::Count(ask.needs(Refused::at(place, rejection))),
@@ -431,22 +442,22 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// The count of units that the charge must not exceed, or `None` for no bound.
     pub fn bound(&self) -> Option<u64> {
         let caller = &self.caller;
-        caller.terms.enforcement.bound(caller.standing.limit)
+        caller.terms.enforcement.bound(caller.quota_status.limit)
     }
 
     /// Reports that the units were charged; `used` includes them.
     pub fn granted<G>(mut self, used: u64, grant: G) -> Next<'a, K, G> {
-        let standing = self.standing(Some(used));
+        let quota_status = self.quota_status(Some(used));
         let enforcement = self.caller.terms.enforcement;
-        let by_quota = enforcement.waived_by_quota(used, standing.limit);
+        let by_quota = enforcement.quota_violation(used, quota_status.limit);
         let verdict = by_quota.map_or(Verdict::Passes, |_| Verdict::WouldRefuse);
-        self.lookup.note(Check::Quota, verdict);
-        self.lookup.note(Check::Upstream, Verdict::Open);
+        self.lookup.note(AdmissionStep::Quota, verdict);
+        self.lookup.note(AdmissionStep::Upstream, Verdict::Open);
         Next::Permitted(Permit {
             key: self.caller.key,
             endpoint: self.needs,
-            standing,
-            waived: self.caller.waived.or(by_quota),
+            quota_status,
+            shadow_violation: self.caller.shadow_violation.or(by_quota),
             grant,
         })
     }
@@ -454,11 +465,11 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// Reports that the day has no room for the cost.
     pub fn exhausted<G>(self, used: u64) -> Next<'a, K, G> {
         let (mut ask, endpoint) = self.split();
-        ask.lookup.note(Check::Quota, Verdict::Refuses);
-        let standing = ask.caller.standing;
-        let rejection = Rejection::DailyQuotaExceeded { standing };
+        ask.lookup.note(AdmissionStep::Quota, Verdict::Refuses);
+        let quota_status = ask.caller.quota_status;
+        let rejection = Rejection::DailyQuotaExceeded { quota_status };
         ask.refuse(
-            Refused::at(Place::Endpoint(endpoint), rejection),
+            Refused::at(RouteId::Endpoint(endpoint), rejection),
             Some(used),
         )
     }
@@ -466,7 +477,7 @@ impl<'a, K> Ask<'a, K, Arc<Endpoint>> {
     /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, endpoint) = self.split();
-        ask.fail(Some(Place::Endpoint(endpoint)), cause)
+        ask.fail(Some(RouteId::Endpoint(endpoint)), cause)
     }
 }
 
@@ -479,16 +490,16 @@ impl<'a, K> Ask<'a, K, Refused> {
 }
 
 impl<'a, K> Ask<'a, K, OwnPath> {
-    /// The key and its standing with the units used today, to be answered.
-    pub fn answered(self, used: u64) -> (K, Standing) {
-        let standing = self.standing(Some(used));
-        (self.caller.key, standing)
+    /// The key and its quota status with the units used today, to be answered.
+    pub fn answered(self, used: u64) -> (K, QuotaStatus) {
+        let quota_status = self.quota_status(Some(used));
+        (self.caller.key, quota_status)
     }
 
     /// Reports that the gateway or its store failed.
     pub fn failed<G>(self, cause: String) -> Next<'a, K, G> {
         let (ask, own) = self.split();
-        ask.fail(Some(Place::Own(own)), cause)
+        ask.fail(Some(RouteId::Own(own)), cause)
     }
 }
 

@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use super::api_key::KeyId;
-use super::key_record::{Action, Facts, KeyRecord, LastChange};
+use super::key_record::{Action, KeyRecord, LastChange, PublicFacts};
 
 /// The facts of a gateway.
 const GATEWAY: &str = "gateway";
@@ -40,9 +40,9 @@ pub struct Entry {
     /// The kind of change.
     pub what: Action,
     /// The changed facts before; empty for a new key.
-    pub before: Facts,
+    pub before: PublicFacts,
     /// The same facts after the change; for a new key all of them.
-    pub after: Facts,
+    pub after: PublicFacts,
     /// The reason, if given.
     pub reason: Option<String>,
 }
@@ -90,7 +90,7 @@ impl Entry {
     pub fn of_forgotten(gateway: &str, heard: Timestamp, now: Timestamp, author: &Author) -> Entry {
         let facts = |gateway, heard| {
             let named = [(GATEWAY.to_owned(), gateway), (HEARD.to_owned(), heard)];
-            Facts::from(named)
+            PublicFacts::from(named)
         };
         Entry {
             at: now,
@@ -173,7 +173,7 @@ pub fn signed(
 }
 
 /// The facts of a record that may be in the trail. A missing fact is `None`; a day without grants is left out.
-fn facts(record: &KeyRecord) -> Facts {
+fn facts(record: &KeyRecord) -> PublicFacts {
     let instant = |instant: Option<Timestamp>| instant.map(|instant| instant.to_string());
     let previous_until = record.previous.as_ref().map(|previous| previous.until);
     let named = [
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    fn pairs(facts: &Facts) -> Vec<(&str, Option<&str>)> {
+    fn pairs(facts: &PublicFacts) -> Vec<(&str, Option<&str>)> {
         facts
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_deref()))
@@ -284,7 +284,7 @@ mod tests {
             until: "2027-01-01T00:00:00Z".parse().unwrap(),
         });
         let entry = Entry::of(&record);
-        assert_eq!(entry.before, Facts::new());
+        assert_eq!(entry.before, PublicFacts::new());
         assert_eq!(
             pairs(&entry.after),
             [
@@ -383,7 +383,10 @@ mod tests {
         let entry = changed(Action::Rotate, |record| {
             record.digest = KeyDigest::of(b"new");
         });
-        assert_eq!((entry.before, entry.after), (Facts::new(), Facts::new()));
+        assert_eq!(
+            (entry.before, entry.after),
+            (PublicFacts::new(), PublicFacts::new())
+        );
         assert_eq!(entry.what, Action::Rotate);
     }
 }

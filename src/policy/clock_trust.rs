@@ -22,16 +22,16 @@ pub const TOLERANCE: SignedDuration = SignedDuration::from_secs(60);
 
 /// Both clocks, read at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Reading {
+pub struct ClockReading {
     /// The wall clock.
     pub wall: Timestamp,
     /// The time since the machine was started, including sleep.
     pub boot: Duration,
 }
 
-impl Reading {
+impl ClockReading {
     /// By how much the wall clock advanced more than the boot-time clock since `earlier`.
-    fn ahead_since(&self, earlier: &Reading) -> SignedDuration {
+    fn ahead_since(&self, earlier: &ClockReading) -> SignedDuration {
         let wall = self.wall.duration_since(earlier.wall);
         let signed = |boot| SignedDuration::try_from(boot).unwrap_or(SignedDuration::MAX);
         let boot = signed(self.boot).saturating_sub(signed(earlier.boot));
@@ -81,15 +81,15 @@ pub enum Turn {
 pub struct ClockTrust {
     agreement: Duration,
     /// The reading that later ones are compared with: the first since a leap, or one that is at most [`AGREEMENT`] old.
-    anchor: Reading,
-    last: Reading,
+    anchor: ClockReading,
+    last: ClockReading,
     is_settled: bool,
     leap: Option<Leap>,
 }
 
 impl ClockTrust {
     /// A clock with its first reading. It is settled after `agreement`, [`AGREEMENT`] by default.
-    pub fn new(agreement: Duration, first: Reading) -> ClockTrust {
+    pub fn new(agreement: Duration, first: ClockReading) -> ClockTrust {
         ClockTrust {
             agreement,
             anchor: first,
@@ -100,7 +100,7 @@ impl ClockTrust {
     }
 
     /// Adds a reading.
-    pub fn observe(&mut self, now: Reading) -> Option<Turn> {
+    pub fn observe(&mut self, now: ClockReading) -> Option<Turn> {
         self.last = now;
         let by = now.ahead_since(&self.anchor);
         if by.abs() > TOLERANCE {
@@ -139,9 +139,9 @@ mod tests {
     const TWO_YEARS: i64 = 730 * 24 * HOUR;
 
     /// Both clocks after these milliseconds.
-    fn at(wall_ms: i64, boot_ms: i64) -> Reading {
+    fn at(wall_ms: i64, boot_ms: i64) -> ClockReading {
         let start: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
-        Reading {
+        ClockReading {
             wall: start + SignedDuration::from_millis(wall_ms),
             boot: Duration::from_secs(500) + Duration::from_millis(boot_ms as u64),
         }

@@ -76,7 +76,7 @@ pub struct Compression {
 
 /// How an answer is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BodyCoding {
     /// Not compressible.
     Untouched,
     /// Compressible, but not for this client.
@@ -94,19 +94,19 @@ impl Compression {
         status: StatusCode,
         length: Option<u64>,
         fields: &FieldList,
-    ) -> Verdict {
+    ) -> BodyCoding {
         if status == StatusCode::NOT_MODIFIED {
             // It is not known whether the answer that the client has is compressible.
-            return Verdict::Plain;
+            return BodyCoding::Plain;
         }
         if !has_whole_body(status) || !self.takes(length, fields) {
-            return Verdict::Untouched;
+            return BodyCoding::Untouched;
         }
         match self.wanted(asked) {
             Some(coding) if !caching::forbids_change(asked.all(&CACHE_CONTROL)) => {
-                Verdict::Coded(coding)
+                BodyCoding::Coded(coding)
             }
-            Some(_) | None => Verdict::Plain,
+            Some(_) | None => BodyCoding::Plain,
         }
     }
 
@@ -147,19 +147,19 @@ impl Compression {
     }
 }
 
-impl Verdict {
+impl BodyCoding {
     /// Sets the header of an answer according to the verdict; `asked` are the fields of its request. A compressed answer has no
     /// known length and no ranges.
     pub fn mark(self, asked: &FieldList, status: StatusCode, fields: &mut FieldList) {
         match self {
-            Verdict::Untouched => {}
-            Verdict::Plain => {
+            BodyCoding::Untouched => {}
+            BodyCoding::Plain => {
                 vary(fields);
                 if status == StatusCode::NOT_MODIFIED {
                     renew(asked, fields);
                 }
             }
-            Verdict::Coded(coding) => {
+            BodyCoding::Coded(coding) => {
                 vary(fields);
                 fields.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.as_str()));
                 fields.remove(&ACCEPT_RANGES);

@@ -14,9 +14,9 @@ pub enum Enforcement {
     Shadow,
 }
 
-/// A refusal of steps 6 to 8 that a tier in shadow waived.
+/// A violation of a limit of steps 6 to 8 that a tier in shadow only records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Waived {
+pub enum ShadowViolation {
     /// Step 6: the tier does not include the endpoint.
     Tier,
     /// Step 7: the key sends requests faster than its tier allows.
@@ -27,14 +27,14 @@ pub enum Waived {
     Daily,
 }
 
-impl Waived {
+impl ShadowViolation {
     /// The value in the access log and in the metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Waived::Tier => "tier",
-            Waived::Burst => "burst",
-            Waived::Concurrent => "concurrent",
-            Waived::Daily => "daily",
+            ShadowViolation::Tier => "tier",
+            ShadowViolation::Burst => "burst",
+            ShadowViolation::Concurrent => "concurrent",
+            ShadowViolation::Daily => "daily",
         }
     }
 }
@@ -48,17 +48,17 @@ impl Enforcement {
         }
     }
 
-    /// Refuses a request of an enforced tier; for a tier in shadow notes the first reason to refuse it.
-    pub fn refuse_or_waive(
+    /// Refuses a request of an enforced tier; for a tier in shadow, records the first violation.
+    pub fn refuse_or_record(
         self,
         rejection: Rejection,
-        reason: Waived,
-        waived: &mut Option<Waived>,
+        reason: ShadowViolation,
+        shadow_violation: &mut Option<ShadowViolation>,
     ) -> Result<(), Rejection> {
         match self {
             Enforcement::Enforced => Err(rejection),
             Enforcement::Shadow => {
-                waived.get_or_insert(reason);
+                shadow_violation.get_or_insert(reason);
                 Ok(())
             }
         }
@@ -70,11 +70,11 @@ impl Enforcement {
             .is_none_or(|bound| used.saturating_add(cost) <= bound)
     }
 
-    /// The refusal that the quota waived for a request that raised the count to `used`. An enforced tier never exceeds its limit.
-    pub fn waived_by_quota(self, used: u64, limit: u64) -> Option<Waived> {
+    /// The violation of the quota by a request that raised the count to `used`. An enforced tier never exceeds its limit.
+    pub fn quota_violation(self, used: u64, limit: u64) -> Option<ShadowViolation> {
         match self {
             Enforcement::Enforced => None,
-            Enforcement::Shadow => (used > limit).then_some(Waived::Daily),
+            Enforcement::Shadow => (used > limit).then_some(ShadowViolation::Daily),
         }
     }
 }
@@ -86,11 +86,11 @@ mod tests {
     #[test]
     fn a_shadow_tier_counts_without_bound_and_records_what_the_quota_would_have_refused() {
         assert_eq!(Enforcement::Shadow.bound(5), None);
-        assert_eq!(Enforcement::Shadow.waived_by_quota(5, 5), None);
-        let waived = Enforcement::Shadow.waived_by_quota(6, 5);
-        assert_eq!(waived.map(Waived::as_str), Some("daily"));
+        assert_eq!(Enforcement::Shadow.quota_violation(5, 5), None);
+        let shadow_violation = Enforcement::Shadow.quota_violation(6, 5);
+        assert_eq!(shadow_violation.map(ShadowViolation::as_str), Some("daily"));
         assert_eq!(Enforcement::Enforced.bound(5), Some(5));
-        assert_eq!(Enforcement::Enforced.waived_by_quota(6, 5), None);
+        assert_eq!(Enforcement::Enforced.quota_violation(6, 5), None);
     }
 
     #[test]

@@ -7,11 +7,13 @@
 use http::Method;
 use jiff::Timestamp;
 
-use super::admission::{self, Caller, Check, Limit, NoKey, Permit, Refusal, Terms, Trail, Verdict};
+use super::admission::{
+    self, AdmissionStep, Caller, Limit, NoKey, Permit, Refusal, Terms, Trail, Verdict,
+};
 use super::calendar::Day;
 use super::endpoint::EndpointTable;
 use super::key_record::KeyRecord;
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 use super::rejection::Rejection;
 
 mod words;
@@ -43,7 +45,7 @@ pub struct Question<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Step {
     /// The step.
-    pub check: Check,
+    pub check: AdmissionStep,
     /// The verdict.
     pub verdict: Verdict,
     /// The reason, for operators, not for clients.
@@ -57,8 +59,8 @@ pub struct Step {
 pub enum Outcome {
     /// The request is forwarded; the upstream decides the rest.
     Forwarded(Permit<KeyRecord, ()>),
-    /// The gateway answers it itself, with the standing of the key if the answer has one; nothing is charged.
-    Answered(Option<Standing>),
+    /// The gateway answers it itself, with the quota status of the key if the answer has one; nothing is charged.
+    Answered(Option<QuotaStatus>),
     /// The request is refused.
     Refused(Refusal<KeyRecord>),
 }
@@ -78,7 +80,7 @@ pub fn explain(question: &Question<'_>) -> Explanation {
     let (mut trail, mut limits) = (Trail::default(), Vec::new());
     let outcome = question.outcome(&mut trail, &mut limits);
     if !limits.is_empty() {
-        trail.note(Check::Rates, Verdict::Open);
+        trail.note(AdmissionStep::Rates, Verdict::Open);
     }
     let reasons = Reasons::new(question, &limits);
     let steps = trail.verdicts().map(|(check, verdict)| {
@@ -122,7 +124,8 @@ impl Question<'_> {
                 }
                 Next::Charge(ask) => {
                     let (cost, caller) = (u64::from(ask.endpoint().cost.get()), ask.caller());
-                    let (enforcement, limit) = (caller.terms.enforcement, caller.standing.limit);
+                    let (enforcement, limit) =
+                        (caller.terms.enforcement, caller.quota_status.limit);
                     if enforcement.has_room(self.used, cost, limit) {
                         ask.granted(self.used.saturating_add(cost), ())
                     } else {

@@ -11,40 +11,40 @@ use super::http1::is_host;
 
 /// The sender of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Client {
+pub enum RequestSender {
     /// The peer of the connection.
     Connected(SocketAddr),
     /// A client behind a trusted proxy, whose connection also carries requests of other clients.
     Forwarded(IpAddr),
 }
 
-impl Client {
+impl RequestSender {
     /// The sender of a request that came from `peer` with these values of `X-Forwarded-For`.
     pub fn of<'a>(
         peer: SocketAddr,
         values: impl DoubleEndedIterator<Item = &'a [u8]>,
         trusted: &[Network],
-    ) -> Client {
+    ) -> RequestSender {
         match client_of(peer.ip(), values, trusted) {
-            client if client == peer.ip().to_canonical() => Client::Connected(peer),
-            client => Client::Forwarded(client),
+            client if client == peer.ip().to_canonical() => RequestSender::Connected(peer),
+            client => RequestSender::Forwarded(client),
         }
     }
 
     /// The address of the sender.
     pub fn ip(self) -> IpAddr {
         match self {
-            Client::Connected(peer) => peer.ip(),
-            Client::Forwarded(client) => client,
+            RequestSender::Connected(peer) => peer.ip(),
+            RequestSender::Forwarded(client) => client,
         }
     }
 }
 
-impl fmt::Display for Client {
+impl fmt::Display for RequestSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Client::Connected(peer) => peer.fmt(f),
-            Client::Forwarded(client) => client.fmt(f),
+            RequestSender::Connected(peer) => peer.fmt(f),
+            RequestSender::Forwarded(client) => client.fmt(f),
         }
     }
 }
@@ -200,11 +200,11 @@ mod tests {
         let peer: SocketAddr = "10.0.0.1:7".parse().unwrap();
         let trusted = ["10.0.0.0/8".parse().unwrap()];
         let sent = |value: &'static str| [value.as_bytes()].into_iter();
-        let client = Client::of(peer, sent("198.51.100.1:4711"), &trusted);
-        assert_eq!(client, Client::Forwarded(ip("198.51.100.1")));
+        let client = RequestSender::of(peer, sent("198.51.100.1:4711"), &trusted);
+        assert_eq!(client, RequestSender::Forwarded(ip("198.51.100.1")));
         assert_eq!(client.to_string(), "198.51.100.1");
-        let connected = Client::of(peer, sent("198.51.100.1"), &[]);
-        assert_eq!(connected, Client::Connected(peer));
+        let connected = RequestSender::of(peer, sent("198.51.100.1"), &[]);
+        assert_eq!(connected, RequestSender::Connected(peer));
         assert_eq!(connected.to_string(), "10.0.0.1:7");
     }
 

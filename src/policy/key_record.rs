@@ -180,7 +180,7 @@ impl Action {
 }
 
 /// Public facts of a record by name, such as `tier`; `None` if the record lacks one, such as a label.
-pub type Facts = BTreeMap<String, Option<String>>;
+pub type PublicFacts = BTreeMap<String, Option<String>>;
 
 /// The change that produced a record. It is part of the record, so that no change is stored without it; the audit trail's entry
 /// is made of the two ([`super::audit::Entry::of`]).
@@ -195,7 +195,7 @@ pub struct LastChange {
     pub reason: Option<String>,
     /// The changed facts before the change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub before: Facts,
+    pub before: PublicFacts,
 }
 
 impl LastChange {
@@ -205,7 +205,7 @@ impl LastChange {
             action,
             who: who.into(),
             reason: None,
-            before: Facts::new(),
+            before: PublicFacts::new(),
         })
     }
 

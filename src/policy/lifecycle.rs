@@ -19,7 +19,7 @@ pub const GRANT_UNITS_MAX: u64 = 1_000_000_000_000;
 
 /// One change of a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum KeyChange {
     /// A new secret; the current one stays valid for the overlap, but never longer than without the rotation.
     Rotate {
         /// Digest of the new key.
@@ -64,19 +64,19 @@ pub enum ChangeRefused {
     OverlapTooLong,
 }
 
-impl Change {
+impl KeyChange {
     /// The action of the change, as named in the audit trail.
     pub fn action(&self) -> Action {
         match self {
-            Change::Rotate { .. } => Action::Rotate,
-            Change::Suspend => Action::Suspend,
-            Change::Resume => Action::Resume,
-            Change::Revoke => Action::Revoke,
-            Change::SetTier(_) => Action::SetTier,
-            Change::SetExpiry(_) => Action::SetExpiry,
-            Change::SetLabel(_) => Action::SetLabel,
-            Change::SetCustomer(_) => Action::SetCustomer,
-            Change::Grant { .. } => Action::Grant,
+            KeyChange::Rotate { .. } => Action::Rotate,
+            KeyChange::Suspend => Action::Suspend,
+            KeyChange::Resume => Action::Resume,
+            KeyChange::Revoke => Action::Revoke,
+            KeyChange::SetTier(_) => Action::SetTier,
+            KeyChange::SetExpiry(_) => Action::SetExpiry,
+            KeyChange::SetLabel(_) => Action::SetLabel,
+            KeyChange::SetCustomer(_) => Action::SetCustomer,
+            KeyChange::Grant { .. } => Action::Grant,
         }
     }
 
@@ -91,20 +91,20 @@ impl Change {
     ) -> Result<Option<KeyRecord>, ChangeRefused> {
         let mut after = before.clone();
         match self {
-            Change::Revoke => after.state = KeyState::Revoked,
-            Change::SetLabel(label) => after.label.clone_from(label),
-            Change::SetCustomer(customer) => after.customer.clone_from(customer),
-            Change::Rotate { .. }
-            | Change::Suspend
-            | Change::Resume
-            | Change::SetTier(_)
-            | Change::SetExpiry(_)
-            | Change::Grant { .. }
+            KeyChange::Revoke => after.state = KeyState::Revoked,
+            KeyChange::SetLabel(label) => after.label.clone_from(label),
+            KeyChange::SetCustomer(customer) => after.customer.clone_from(customer),
+            KeyChange::Rotate { .. }
+            | KeyChange::Suspend
+            | KeyChange::Resume
+            | KeyChange::SetTier(_)
+            | KeyChange::SetExpiry(_)
+            | KeyChange::Grant { .. }
                 if before.state == KeyState::Revoked =>
             {
                 return Err(ChangeRefused::Revoked);
             }
-            Change::Rotate { digest, overlap } => {
+            KeyChange::Rotate { digest, overlap } => {
                 let until = now
                     .checked_add(*overlap)
                     .map_err(|_| ChangeRefused::OverlapTooLong)?;
@@ -114,11 +114,11 @@ impl Change {
                 });
                 after.digest = *digest;
             }
-            Change::Suspend => after.state = KeyState::Suspended,
-            Change::Resume => after.state = KeyState::Active,
-            Change::SetTier(tier) => after.tier = tier.clone(),
-            Change::SetExpiry(expires) => after.expires = *expires,
-            Change::Grant { date, units } => {
+            KeyChange::Suspend => after.state = KeyState::Suspended,
+            KeyChange::Resume => after.state = KeyState::Active,
+            KeyChange::SetTier(tier) => after.tier = tier.clone(),
+            KeyChange::SetExpiry(expires) => after.expires = *expires,
+            KeyChange::Grant { date, units } => {
                 let granted = before.grants.get(date).copied().unwrap_or(0);
                 let granted = granted
                     .checked_add(units.get())
@@ -255,25 +255,25 @@ mod tests {
         })
     }
 
-    fn tier(name: &str) -> Change {
-        Change::SetTier(name.parse().unwrap())
+    fn tier(name: &str) -> KeyChange {
+        KeyChange::SetTier(name.parse().unwrap())
     }
 
-    fn rotate(secret: &str, overlap: Duration) -> Change {
-        Change::Rotate {
+    fn rotate(secret: &str, overlap: Duration) -> KeyChange {
+        KeyChange::Rotate {
             digest: KeyDigest::of(secret.as_bytes()),
             overlap,
         }
     }
 
-    fn grant(units: u64) -> Change {
-        Change::Grant {
+    fn grant(units: u64) -> KeyChange {
+        KeyChange::Grant {
             date: day(),
             units: NonZeroU64::new(units).unwrap(),
         }
     }
 
-    fn lost(before: &KeyRecord, change: &Change) -> Vec<Loss> {
+    fn lost(before: &KeyRecord, change: &KeyChange) -> Vec<Loss> {
         let after = change.applied_to(before, now()).unwrap().unwrap();
         losses(before, &after, now(), offer)
     }
@@ -314,13 +314,16 @@ mod tests {
     #[test]
     fn revoked_is_final_but_for_its_names() {
         let (_, before) = key_of("pro");
-        let revoked = Change::Revoke.applied_to(&before, now()).unwrap().unwrap();
+        let revoked = KeyChange::Revoke
+            .applied_to(&before, now())
+            .unwrap()
+            .unwrap();
         for change in [
             rotate("new", HOUR),
-            Change::Suspend,
-            Change::Resume,
+            KeyChange::Suspend,
+            KeyChange::Resume,
             tier("starter"),
-            Change::SetExpiry(None),
+            KeyChange::SetExpiry(None),
             grant(1),
         ] {
             assert_eq!(
@@ -329,10 +332,10 @@ mod tests {
                 "{change:?}"
             );
         }
-        assert_eq!(Change::Revoke.applied_to(&revoked, now()), Ok(None));
+        assert_eq!(KeyChange::Revoke.applied_to(&revoked, now()), Ok(None));
         for change in [
-            Change::SetLabel(Some("gone".into())),
-            Change::SetCustomer("Acme, dissolved".into()),
+            KeyChange::SetLabel(Some("gone".into())),
+            KeyChange::SetCustomer("Acme, dissolved".into()),
         ] {
             assert!(matches!(change.applied_to(&revoked, now()), Ok(Some(_))));
         }
@@ -342,11 +345,11 @@ mod tests {
     fn what_is_so_already_changes_nothing() {
         let (_, before) = key_of("pro");
         for change in [
-            Change::Resume,
+            KeyChange::Resume,
             tier("pro"),
-            Change::SetExpiry(None),
-            Change::SetLabel(None),
-            Change::SetCustomer("Acme".into()),
+            KeyChange::SetExpiry(None),
+            KeyChange::SetLabel(None),
+            KeyChange::SetCustomer("Acme".into()),
         ] {
             assert_eq!(change.applied_to(&before, now()), Ok(None), "{change:?}");
         }
@@ -377,41 +380,44 @@ mod tests {
         };
         let second = 1.second();
         for (change, expected) in [
-            (Change::Suspend, vec![Loss::Calls]),
-            (Change::Revoke, vec![Loss::Key]),
+            (KeyChange::Suspend, vec![Loss::Calls]),
+            (KeyChange::Revoke, vec![Loss::Key]),
             (
                 tier("starter"),
                 vec![units.clone(), Loss::Endpoints(vec!["/b".into()])],
             ),
             (tier("wide"), vec![units]),
             (tier("unknown"), vec![]),
-            (Change::SetExpiry(Some(now())), vec![Loss::Calls]),
-            (Change::SetExpiry(Some(now() + second)), vec![]),
+            (KeyChange::SetExpiry(Some(now())), vec![Loss::Calls]),
+            (KeyChange::SetExpiry(Some(now() + second)), vec![]),
             (grant(1), vec![]),
-            (Change::SetLabel(Some("x".into())), vec![]),
-            (Change::SetCustomer("x".into()), vec![]),
+            (KeyChange::SetLabel(Some("x".into())), vec![]),
+            (KeyChange::SetCustomer("x".into()), vec![]),
         ] {
             assert_eq!(lost(&before, &change), expected, "{change:?}");
         }
         let (_, starter) = key_of("starter");
         assert_eq!(lost(&starter, &tier("pro")), []);
-        let suspended = Change::Suspend.applied_to(&before, now()).unwrap().unwrap();
-        assert_eq!(lost(&suspended, &Change::Revoke), [Loss::Key]);
-        assert_eq!(lost(&suspended, &Change::Resume), []);
+        let suspended = KeyChange::Suspend
+            .applied_to(&before, now())
+            .unwrap()
+            .unwrap();
+        assert_eq!(lost(&suspended, &KeyChange::Revoke), [Loss::Key]);
+        assert_eq!(lost(&suspended, &KeyChange::Resume), []);
     }
 
-    fn any_change() -> impl Strategy<Value = Change> {
+    fn any_change() -> impl Strategy<Value = KeyChange> {
         prop_oneof![
             ("[abc]", 0u64..3).prop_map(|(secret, hours)| {
                 rotate(&secret, Duration::from_secs(hours * 3_600))
             }),
-            Just(Change::Suspend),
-            Just(Change::Resume),
-            Just(Change::Revoke),
+            Just(KeyChange::Suspend),
+            Just(KeyChange::Resume),
+            Just(KeyChange::Revoke),
             Just(tier("starter")),
             Just(tier("pro")),
-            (-2i64..3).prop_map(|hours| Change::SetExpiry(Some(now() + hours.hours()))),
-            Just(Change::SetExpiry(None)),
+            (-2i64..3).prop_map(|hours| KeyChange::SetExpiry(Some(now() + hours.hours()))),
+            Just(KeyChange::SetExpiry(None)),
             (1u64..9).prop_map(grant),
         ]
     }

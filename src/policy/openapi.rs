@@ -1,7 +1,7 @@
 //! The description of the API (OpenAPI 3.1), made from its configuration.
 //!
 //! Examples of errors and of headers come from [`crate::policy::rejection::Rejection::problem`] and
-//! [`crate::policy::rate_limit::Standing::headers`], so the document cannot differ from the gateway's behaviour. It names
+//! [`crate::policy::rate_limit::Quota status::headers`], so the document cannot differ from the gateway's behaviour. It names
 //! endpoints, tiers, methods and costs, which every client may know, and no upstream. The same configuration yields the same
 //! bytes, and so the same `ETag`, on every node.
 
@@ -114,7 +114,7 @@ fn describe(api: &Api<'_>) -> Value {
             "title": "Football prediction data API",
             "version": API_VERSION,
             "description": "Send your API key in `X-API-Key`. Every answer to an authenticated request shows the key's \
-                standing in its daily quota. A call that fails on our side (500) is not charged.",
+                quota status in its daily quota. A call that fails on our side (500) is not charged.",
         },
         "servers": [{ "url": "/" }],
         "security": [{ "ApiKey": [] }],
@@ -243,7 +243,7 @@ fn own_item(own: OwnPath, names: &mut HashSet<String>) -> Value {
                 answers.insert("200".into(), responses::reference("Usage", method));
                 json!({
                     "operationId": operation_id,
-                    "summary": "The standing of the key, and its last 30 days",
+                    "summary": "The quota status of the key, and its last 30 days",
                     "description": "Never charged, and answered with an exhausted quota too; has its own small rate limit.",
                     "x-cost": 0,
                     "responses": answers,

@@ -21,7 +21,7 @@ const V1: &[u8] = b"PROXY ";
 
 /// The two forms of a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum HeaderVersion {
     /// A line of text.
     One,
     /// Binary.
@@ -30,7 +30,7 @@ pub enum Version {
 
 /// The content of the rest of a header of version 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum HeaderContent {
     /// IPv4 addresses and ports.
     Inet,
     /// IPv6 addresses and ports.
@@ -48,11 +48,11 @@ pub struct NoHeader;
 ///
 /// # Errors
 /// If no header begins with these bytes.
-pub fn version(start: &[u8; START_BYTES]) -> Result<Version, NoHeader> {
+pub fn version(start: &[u8; START_BYTES]) -> Result<HeaderVersion, NoHeader> {
     if start == SIGNATURE {
-        Ok(Version::Two)
+        Ok(HeaderVersion::Two)
     } else if start.starts_with(V1) {
-        Ok(Version::One)
+        Ok(HeaderVersion::One)
     } else {
         Err(NoHeader)
     }
@@ -62,12 +62,14 @@ pub fn version(start: &[u8; START_BYTES]) -> Result<Version, NoHeader> {
 ///
 /// # Errors
 /// If it has another version, command or family, or is longer.
-pub fn announced(announcement: [u8; ANNOUNCEMENT_BYTES]) -> Result<(Kind, usize), NoHeader> {
+pub fn announced(
+    announcement: [u8; ANNOUNCEMENT_BYTES],
+) -> Result<(HeaderContent, usize), NoHeader> {
     let [version_and_command, family, high, low] = announcement;
     let kind = match (version_and_command, family >> 4) {
-        (0x20, _) | (0x21, 0 | 3) => Kind::Own,
-        (0x21, 1) => Kind::Inet,
-        (0x21, 2) => Kind::Inet6,
+        (0x20, _) | (0x21, 0 | 3) => HeaderContent::Own,
+        (0x21, 1) => HeaderContent::Inet,
+        (0x21, 2) => HeaderContent::Inet6,
         _ => return Err(NoHeader),
     };
     let bytes = usize::from(u16::from_be_bytes([high, low]));
@@ -111,14 +113,14 @@ pub fn of_line(line: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
 ///
 /// # Errors
 /// If it is too short for its kind.
-pub fn of_rest(kind: Kind, rest: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
+pub fn of_rest(kind: HeaderContent, rest: &[u8]) -> Result<Option<SocketAddr>, NoHeader> {
     match kind {
-        Kind::Own => Ok(None),
-        Kind::Inet => {
+        HeaderContent::Own => Ok(None),
+        HeaderContent::Inet => {
             let (source, port) = addresses::<4>(rest).ok_or(NoHeader)?;
             Ok(Some(SocketAddr::new(Ipv4Addr::from(source).into(), port)))
         }
-        Kind::Inet6 => {
+        HeaderContent::Inet6 => {
             let (source, port) = addresses::<16>(rest).ok_or(NoHeader)?;
             Ok(Some(SocketAddr::new(Ipv6Addr::from(source).into(), port)))
         }
@@ -193,18 +195,18 @@ mod tests {
 
     #[test]
     fn the_start_determines_the_version_and_what_follows() {
-        assert_eq!(version(b"PROXY TCP4 1"), Ok(Version::One));
-        assert_eq!(version(b"PROXY UNKNOW"), Ok(Version::One));
-        assert_eq!(version(SIGNATURE), Ok(Version::Two));
+        assert_eq!(version(b"PROXY TCP4 1"), Ok(HeaderVersion::One));
+        assert_eq!(version(b"PROXY UNKNOW"), Ok(HeaderVersion::One));
+        assert_eq!(version(SIGNATURE), Ok(HeaderVersion::Two));
         assert_eq!(version(b"GET / HTTP/1"), Err(NoHeader));
         assert_eq!(version(b"\x16\x03\x01\0\0\0\0\0\0\0\0\0"), Err(NoHeader));
         for (announcement, expected) in [
-            ([0x21, 0x11, 0, 12], Ok((Kind::Inet, 12))),
-            ([0x21, 0x21, 0, 40], Ok((Kind::Inet6, 40))),
-            ([0x21, 0x31, 0, 216], Ok((Kind::Own, 216))),
-            ([0x21, 0x00, 0, 0], Ok((Kind::Own, 0))),
-            ([0x20, 0x11, 0, 12], Ok((Kind::Own, 12))),
-            ([0x21, 0x11, 16, 0], Ok((Kind::Inet, 4096))),
+            ([0x21, 0x11, 0, 12], Ok((HeaderContent::Inet, 12))),
+            ([0x21, 0x21, 0, 40], Ok((HeaderContent::Inet6, 40))),
+            ([0x21, 0x31, 0, 216], Ok((HeaderContent::Own, 216))),
+            ([0x21, 0x00, 0, 0], Ok((HeaderContent::Own, 0))),
+            ([0x20, 0x11, 0, 12], Ok((HeaderContent::Own, 12))),
+            ([0x21, 0x11, 16, 0], Ok((HeaderContent::Inet, 4096))),
             ([0x21, 0x11, 16, 1], Err(NoHeader)),
             ([0x22, 0x11, 0, 12], Err(NoHeader)),
             ([0x11, 0x11, 0, 12], Err(NoHeader)),
@@ -218,17 +220,17 @@ mod tests {
     fn addresses_of_version_2_are_read_and_extensions_passed_over() {
         let inet = [192, 0, 2, 1, 10, 0, 0, 1, 0x12, 0x67, 1, 187];
         let client = Some("192.0.2.1:4711".parse().unwrap());
-        assert_eq!(of_rest(Kind::Inet, &inet), Ok(client));
+        assert_eq!(of_rest(HeaderContent::Inet, &inet), Ok(client));
         let extended = [&inet[..], &[3, 0, 4, 1, 2, 3, 4]].concat();
-        assert_eq!(of_rest(Kind::Inet, &extended), Ok(client));
-        assert_eq!(of_rest(Kind::Inet, &inet[..11]), Err(NoHeader));
-        assert_eq!(of_rest(Kind::Inet6, &inet), Err(NoHeader));
-        assert_eq!(of_rest(Kind::Own, &inet), Ok(None));
+        assert_eq!(of_rest(HeaderContent::Inet, &extended), Ok(client));
+        assert_eq!(of_rest(HeaderContent::Inet, &inet[..11]), Err(NoHeader));
+        assert_eq!(of_rest(HeaderContent::Inet6, &inet), Err(NoHeader));
+        assert_eq!(of_rest(HeaderContent::Own, &inet), Ok(None));
         let mut inet6 = [0; 36];
         inet6[..2].copy_from_slice(&[0x20, 0x01]);
         inet6[33] = 9;
         let client = Some("[2001::]:9".parse().unwrap());
-        assert_eq!(of_rest(Kind::Inet6, &inet6), Ok(client));
+        assert_eq!(of_rest(HeaderContent::Inet6, &inet6), Ok(client));
     }
 
     proptest! {
@@ -248,7 +250,7 @@ mod tests {
         fn no_bytes_make_it_panic(start: [u8; START_BYTES], rest: Vec<u8>) {
             let _ = version(&start);
             let _ = of_line(&rest);
-            for kind in [Kind::Inet, Kind::Inet6, Kind::Own] {
+            for kind in [HeaderContent::Inet, HeaderContent::Inet6, HeaderContent::Own] {
                 let _ = of_rest(kind, &rest);
             }
         }

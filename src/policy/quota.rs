@@ -22,9 +22,9 @@ mod outage_simulation;
 #[cfg(test)]
 mod simulation;
 
-pub use account::{Account, Asked, Call, Denial, Known, Terms, Verdict};
+pub use account::{Account, Asked, Call, Denial, Known, Terms, WaiterResult};
 pub use allowance::Share;
-pub use ledger_model::{KeyDay, ModelCall, StoredRecord};
+pub use ledger_model::{ModelCall, ModelDay, StoredRecord};
 
 /// The result of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -39,9 +39,9 @@ pub const ALL: [HeaderName; 5] = [
 /// The longest policy with its two numbers.
 const ITEM_BYTES: usize = 64;
 
-/// The standing of a key on a day.
+/// The quota status of a key on a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Standing {
+pub struct QuotaStatus {
     /// Units allowed on the day.
     pub limit: u64,
     /// Units used so far, or `None` if the store could not be reached.
@@ -50,7 +50,7 @@ pub struct Standing {
     pub day: Day,
 }
 
-impl Standing {
+impl QuotaStatus {
     /// Units left, never negative; `None` if the store could not be reached.
     pub fn remaining(&self) -> Option<u64> {
         self.used.map(|used| self.limit.saturating_sub(used))
@@ -108,7 +108,7 @@ mod tests {
             start,
             end: start + 86_400,
         };
-        Standing {
+        QuotaStatus {
             limit: 1_000,
             used,
             day,

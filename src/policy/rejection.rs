@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::key_record::TierName;
 use super::maintenance::Maintenance;
-use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, Standing, USAGE_POLICY};
+use super::rate_limit::{BURST_POLICY, CONCURRENT_POLICY, DAILY_POLICY, QuotaStatus, USAGE_POLICY};
 use super::target::TargetError;
 use super::token_bucket::Rate;
 
@@ -91,20 +91,20 @@ pub enum Rejection {
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `daily`.
     DailyQuotaExceeded {
-        /// The standing of the key, unchanged by this request.
-        standing: Standing,
+        /// The quota status of the key, unchanged by this request.
+        quota_status: QuotaStatus,
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `usage`: the key reads its usage too often.
     UsageReadTooOften {
-        /// The standing of the key in its daily quota, which is independent of this limit.
-        standing: Standing,
+        /// The quota status of the key in its daily quota, which is independent of this limit.
+        quota_status: QuotaStatus,
         /// The time until the next read is answered.
         wait: Duration,
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `burst`: the key sends requests faster than its tier allows.
     BurstExceeded {
-        /// The standing of the key in its daily quota, unchanged.
-        standing: Standing,
+        /// The quota status of the key in its daily quota, unchanged.
+        quota_status: QuotaStatus,
         /// The limit of the tier.
         rate: Rate,
         /// The time until the next request is admitted.
@@ -112,8 +112,8 @@ pub enum Rejection {
     },
     /// 429 `RATE_LIMIT_EXCEEDED`, policy `concurrent`: too many requests of the key are in flight.
     TooManyConcurrent {
-        /// The standing of the key in its daily quota, unchanged.
-        standing: Standing,
+        /// The quota status of the key in its daily quota, unchanged.
+        quota_status: QuotaStatus,
         /// The limit of the tier.
         allowed: NonZeroU32,
     },
@@ -138,7 +138,7 @@ pub struct Problem {
 pub const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct ProblemBody<'a> {
     r#type: &'static str,
     title: &'a str,
     status: u16,
@@ -163,9 +163,9 @@ struct ExceededQuota {
     violated_policies: [&'static str; 1],
 }
 
-impl Body<'_> {
+impl ProblemBody<'_> {
     /// Makes it the body of a 429 (draft-ietf-httpapi-ratelimit-headers-11, section "Problem Types").
-    fn exceed(&mut self, standing: &Standing, policy: &'static str, now: Timestamp) {
+    fn exceed(&mut self, quota_status: &QuotaStatus, policy: &'static str, now: Timestamp) {
         self.r#type = QUOTA_EXCEEDED_TYPE;
         self.title = match policy {
             DAILY_POLICY => "Request cannot be satisfied as assigned quota has been exceeded",
@@ -173,9 +173,9 @@ impl Body<'_> {
             _ => "Too many requests at once",
         };
         self.quota = Some(ExceededQuota {
-            limit: standing.limit,
-            used: standing.used,
-            reset: Timestamp::from_second(standing.day.end).unwrap_or(now),
+            limit: quota_status.limit,
+            used: quota_status.used,
+            reset: Timestamp::from_second(quota_status.day.end).unwrap_or(now),
             violated_policies: [policy],
         });
     }
@@ -242,23 +242,23 @@ impl Rejection {
         }
     }
 
-    /// The same rejection with the caller's present standing, if it states one.
-    pub fn at(self, now_at: Standing) -> Rejection {
+    /// The same rejection with the caller's present quota status, if it states one.
+    pub fn at(self, now_at: QuotaStatus) -> Rejection {
         match self {
-            Rejection::DailyQuotaExceeded { .. } => {
-                Rejection::DailyQuotaExceeded { standing: now_at }
-            }
+            Rejection::DailyQuotaExceeded { .. } => Rejection::DailyQuotaExceeded {
+                quota_status: now_at,
+            },
             Rejection::UsageReadTooOften { wait, .. } => Rejection::UsageReadTooOften {
-                standing: now_at,
+                quota_status: now_at,
                 wait,
             },
             Rejection::BurstExceeded { rate, wait, .. } => Rejection::BurstExceeded {
-                standing: now_at,
+                quota_status: now_at,
                 rate,
                 wait,
             },
             Rejection::TooManyConcurrent { allowed, .. } => Rejection::TooManyConcurrent {
-                standing: now_at,
+                quota_status: now_at,
                 allowed,
             },
             Rejection::BadRequest(_)
@@ -313,11 +313,11 @@ impl Rejection {
                 let names: Vec<&str> = required.iter().map(TierName::as_str).collect();
                 format!("Your tier, {tier}, does not include this endpoint. It is included in: {}.", names.join(", "))
             }
-            Rejection::DailyQuotaExceeded { standing } => match standing.remaining() {
+            Rejection::DailyQuotaExceeded { quota_status } => match quota_status.remaining() {
                 Some(remaining) if remaining > 0 => {
                     format!("This request costs more than the {remaining} units left of today's quota.")
                 }
-                _ => format!("Today's quota of {} requests is used up.", standing.limit),
+                _ => format!("Today's quota of {} requests is used up.", quota_status.limit),
             },
             Rejection::UsageReadTooOften { .. } => {
                 "Usage is read too often: at most once a second, with short bursts. The daily quota is not touched.".into()
@@ -340,7 +340,7 @@ impl Rejection {
     pub fn problem(&self, request_id: &str, realm: &str, now: Timestamp) -> Problem {
         let status = self.status();
         let detail = self.detail();
-        let mut body = Body {
+        let mut body = ProblemBody {
             r#type: "about:blank",
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),
@@ -372,21 +372,23 @@ impl Rejection {
                 body.tier = Some(tier);
                 body.required_tiers = Some(required);
             }
-            Rejection::DailyQuotaExceeded { standing } => {
-                body.exceed(standing, DAILY_POLICY, now);
-                let seconds = standing.day.seconds_left(now);
+            Rejection::DailyQuotaExceeded { quota_status } => {
+                body.exceed(quota_status, DAILY_POLICY, now);
+                let seconds = quota_status.day.seconds_left(now);
                 headers.push((RETRY_AFTER, HeaderValue::from(seconds)));
             }
-            Rejection::UsageReadTooOften { standing, wait } => {
-                body.exceed(standing, USAGE_POLICY, now);
+            Rejection::UsageReadTooOften { quota_status, wait } => {
+                body.exceed(quota_status, USAGE_POLICY, now);
                 headers.push((RETRY_AFTER, whole_seconds(*wait)));
             }
-            Rejection::BurstExceeded { standing, wait, .. } => {
-                body.exceed(standing, BURST_POLICY, now);
+            Rejection::BurstExceeded {
+                quota_status, wait, ..
+            } => {
+                body.exceed(quota_status, BURST_POLICY, now);
                 headers.push((RETRY_AFTER, whole_seconds(*wait)));
             }
-            Rejection::TooManyConcurrent { standing, .. } => {
-                body.exceed(standing, CONCURRENT_POLICY, now);
+            Rejection::TooManyConcurrent { quota_status, .. } => {
+                body.exceed(quota_status, CONCURRENT_POLICY, now);
                 let seconds = HeaderValue::from(CONCURRENT_RETRY_AFTER_SECONDS);
                 headers.push((RETRY_AFTER, seconds));
             }
@@ -435,7 +437,7 @@ mod tests {
 
     #[test]
     fn every_body_carries_the_six_common_members() {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 10,
             used: Some(10),
             day: day(),
@@ -455,14 +457,14 @@ mod tests {
                 tier: "starter".parse().unwrap(),
                 required: vec!["pro".parse().unwrap()],
             },
-            Rejection::DailyQuotaExceeded { standing },
+            Rejection::DailyQuotaExceeded { quota_status },
             Rejection::UsageReadTooOften {
-                standing,
+                quota_status,
                 wait: Duration::from_millis(1),
             },
-            burst(standing, Duration::ZERO),
+            burst(quota_status, Duration::ZERO),
             Rejection::TooManyConcurrent {
-                standing,
+                quota_status,
                 allowed: NonZeroU32::MIN,
             },
             Rejection::Internal,
@@ -479,10 +481,10 @@ mod tests {
         }
     }
 
-    fn burst(standing: Standing, wait: Duration) -> Rejection {
+    fn burst(quota_status: QuotaStatus, wait: Duration) -> Rejection {
         let number = |number| NonZeroU32::new(number).unwrap();
         Rejection::BurstExceeded {
-            standing,
+            quota_status,
             rate: Rate::per_second(number(3), number(40)),
             wait,
         }
@@ -490,24 +492,24 @@ mod tests {
 
     #[test]
     fn a_429_of_a_rate_names_it_with_its_numbers_and_waits_whole_seconds() {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 1_000,
             used: Some(7),
             day: day(),
         };
         let concurrent = Rejection::TooManyConcurrent {
-            standing,
+            quota_status,
             allowed: NonZeroU32::new(10).unwrap(),
         };
         for (rejection, policy, part, seconds) in [
             (
-                burst(standing, Duration::from_nanos(1)),
+                burst(quota_status, Duration::from_nanos(1)),
                 "burst",
                 "3 a second and 40 at once",
                 1,
             ),
             (
-                burst(standing, Duration::from_millis(1_001)),
+                burst(quota_status, Duration::from_millis(1_001)),
                 "burst",
                 "3 a second",
                 2,
@@ -547,12 +549,12 @@ mod tests {
 
     #[test]
     fn a_429_states_limit_use_reset_and_when_to_retry() {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 1_000,
             used: Some(1_000),
             day: day(),
         };
-        let rejection = Rejection::DailyQuotaExceeded { standing };
+        let rejection = Rejection::DailyQuotaExceeded { quota_status };
         let body = body(&rejection);
         assert_eq!(body["limit"], 1_000);
         assert_eq!(body["used"], 1_000);
@@ -566,14 +568,14 @@ mod tests {
 
     #[test]
     fn a_429_of_usage_names_its_own_policy_and_waits_whole_seconds() {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 1_000,
             used: None,
             day: day(),
         };
         for (milliseconds, seconds) in [(0, 1), (1, 1), (1_000, 1), (1_001, 2)] {
             let wait = Duration::from_millis(milliseconds);
-            let rejection = Rejection::UsageReadTooOften { standing, wait };
+            let rejection = Rejection::UsageReadTooOften { quota_status, wait };
             let body = body(&rejection);
             assert_eq!(body["violated-policies"], serde_json::json!(["usage"]));
             assert_eq!(body["used"], serde_json::Value::Null);

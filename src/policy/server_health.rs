@@ -33,7 +33,7 @@ pub struct Ejection {
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Checked {
+pub enum HealthCheckResult {
     /// The answer was as configured.
     Passed,
     /// The answer was another one, or late.
@@ -42,7 +42,7 @@ pub enum Checked {
 
 /// A change of the state, to be logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum HealthChange {
     /// Checks fail: it gets no requests.
     Unhealthy,
     /// Checks pass again.
@@ -94,14 +94,22 @@ impl ServerHealth {
     }
 
     /// Notes the result of a check.
-    pub fn checked(&mut self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
+    pub fn checked(
+        &mut self,
+        checked: HealthCheckResult,
+        thresholds: Thresholds,
+    ) -> Option<HealthChange> {
         let (contrary, needed, change) = match self.unhealthy {
             false => (
-                Checked::Failed,
+                HealthCheckResult::Failed,
                 thresholds.unhealthy_after,
-                Change::Unhealthy,
+                HealthChange::Unhealthy,
             ),
-            true => (Checked::Passed, thresholds.healthy_after, Change::Healthy),
+            true => (
+                HealthCheckResult::Passed,
+                thresholds.healthy_after,
+                HealthChange::Healthy,
+            ),
         };
         if checked != contrary {
             self.contrary = 0;
@@ -123,14 +131,14 @@ impl ServerHealth {
     }
 
     /// Notes a request that was answered.
-    pub fn served(&mut self) -> Option<Change> {
+    pub fn served(&mut self) -> Option<HealthChange> {
         self.failures = 0;
         self.ejections = 0;
-        self.ejected_until.take().map(|_| Change::Returned)
+        self.ejected_until.take().map(|_| HealthChange::Returned)
     }
 
     /// Notes a request that failed.
-    pub fn failed(&mut self, ejection: Ejection, now: Instant) -> Option<Change> {
+    pub fn failed(&mut self, ejection: Ejection, now: Instant) -> Option<HealthChange> {
         let needed = ejection.failures?;
         self.failures = self.failures.saturating_add(1);
         let again = match self.ejected_until {
@@ -150,7 +158,7 @@ impl ServerHealth {
         self.ejections = self.ejections.saturating_add(1);
         self.failures = 0;
         self.ejected_until = Some(now + pause);
-        Some(Change::Ejected(pause))
+        Some(HealthChange::Ejected(pause))
     }
 }
 
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn checks_take_a_server_out_and_bring_it_back_only_in_a_row() {
-        use Checked::{Failed, Passed};
+        use HealthCheckResult::{Failed, Passed};
         let now = Instant::now();
         let mut health = ServerHealth::default();
         for (checked, change, usable) in [
@@ -189,12 +197,12 @@ mod tests {
             (Passed, None, true),
             (Failed, None, true),
             (Failed, None, true),
-            (Failed, Some(Change::Unhealthy), false),
+            (Failed, Some(HealthChange::Unhealthy), false),
             (Failed, None, false),
             (Passed, None, false),
             (Failed, None, false),
             (Passed, None, false),
-            (Passed, Some(Change::Healthy), true),
+            (Passed, Some(HealthChange::Healthy), true),
         ] {
             assert_eq!(health.checked(checked, thresholds(3, 2)), change);
             assert_eq!(health.is_usable(NONE_UNDER_WAY, now), usable);
@@ -211,7 +219,7 @@ mod tests {
             let pause = pause * SECOND;
             assert_eq!(
                 health.failed(ejection(2), now),
-                Some(Change::Ejected(pause))
+                Some(HealthChange::Ejected(pause))
             );
             let before_its_end = now + pause - Duration::from_millis(1);
             assert!(!health.is_usable(NONE_UNDER_WAY, before_its_end));
@@ -224,10 +232,10 @@ mod tests {
             assert!(health.is_usable(NONE_UNDER_WAY, now));
             assert!(!health.is_usable(1, now), "one at a time");
         }
-        assert_eq!(health.served(), Some(Change::Returned));
+        assert_eq!(health.served(), Some(HealthChange::Returned));
         assert!(health.is_unblemished() && health.is_usable(9, now));
         assert_eq!(health.failed(ejection(2), now), None);
-        let first = Some(Change::Ejected(SECOND));
+        let first = Some(HealthChange::Ejected(SECOND));
         assert_eq!(health.failed(ejection(2), now), first);
     }
 
@@ -263,15 +271,15 @@ mod tests {
             let mut health = ServerHealth::default();
             for event in events {
                 match event {
-                    Event::Check(true) => { health.checked(Checked::Passed, thresholds(3, 2)); }
-                    Event::Check(false) => { health.checked(Checked::Failed, thresholds(3, 2)); }
+                    Event::Check(true) => { health.checked(HealthCheckResult::Passed, thresholds(3, 2)); }
+                    Event::Check(false) => { health.checked(HealthCheckResult::Failed, thresholds(3, 2)); }
                     Event::Request(true) => { health.served(); }
                     Event::Request(false) => { health.failed(ejection(5), now); }
                     Event::Wait(milliseconds) => now += Duration::from_millis(milliseconds),
                 }
             }
             for _ in 0..2 {
-                health.checked(Checked::Passed, thresholds(3, 2));
+                health.checked(HealthCheckResult::Passed, thresholds(3, 2));
             }
             now += ejection(5).pause_max;
             prop_assert!(health.is_usable(NONE_UNDER_WAY, now));

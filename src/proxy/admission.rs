@@ -16,14 +16,14 @@ use super::upstreams::Upstream;
 use super::usage::{self, Report};
 use super::well_formed;
 use crate::config::Tier;
-pub use crate::policy::admission::Place;
+pub use crate::policy::admission::RouteId;
 use crate::policy::admission::{self, Caller, Limit, NoKey};
 use crate::policy::api_key::KeyDigest;
 use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::key_record::Unusable;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::token_bucket::Empty;
 use crate::store::ledger::NO_ENDPOINT;
@@ -70,22 +70,22 @@ pub enum Admitted {
 pub struct Usage {
     /// The caller's key.
     pub key: Arc<KeyEntry>,
-    /// The standing of the key.
-    pub standing: Standing,
+    /// The quota status of the key.
+    pub quota_status: QuotaStatus,
     /// The body.
     pub report: Vec<u8>,
 }
 
-/// The notes of a request's steps.
+/// The admission trace of a request: the time spent in its steps, and the spans of a recorded request.
 #[derive(Debug, Default)]
-pub struct Steps {
+pub struct AdmissionTrace {
     /// Time spent waiting for the store.
     pub store_wait: Duration,
     /// The spans of a recorded request.
     pub recording: Option<Box<Recording>>,
 }
 
-/// Admits a request, or refuses it. Notes are added to `steps`.
+/// Admits a request, or refuses it. Notes are added to `trace`.
 ///
 /// # Errors
 /// With the refusal of the first step that fails.
@@ -93,14 +93,14 @@ pub async fn admit(
     gate: &Gate,
     snapshot: &Snapshot,
     head: &RequestHead,
-    steps: &mut Steps,
+    trace: &mut AdmissionTrace,
 ) -> Result<Admitted, Refusal> {
     let target = well_formed::check(head, &snapshot.head_limits); // 1
     let path = target.map(|target| target.path);
     let mut edge = Edge {
         gate,
         snapshot,
-        steps,
+        trace,
     };
     let mut slot = None;
     let mut next: Next<'_> =
@@ -130,10 +130,10 @@ pub async fn admit(
                 match (edge.has_changed(ask.caller()), read) {
                     (true, _) => ask.changed(None),
                     (false, Ok((used, report))) => {
-                        let (key, standing) = ask.answered(used);
+                        let (key, quota_status) = ask.answered(used);
                         return Ok(Admitted::Usage(Usage {
                             key,
-                            standing,
+                            quota_status,
                             report,
                         }));
                     }
@@ -154,7 +154,7 @@ pub async fn admit(
 struct Edge<'a> {
     gate: &'a Gate,
     snapshot: &'a Snapshot,
-    steps: &'a mut Steps,
+    trace: &'a mut AdmissionTrace,
 }
 
 impl Edge<'_> {
@@ -166,7 +166,7 @@ impl Edge<'_> {
     fn authenticate(&mut self, key: &KeyDigest, at: Option<Timestamp>) -> Result<Known, NoKey> {
         let now = at.unwrap_or_else(|| self.gate.store.now());
         let found = self.look_up(key, now);
-        if let Some(recording) = &mut self.steps.recording {
+        if let Some(recording) = &mut self.trace.recording {
             recording.authenticated();
         }
         found
@@ -231,7 +231,7 @@ impl Edge<'_> {
         };
         let charge = Charge {
             key: caller.key.clone(),
-            day: caller.standing.day,
+            day: caller.quota_status.day,
             limit: ask.bound().unwrap_or(UNBOUNDED),
             cost: endpoint.cost.get(),
             endpoint: endpoint.pattern.clone(),
@@ -239,7 +239,7 @@ impl Edge<'_> {
         let asked = Instant::now();
         let decision = self.gate.store.charge(charge).await;
         self.note_call("charge", asked, &decision);
-        if let Some(recording) = &mut self.steps.recording {
+        if let Some(recording) = &mut self.trace.recording {
             recording.charged(asked);
         }
         if let Ok(Decision::Granted { used, .. } | Decision::Exhausted { used }) = &decision {
@@ -265,20 +265,20 @@ impl Edge<'_> {
     /// The units used today, and the body that lists those of the last days.
     async fn read_usage(&mut self, caller: &Known) -> Result<(u64, Vec<u8>), StoreError> {
         let used = self.used(caller).await?;
-        let (record, standing) = (&caller.key.record, caller.standing);
-        let (from, today) = (usage::first_day(standing.day), standing.day.date);
+        let (record, quota_status) = (&caller.key.record, caller.quota_status);
+        let (from, today) = (usage::first_day(quota_status.day), quota_status.day.date);
         let asked = Instant::now();
         let history = self.gate.store.usage(from, today, Some(record.id)).await;
         self.note_call("usage", asked, &history);
         let table = &self.snapshot.config.endpoints;
-        let report = Report::new(record, standing, used, table, &history?).to_json();
+        let report = Report::new(record, quota_status, used, table, &history?).to_json();
         Ok((used, report))
     }
 
     /// Units used today, read without a charge.
     async fn used(&mut self, caller: &Known) -> Result<u64, StoreError> {
         let asked = Instant::now();
-        let (id, today) = (caller.key.record.id, caller.standing.day);
+        let (id, today) = (caller.key.record.id, caller.quota_status.day);
         let used = self.gate.store.used(id, today).await;
         self.note_call("read", asked, &used);
         used
@@ -294,7 +294,7 @@ impl Edge<'_> {
     /// Counts a call of the store that began at `asked`.
     fn note_call<T>(&mut self, operation: &str, asked: Instant, outcome: &Result<T, StoreError>) {
         let took = asked.elapsed();
-        self.steps.store_wait += took;
+        self.trace.store_wait += took;
         let outcome = outcome.as_ref().map(|_| ()).map_err(|_| ());
         self.gate.metrics.store_call(operation, took, outcome);
     }
@@ -306,13 +306,17 @@ impl Edge<'_> {
 
     /// Reports the shares of its limit that a key has reached.
     fn note_share(&self, caller: &Known, used: u64) {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             used: Some(used),
-            ..caller.standing
+            ..caller.quota_status
         };
         let (shares, record) = (&self.snapshot.config.events.shares, &caller.key.record);
         let (gate, now) = (self.gate, || self.gate.store.now());
-        if gate.crossings.look(shares, record, standing, now).is_err() {
+        if gate
+            .threshold_events
+            .look(shares, record, quota_status, now)
+            .is_err()
+        {
             self.note_limit_hit("events");
         }
     }
@@ -321,16 +325,18 @@ impl Edge<'_> {
     /// not in the ledger.
     fn note_refusal(&self, refusal: &Refusal) {
         let pattern = match &refusal.place {
-            Some(Place::Endpoint(endpoint)) => &endpoint.pattern,
-            Some(Place::Own(_)) => return,
+            Some(RouteId::Endpoint(endpoint)) => &endpoint.pattern,
+            Some(RouteId::Own(_)) => return,
             None => &*NO_ENDPOINT,
         };
-        if let (Some(key), Some(standing), Some(reason)) = (
+        if let (Some(key), Some(quota_status), Some(reason)) = (
             &refusal.key,
-            refusal.standing,
+            refusal.quota_status,
             in_ledger(&refusal.rejection),
         ) {
-            self.gate.store.refused(key, standing.day, pattern, reason);
+            self.gate
+                .store
+                .refused(key, quota_status.day, pattern, reason);
         }
     }
 }

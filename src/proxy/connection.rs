@@ -2,7 +2,7 @@
 //!
 //! | Room | Job |
 //! |---|---|
-//! | [`census`] | the number of connections, in all and of each client address |
+//! | [`limiter`] | the number of connections, in all and of each client address |
 //! | [`opening`] | the protocol of a connection |
 //! | [`http1`] | a connection over HTTP/1, and a request on it |
 //! | [`streams`], [`http2`] | a connection over HTTP/2, and a request on one of its streams |
@@ -27,10 +27,10 @@ use tokio::sync::Notify;
 use super::forward;
 
 pub mod allowance;
-pub mod census;
 pub mod guard;
 pub mod http1;
 pub mod http2;
+pub mod limiter;
 mod limits;
 pub mod opening;
 pub mod redirect;

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use pingora::upstreams::peer::HttpPeer;
 use prometheus::IntGauge;
 
-use super::admission::{Grant, Permit, Refusal, Steps};
+use super::admission::{AdmissionTrace, Grant, Permit, Refusal};
 use super::connection::allowance::Held;
 use super::encoder::Encoder;
 use super::gate::{Gate, Snapshot};
@@ -17,9 +17,9 @@ use super::rates::Slot;
 use super::upstreams::{Assignment, Server, Upstream};
 use crate::policy::choice::identity;
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 use crate::policy::request_id;
 use crate::store::KeyEntry;
@@ -48,8 +48,8 @@ pub struct Exchange {
     pub hsts: Option<HeaderValue>,
     /// The origin of the request, once its header is examined.
     pub origin: Option<Origin>,
-    /// The notes of its steps.
-    pub steps: Steps,
+    /// The trace of its admission.
+    pub admission_trace: AdmissionTrace,
     /// Its stage.
     pub stage: Stage,
     /// Why it was not forwarded completely, although it was answered.
@@ -88,10 +88,10 @@ pub struct Forwarding {
     pub key: Arc<KeyEntry>,
     /// The endpoint.
     pub endpoint: Arc<Endpoint>,
-    /// The standing of the key; after a refund without this request.
-    pub standing: Standing,
+    /// The quota status of the key; after a refund without this request.
+    pub quota_status: QuotaStatus,
     /// The limit of the tier that would have refused it if enforced.
-    pub waived: Option<Waived>,
+    pub shadow_violation: Option<ShadowViolation>,
     /// Units charged.
     pub units: u32,
     /// The upstream.
@@ -217,7 +217,7 @@ impl Exchange {
             request_id: HeaderValue::from_static(""),
             hsts: None,
             origin: None,
-            steps: Steps::default(),
+            admission_trace: AdmissionTrace::default(),
             stage: Stage::Arrived,
             cause: None,
             _in_flight: InFlight::enter(&gate.metrics.in_flight),
@@ -268,7 +268,7 @@ impl Forwarding {
     pub fn begin(gate: &Arc<Gate>, permit: Permit, client_blocked: Duration) -> Forwarding {
         let key = permit.key().clone();
         let endpoint = permit.endpoint().clone();
-        let (standing, waived) = (permit.standing(), permit.waived());
+        let (quota_status, shadow_violation) = (permit.quota_status(), permit.shadow_violation());
         let Grant {
             receipt,
             upstream,
@@ -277,8 +277,8 @@ impl Forwarding {
         Forwarding {
             key,
             endpoint,
-            standing,
-            waived,
+            quota_status,
+            shadow_violation,
             units: receipt.units,
             upstream,
             attempts: 0,
@@ -380,7 +380,7 @@ impl Forwarding {
     /// Refunds the units, once; a second call does nothing.
     pub async fn refund(&mut self, reason: RefundReason) {
         if let Some(used) = self.charged.refund(reason).await {
-            self.standing.used = used;
+            self.quota_status.used = used;
         }
     }
 

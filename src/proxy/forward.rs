@@ -42,7 +42,7 @@ const PROXY_AUTHENTICATE: HeaderName = HeaderName::from_static("proxy-authentica
 
 /// The facts about a request that its upstream receives.
 #[derive(Debug)]
-pub struct Identity<'a> {
+pub struct ForwardedIdentity<'a> {
     /// The request id.
     pub request_id: &'a HeaderValue,
     /// The client's address.
@@ -87,7 +87,7 @@ pub struct Outgoing<'a> {
     /// The framing of its body.
     pub framing: Framing,
     /// The facts for the upstream.
-    pub identity: Identity<'a>,
+    pub identity: ForwardedIdentity<'a>,
     /// The client's fields that are not forwarded.
     pub denied: &'a DeniedHeaders,
     /// The field that authenticates the gateway to the upstream.
@@ -240,7 +240,7 @@ mod tests {
             head: &head,
             host: &HeaderValue::from_static("127.0.0.1:9000"),
             framing: Framing::Empty,
-            identity: Identity {
+            identity: ForwardedIdentity {
                 request_id: &HeaderValue::from_static("r-1"),
                 client: Some(&HeaderValue::from_static("192.0.2.1")),
                 scheme: "https",

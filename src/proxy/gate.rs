@@ -12,10 +12,10 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use super::crossings::Crossings;
 use super::forward::DeniedHeaders;
 use super::rates::Rates;
 use super::relay::connections::Connections;
+use super::threshold_events::ThresholdEvents;
 use super::upstreams::Upstream;
 use super::well_formed::HeadLimits;
 use crate::config::{self, Config, Limits};
@@ -155,7 +155,7 @@ pub struct Gate {
     /// Connections to upstreams.
     pub connections: Connections,
     /// Keys near their limits.
-    pub crossings: Crossings,
+    pub threshold_events: ThresholdEvents,
     /// The quota day of the last request; replaced when it is over.
     day: ArcSwapOption<Day>,
     usage_reads: Mutex<TokenBuckets<KeyId>>,
@@ -181,7 +181,7 @@ impl Gate {
             access_log,
             tracer,
             connections: Connections::default(),
-            crossings: Crossings::default(),
+            threshold_events: ThresholdEvents::default(),
             day: ArcSwapOption::empty(),
             usage_reads: Mutex::new(TokenBuckets::new(USAGE_READERS_MAX)),
             failed_authentications: Mutex::new(TokenBuckets::new(FAILING_ADDRESSES_MAX)),

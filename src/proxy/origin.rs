@@ -8,13 +8,13 @@ use http::HeaderValue;
 use super::client::Client as Request;
 use super::forward::{self, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::policy::address::Network;
-use crate::policy::forwarded::{self, Client};
+use crate::policy::forwarded::{self, RequestSender};
 
 /// The origin of one request.
 #[derive(Debug, Clone)]
 pub struct Origin {
     /// The sender.
-    pub client: Client,
+    pub client: RequestSender,
     /// The sender's address.
     pub address: HeaderValue,
     /// `https` or `http`, as used by the client.
@@ -34,7 +34,7 @@ impl Origin {
             "http"
         };
         if !forwarded::is_trusted(peer.ip(), trusted) {
-            let client = Client::Connected(peer);
+            let client = RequestSender::Connected(peer);
             return Origin {
                 client,
                 address: connection.address.clone(),
@@ -43,7 +43,7 @@ impl Origin {
             };
         }
         let told_host = forwarded::host_of(fields.all(&X_FORWARDED_HOST));
-        let client = Client::of(peer, fields.all(&X_FORWARDED_FOR), trusted);
+        let client = RequestSender::of(peer, fields.all(&X_FORWARDED_FOR), trusted);
         Origin {
             client,
             address: forward::address(client.ip()),

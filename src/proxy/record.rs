@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use super::admission::Place;
+use super::admission::RouteId;
 use super::client::Client;
 use super::exchange::{Ending, Exchange, Stage};
 use super::failure::Failure;
 use super::gate::Gate;
-use super::trace::Facts;
+use super::trace::RequestFacts;
 use crate::policy::api_key;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::http1::Version;
 use crate::telemetry::access_log::Line;
 use crate::telemetry::metrics::NONE;
@@ -20,7 +20,7 @@ use crate::telemetry::metrics::NONE;
 pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, exchange: &Exchange) {
     let head = &client.head;
     let prefix = &exchange.snapshot.config.keys.prefix;
-    let outcome = Outcome::of(&exchange.stage);
+    let outcome = RecordedOutcome::of(&exchange.stage);
     let endpoint = outcome.endpoint.unwrap_or(NONE);
     let duration = exchange.started.elapsed();
     let metrics = &gate.metrics;
@@ -28,8 +28,8 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         .requests
         .with_label_values(&[endpoint, outcome.tier.unwrap_or(NONE), outcome.word])
         .inc();
-    if let (Some(tier), Some(waived)) = (outcome.tier, outcome.waived) {
-        let labels = [tier, waived.as_str()];
+    if let (Some(tier), Some(shadow_violation)) = (outcome.tier, outcome.shadow_violation) {
+        let labels = [tier, shadow_violation.as_str()];
         metrics.shadow_refusals.with_label_values(&labels).inc();
     }
     metrics
@@ -48,8 +48,11 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         (_, None) => exchange.cause.clone(),
     };
     let status = client.status().map_or(0, |status| status.as_u16());
-    if let Some(recording) = &exchange.steps.recording {
-        let facts = Facts {
+    if let Some(recording) = &exchange.admission_trace.recording {
+        let facts = RequestFacts {
+            time: exchange.time,
+            started: exchange.started,
+            request_id: exchange.request_id_str(),
             method: head.method(),
             endpoint: outcome.endpoint,
             key_id: outcome.key_id,
@@ -58,7 +61,7 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
             outcome: outcome.word,
             units: outcome.units,
         };
-        let spans = recording.spans(exchange, &facts);
+        let spans = recording.spans(&facts);
         let count = spans.len() as u64;
         if !gate.tracer.leave(spans) {
             let dropped = metrics.trace_spans.with_label_values(&["dropped"]);
@@ -86,12 +89,12 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
         status,
         outcome: outcome.word,
         policy: outcome.policy,
-        would_refuse: outcome.waived.map(Waived::as_str),
+        would_refuse: outcome.shadow_violation.map(ShadowViolation::as_str),
         sample_percent: sample,
         units: outcome.units,
         refunded: outcome.refunded,
         duration_ms: duration,
-        store_ms: exchange.steps.store_wait,
+        store_ms: exchange.admission_trace.store_wait,
         upstream_ms: outcome.upstream.map(|(_, waited)| waited),
         bytes_sent: client.bytes_sent(),
         cause: cause.as_deref(),
@@ -100,61 +103,61 @@ pub fn record(gate: &Gate, client: &Client<'_>, failure: Option<&Failure>, excha
 
 /// The percentage of requests like this one that have a line in the access log; `None` for all. Only requests that were served
 /// normally are sampled.
-fn sample(exchange: &Exchange, outcome: &Outcome<'_>, status: u16) -> Option<u8> {
+fn sample(exchange: &Exchange, outcome: &RecordedOutcome<'_>, status: u16) -> Option<u8> {
     let percent = exchange.snapshot.config.logging.access_log_percent;
-    let plain = outcome.word == word(None) && status < 400 && outcome.waived.is_none();
+    let plain = outcome.word == word(None) && status < 400 && outcome.shadow_violation.is_none();
     (plain && percent < 100).then_some(percent)
 }
 
 /// The facts of a request for the access log and the metrics.
-struct Outcome<'a> {
+struct RecordedOutcome<'a> {
     word: &'static str,
     policy: Option<&'static str>,
     endpoint: Option<&'a str>,
     key_id: Option<&'a str>,
     tier: Option<&'a str>,
-    waived: Option<Waived>,
+    shadow_violation: Option<ShadowViolation>,
     units: u32,
     refunded: bool,
     upstream: Option<(&'a str, Duration)>,
 }
 
-impl<'a> Outcome<'a> {
-    fn of(stage: &'a Stage) -> Outcome<'a> {
-        let nothing = Outcome {
+impl<'a> RecordedOutcome<'a> {
+    fn of(stage: &'a Stage) -> RecordedOutcome<'a> {
+        let nothing = RecordedOutcome {
             word: "INTERNAL_ERROR",
             policy: None,
             endpoint: None,
             key_id: None,
             tier: None,
-            waived: None,
+            shadow_violation: None,
             units: 0,
             refunded: false,
             upstream: None,
         };
         match stage {
             Stage::Arrived => nothing,
-            Stage::Refused(refusal) => Outcome {
+            Stage::Refused(refusal) => RecordedOutcome {
                 word: refusal.rejection.code(),
                 policy: refusal.rejection.policy(),
-                endpoint: refusal.place.as_ref().map(Place::name),
+                endpoint: refusal.place.as_ref().map(RouteId::name),
                 key_id: refusal.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: refusal.key.as_ref().map(|key| key.record.tier.as_str()),
                 ..nothing
             },
-            Stage::Served(served) => Outcome {
+            Stage::Served(served) => RecordedOutcome {
                 word: word(served.ending.as_ref()),
                 endpoint: Some(served.path.as_str()),
                 key_id: served.key.as_ref().map(|key| key.record.id.as_str()),
                 tier: served.key.as_ref().map(|key| key.record.tier.as_str()),
                 ..nothing
             },
-            Stage::Forwarding(forwarding) => Outcome {
+            Stage::Forwarding(forwarding) => RecordedOutcome {
                 word: word(forwarding.ending.as_ref()),
                 endpoint: Some(&forwarding.endpoint.pattern),
                 key_id: Some(forwarding.key.record.id.as_str()),
                 tier: Some(forwarding.key.record.tier.as_str()),
-                waived: forwarding.waived,
+                shadow_violation: forwarding.shadow_violation,
                 units: forwarding.units,
                 refunded: forwarding.refunded(),
                 upstream: forwarding

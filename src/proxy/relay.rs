@@ -30,7 +30,7 @@ use super::connection::allowance::Reads;
 use super::connection::timer::Timer;
 use super::exchange::{Exchange, Forwarding};
 use super::failure::{Failure, Fate, Fault, ServerFault, gone_before, header_passed, look_at};
-use super::forward::{Identity, Outgoing};
+use super::forward::{ForwardedIdentity, Outgoing};
 use super::gate::Gate;
 use crate::policy::http1::framing::Framing;
 
@@ -43,7 +43,7 @@ mod link;
 mod upload;
 
 use connections::Taken;
-use link::{Event, Link};
+use link::{Link, LinkEvent};
 use upload::Upload;
 
 /// A placeholder, which is not the host of any server.
@@ -64,7 +64,7 @@ pub struct Relay<'a, 'c> {
 }
 
 /// An attempt that did not answer the request.
-struct Failed {
+struct FailedAttempt {
     failure: Failure,
     /// The server's description and whether its connection was reused; `None` if no server was reached.
     reached: Option<(Box<HttpPeer>, bool)>,
@@ -72,7 +72,7 @@ struct Failed {
 
 /// The next event of an exchange.
 enum Next {
-    Server(Result<Event, Failure>),
+    Server(Result<LinkEvent, Failure>),
     Client(Result<Option<Bytes>, Failure>),
     Late,
 }
@@ -98,8 +98,8 @@ impl Relay<'_, '_> {
     ///
     /// # Errors
     /// With the failure, if no other attempt is made.
-    fn judge(&mut self, failed: Failed, upload: &Upload) -> Result<(), Failure> {
-        let Failed { failure, reached } = failed;
+    fn judge(&mut self, failed: FailedAttempt, upload: &Upload) -> Result<(), Failure> {
+        let FailedAttempt { failure, reached } = failed;
         let Some((peer, reused)) = reached else {
             // Nothing was sent, so a request of any method may try another server.
             self.forwarding.note_failed(self.gate);
@@ -159,16 +159,16 @@ impl Relay<'_, '_> {
     }
 
     /// One attempt at a server.
-    async fn attempt(&mut self, upload: &mut Upload) -> Result<(), Failed> {
+    async fn attempt(&mut self, upload: &mut Upload) -> Result<(), FailedAttempt> {
         let Some((peer, is_fresh)) = self.forwarding.attempt() else {
             let cause = "none of its servers has an address";
-            return Err(Failed {
+            return Err(FailedAttempt {
                 failure: Failure::server(ServerFault::Unreached, cause),
                 reached: None,
             });
         };
         let taken = self.gate.connections.take(&peer, is_fresh).await;
-        let (taken, reused) = taken.map_err(|error| Failed {
+        let (taken, reused) = taken.map_err(|error| FailedAttempt {
             failure: Failure::server(ServerFault::Unreached, error),
             reached: None,
         })?;
@@ -177,7 +177,7 @@ impl Relay<'_, '_> {
         let connections = &self.gate.metrics.upstream_connections;
         connections.with_label_values(&labels).inc();
         let done = self.exchange_with(taken, &peer, upload).await;
-        done.map_err(|failure| Failed {
+        done.map_err(|failure| FailedAttempt {
             failure,
             reached: Some((peer, reused)),
         })
@@ -223,10 +223,14 @@ impl Relay<'_, '_> {
         // A failure before it is written becomes a 500, which is refunded.
         forwarding.note_sent();
         let server = forwarding.server();
-        let recorded = exchange.steps.recording.as_mut().map(|recording| {
-            let span = recording.attempt(server);
-            (recording.context, span)
-        });
+        let recorded = exchange
+            .admission_trace
+            .recording
+            .as_mut()
+            .map(|recording| {
+                let span = recording.attempt(server);
+                (recording.context, span)
+            });
         let origin = exchange.origin.as_ref();
         let told_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;
@@ -234,7 +238,7 @@ impl Relay<'_, '_> {
             head: &client.head,
             host: server.map_or(&NO_HOST, |server| &server.authority),
             framing: framing(client),
-            identity: Identity {
+            identity: ForwardedIdentity {
                 request_id: &exchange.request_id,
                 client: origin.map(|origin| &origin.address),
                 scheme: origin.map_or("http", |origin| origin.scheme),
@@ -342,7 +346,7 @@ impl Relay<'_, '_> {
     async fn pass(
         &mut self,
         link: &mut Link,
-        event: Event,
+        event: LinkEvent,
         upload: &mut Upload,
     ) -> Result<bool, Failure> {
         let (mut pieces, mut ended, mut failed) = (Vec::new(), false, None);

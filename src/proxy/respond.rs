@@ -1,4 +1,4 @@
-//! Writing the gateway's own answers: the problem body, the standing, the request id.
+//! Writing the gateway's own answers: the problem body, the quota status, the request id.
 //!
 //! An answer to `HEAD` has the header of the answer to `GET`, and no body: over HTTP/2 a body would break the stream.
 
@@ -20,7 +20,7 @@ use crate::policy::endpoint::Endpoint;
 use crate::policy::http1::fields::FieldList;
 use crate::policy::http1::request::RequestHead;
 use crate::policy::openapi::Document;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::{PROBLEM_JSON, Problem, Rejection};
 use crate::policy::retirement::Retirement;
 
@@ -39,12 +39,12 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The answer for `rejection`, with the standing of an authenticated caller and the announcements of its `endpoint`.
+    /// The answer for `rejection`, with the quota status of an authenticated caller and the announcements of its `endpoint`.
     pub fn to(
         method: &Method,
         exchange: &Exchange,
         rejection: &Rejection,
-        standing: Option<Standing>,
+        quota_status: Option<QuotaStatus>,
         endpoint: Option<&Endpoint>,
         now: Timestamp,
     ) -> Answer {
@@ -53,7 +53,7 @@ impl Answer {
             &exchange.snapshot.config.keys.realm,
             now,
         );
-        let mut fields = refusal_fields(&problem, standing, endpoint, now);
+        let mut fields = refusal_fields(&problem, quota_status, endpoint, now);
         insert_common(&mut fields, exchange);
         let body = Bytes::from(problem.body);
         Answer::new(method, problem.status, fields, body)
@@ -104,14 +104,14 @@ impl Answer {
         method: &Method,
         exchange: &Exchange,
         report: Vec<u8>,
-        standing: Standing,
+        quota_status: QuotaStatus,
         now: Timestamp,
     ) -> Answer {
         let mut answer = Answer::json(method, Bytes::from(report));
         let fields = &mut answer.head.fields;
         fields.append(CACHE_CONTROL, USAGE_CACHING);
         insert_common(fields, exchange);
-        insert_standing(fields, standing, now);
+        insert_quota_status(fields, quota_status, now);
         answer
     }
 
@@ -140,7 +140,7 @@ impl Answer {
 /// The fields of a refusal, except its request id and its length.
 pub fn refusal_fields(
     problem: &Problem,
-    standing: Option<Standing>,
+    quota_status: Option<QuotaStatus>,
     endpoint: Option<&Endpoint>,
     now: Timestamp,
 ) -> FieldList {
@@ -150,8 +150,8 @@ pub fn refusal_fields(
     for (name, value) in &problem.headers {
         fields.insert(name.clone(), value.clone());
     }
-    if let Some(standing) = standing {
-        insert_standing(&mut fields, standing, now);
+    if let Some(quota_status) = quota_status {
+        insert_quota_status(&mut fields, quota_status, now);
     }
     if let Some(endpoint) = endpoint {
         announce(&mut fields, &endpoint.retirement);
@@ -194,9 +194,9 @@ pub fn http_date(now: Timestamp) -> String {
         .unwrap_or_default()
 }
 
-/// Inserts the caller's standing into an answer's head, which has none yet.
-pub fn insert_standing(fields: &mut FieldList, standing: Standing, now: Timestamp) {
-    for (name, value) in standing.headers(now) {
+/// Inserts the caller's quota status into an answer's head, which has none yet.
+pub fn insert_quota_status(fields: &mut FieldList, quota_status: QuotaStatus, now: Timestamp) {
+    for (name, value) in quota_status.headers(now) {
         fields.append(name, value);
     }
 }

@@ -75,13 +75,16 @@ async fn answer(
     }
     let sent = client.head.fields();
     exchange.identify(sent.first(&X_REQUEST_ID));
-    exchange.steps.recording = Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
+    exchange.admission_trace.recording =
+        Recording::begin(sent.first(&TRACEPARENT), &snapshot.config.tracing);
     exchange.origin = Some(Origin::of(client, &snapshot.config.listen.trusted_proxies));
     if client.connection.is_encrypted {
         exchange.hsts = respond::hsts(&snapshot.config);
     }
     let admitted = match expect_no_body(client, &snapshot.head_limits, limits.request_read).await {
-        Ok(()) => admission::admit(gate, &snapshot, &client.head, &mut exchange.steps).await,
+        Ok(()) => {
+            admission::admit(gate, &snapshot, &client.head, &mut exchange.admission_trace).await
+        }
         Err(malformed) => Err(Refusal::of(Rejection::BadRequest(malformed))),
     };
     match admitted {
@@ -93,7 +96,8 @@ async fn answer(
         }
         Ok(Admitted::Usage(usage)) => {
             let (method, now) = (client.head.method(), gate.store.now());
-            let answer = Answer::with_usage(method, exchange, usage.report, usage.standing, now);
+            let answer =
+                Answer::with_usage(method, exchange, usage.report, usage.quota_status, now);
             let served = Served::new(OwnPath::Usage, Some(usage.key));
             serve_own(client, exchange, answer, served).await
         }
@@ -137,8 +141,8 @@ async fn forward(
     failure::settle(gate, client, &failure, forwarding).await;
     if let Some(Ending::Rejected(rejection)) = &forwarding.ending {
         let (method, now) = (client.head.method(), gate.store.now());
-        let (standing, endpoint) = (Some(forwarding.standing), Some(&*forwarding.endpoint));
-        let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+        let (quota_status, endpoint) = (Some(forwarding.quota_status), Some(&*forwarding.endpoint));
+        let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
         client.close_after();
         if answer.write(client).await.is_ok() {
             exchange.cause = Some(failure.to_string());
@@ -197,9 +201,9 @@ async fn refuse(
         hits.with_label_values(&[limit]).inc();
     }
     let (method, now) = (client.head.method(), gate.store.now());
-    let (rejection, standing) = (&refusal.rejection, refusal.standing);
+    let (rejection, quota_status) = (&refusal.rejection, refusal.quota_status);
     let endpoint = refusal.endpoint();
-    let answer = Answer::to(method, exchange, rejection, standing, endpoint, now);
+    let answer = Answer::to(method, exchange, rejection, quota_status, endpoint, now);
     exchange.stage = Stage::Refused(refusal);
     answer.write(client).await
 }
@@ -211,7 +215,7 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     let limits = &exchange.snapshot.config.limits;
     let sender = match &exchange.origin {
         Some(origin) => origin.client,
-        None => forwarded::Client::Connected(client.connection.client),
+        None => forwarded::RequestSender::Connected(client.connection.client),
     };
     let noted = gate.note_failed_authentication(sender.ip(), limits);
     let limit = match noted {
@@ -222,11 +226,11 @@ fn note_failed_authentication(gate: &Gate, client: &mut Client<'_>, exchange: &E
     let hits = &gate.metrics.limit_hits;
     hits.with_label_values(&[limit]).inc();
     match sender {
-        forwarded::Client::Connected(_) => {
+        forwarded::RequestSender::Connected(_) => {
             client.close_after();
             client.connection.retire();
         }
-        forwarded::Client::Forwarded(_) => {}
+        forwarded::RequestSender::Forwarded(_) => {}
     }
 }
 

@@ -9,11 +9,10 @@ use std::time::Instant;
 use http::Method;
 use jiff::{SignedDuration, Timestamp};
 
-use super::exchange::Exchange;
 use super::upstreams::Server;
 use crate::config::Tracing;
 use crate::policy::trace_context::TraceContext;
-use crate::telemetry::traces::{Kind, Span, Value};
+use crate::telemetry::traces::{Span, SpanKind, Value};
 
 /// The notes about a recorded request.
 #[derive(Debug)]
@@ -37,7 +36,13 @@ struct Attempt {
 }
 
 /// The facts of a request in the access log, for its span.
-pub struct Facts<'a> {
+pub struct RequestFacts<'a> {
+    /// The time of the request on the wall clock.
+    pub time: Timestamp,
+    /// The same as an instant.
+    pub started: Instant,
+    /// The request's id.
+    pub request_id: &'a str,
     /// Its method.
     pub method: &'a Method,
     /// The endpoint's pattern.
@@ -94,8 +99,8 @@ impl Recording {
     }
 
     /// All spans of a finished request.
-    pub fn spans(&self, exchange: &Exchange, facts: &Facts<'_>) -> Vec<Span> {
-        let at = |instant: Instant| clock_of(exchange, instant);
+    pub fn spans(&self, facts: &RequestFacts<'_>) -> Vec<Span> {
+        let at = |instant: Instant| clock_of(facts, instant);
         let ended = at(Instant::now());
         let part = |name: &str, kind, began: Timestamp, ended: Timestamp| Span {
             trace_id: self.context.trace_id,
@@ -111,16 +116,21 @@ impl Recording {
         let mut spans = vec![Span {
             id: self.span,
             parent: self.context.parent,
-            attributes: attributes(exchange, facts),
+            attributes: attributes(facts),
             is_failed: facts.status == 0 || facts.status >= 500,
-            ..part(&name(facts), Kind::Server, at(exchange.started), ended)
+            ..part(&name(facts), SpanKind::Server, at(facts.started), ended)
         }];
         if let Some(authenticated) = self.authenticated {
-            let (began, ended) = (at(exchange.started), at(authenticated));
-            spans.push(part("authenticate", Kind::Internal, began, ended));
+            let (began, ended) = (at(facts.started), at(authenticated));
+            spans.push(part("authenticate", SpanKind::Internal, began, ended));
         }
         for (asked, answered) in &self.charges {
-            spans.push(part("charge", Kind::Internal, at(*asked), at(*answered)));
+            spans.push(part(
+                "charge",
+                SpanKind::Internal,
+                at(*asked),
+                at(*answered),
+            ));
         }
         for (number, attempt) in self.attempts.iter().enumerate() {
             // An attempt that is followed by another ends where that begins, and has failed.
@@ -134,7 +144,12 @@ impl Recording {
                 id: attempt.span,
                 attributes: server.into_iter().chain(again).collect(),
                 is_failed: next.is_some() || facts.status >= 500,
-                ..part("upstream", Kind::Client, at(attempt.began), attempt_ended)
+                ..part(
+                    "upstream",
+                    SpanKind::Client,
+                    at(attempt.began),
+                    attempt_ended,
+                )
             });
         }
         spans
@@ -145,14 +160,14 @@ fn fresh_id() -> u64 {
     fastrand::u64(1..)
 }
 
-fn clock_of(exchange: &Exchange, instant: Instant) -> Timestamp {
-    let after = instant.saturating_duration_since(exchange.started);
+fn clock_of(facts: &RequestFacts<'_>, instant: Instant) -> Timestamp {
+    let after = instant.saturating_duration_since(facts.started);
     let after = SignedDuration::try_from(after).unwrap_or(SignedDuration::ZERO);
-    exchange.time.saturating_add(after).unwrap_or(exchange.time)
+    facts.time.saturating_add(after).unwrap_or(facts.time)
 }
 
 /// Method and pattern, by OpenTelemetry's convention; a method that no endpoint can take is not repeated.
-fn name(facts: &Facts<'_>) -> String {
+fn name(facts: &RequestFacts<'_>) -> String {
     let method = known(facts.method);
     match facts.endpoint {
         Some(endpoint) => format!("{method} {endpoint}"),
@@ -173,13 +188,10 @@ fn known(method: &Method) -> &str {
     }
 }
 
-fn attributes(exchange: &Exchange, facts: &Facts<'_>) -> Vec<(&'static str, Value)> {
+fn attributes(facts: &RequestFacts<'_>) -> Vec<(&'static str, Value)> {
     let mut attributes = vec![
         ("http.request.method", Value::from(known(facts.method))),
-        (
-            "touchline.request_id",
-            Value::from(exchange.request_id_str()),
-        ),
+        ("touchline.request_id", Value::from(facts.request_id)),
         ("touchline.outcome", Value::from(facts.outcome)),
     ];
     for (key, text) in [

@@ -19,7 +19,7 @@ use pingora::upstreams::peer::HttpPeer;
 use crate::config::{self, HealthCheck, Timeouts};
 use crate::policy::choice::{self, Candidate, Choice, Occasion};
 use crate::policy::compression::Compression;
-use crate::policy::server_health::{Change, Checked, Ejection};
+use crate::policy::server_health::{Ejection, HealthChange, HealthCheckResult};
 use crate::telemetry::metrics::Metrics;
 
 mod server;
@@ -49,13 +49,13 @@ pub struct Upstream {
     ejection: Ejection,
     wire: Wire,
     configured: Vec<config::Server>,
-    places: ArcSwap<Vec<Place>>,
+    places: ArcSwap<Vec<WeightedServer>>,
     turn: AtomicU64,
 }
 
 /// A server with its weight in one upstream.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct WeightedServer {
     /// The server.
     pub server: Arc<Server>,
     weight: NonZeroU32,
@@ -77,7 +77,7 @@ impl Upstream {
             let addresses = addresses.into_iter();
             addresses.map(|address| place(before, server, address))
         });
-        let places: Vec<Place> = places.collect();
+        let places: Vec<WeightedServer> = places.collect();
         if config.health.is_none() {
             places.iter().for_each(|place| place.server.unchecked());
         }
@@ -99,7 +99,7 @@ impl Upstream {
     }
 
     /// The current servers.
-    pub fn places(&self) -> Arc<Vec<Place>> {
+    pub fn places(&self) -> Arc<Vec<WeightedServer>> {
         self.places.load_full()
     }
 
@@ -113,7 +113,7 @@ impl Upstream {
         let now = Instant::now();
         let candidates: Vec<Candidate> = places
             .iter()
-            .map(|Place { server, weight }| Candidate {
+            .map(|WeightedServer { server, weight }| Candidate {
                 up: server.is_usable(now),
                 tried: server.is_among(tried),
                 weight: *weight,
@@ -183,11 +183,11 @@ impl Upstream {
     }
 
     /// Notes a check of a server.
-    pub fn note_checked(&self, server: &Server, checked: Checked, metrics: &Metrics) {
+    pub fn note_checked(&self, server: &Server, checked: HealthCheckResult, metrics: &Metrics) {
         let Some(health) = &self.health else { return };
         let word = match checked {
-            Checked::Passed => "passed",
-            Checked::Failed => "failed",
+            HealthCheckResult::Passed => "passed",
+            HealthCheckResult::Failed => "failed",
         };
         let checks = &metrics.upstream_checks;
         checks.with_label_values(&[&*self.name, word]).inc();
@@ -196,24 +196,24 @@ impl Upstream {
         }
     }
 
-    fn log(&self, server: &Server, change: Change) {
+    fn log(&self, server: &Server, change: HealthChange) {
         let (upstream, server) = (&*self.name, server.label());
         match change {
-            Change::Unhealthy => {
+            HealthChange::Unhealthy => {
                 tracing::warn!(
                     upstream,
                     server,
                     "health checks fail: the server gets no requests"
                 );
             }
-            Change::Healthy => {
+            HealthChange::Healthy => {
                 tracing::info!(
                     upstream,
                     server,
                     "health checks pass: the server gets requests again"
                 );
             }
-            Change::Ejected(pause) => {
+            HealthChange::Ejected(pause) => {
                 let seconds = pause.as_secs_f64();
                 tracing::warn!(
                     upstream,
@@ -222,7 +222,7 @@ impl Upstream {
                     "requests fail: the server gets no more for a while"
                 );
             }
-            Change::Returned => {
+            HealthChange::Returned => {
                 tracing::info!(
                     upstream,
                     server,
@@ -249,7 +249,7 @@ impl Upstream {
     /// nothing: it indicates a fault of the resolver rather than of the service.
     pub fn note_resolved(&self, name: &str, addresses: &[SocketAddr]) -> bool {
         let before = self.places.load();
-        let of_name = |place: &&Place| place.server.name == name;
+        let of_name = |place: &&WeightedServer| place.server.name == name;
         let present: Vec<SocketAddr> = before
             .iter()
             .filter(of_name)
@@ -258,7 +258,7 @@ impl Upstream {
         if addresses.is_empty() || present == addresses {
             return false;
         }
-        let mut places: Vec<Place> = Vec::new();
+        let mut places: Vec<WeightedServer> = Vec::new();
         for server in &self.configured {
             if server.name == name {
                 let resolved = addresses.iter();
@@ -278,10 +278,14 @@ impl Upstream {
 }
 
 /// The server at an address, with its state from before.
-fn place(before: &[Place], server: &config::Server, address: SocketAddr) -> Place {
+fn place(
+    before: &[WeightedServer],
+    server: &config::Server,
+    address: SocketAddr,
+) -> WeightedServer {
     let known = before.iter().map(|place| &place.server);
     let mut known = known.filter(|known| known.name == server.name && known.address == address);
-    Place {
+    WeightedServer {
         server: match known.next() {
             Some(known) => known.clone(),
             None => Arc::new(Server::new(&server.name, address)),

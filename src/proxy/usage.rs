@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::policy::calendar::Day;
 use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::store::{DayUsage, Totals};
 
 /// Days of the history, including today.
@@ -47,10 +47,10 @@ struct OneDay<'a> {
 }
 
 impl<'a> Report<'a> {
-    /// The report for a key with this `standing` and `used` units, from the ledger of the days since [`first_day`].
+    /// The report for a key with this `quota_status` and `used` units, from the ledger of the days since [`first_day`].
     pub fn new(
         record: &'a KeyRecord,
-        standing: Standing,
+        quota_status: QuotaStatus,
         used: u64,
         table: &'a EndpointTable,
         history: &'a [DayUsage],
@@ -60,10 +60,10 @@ impl<'a> Report<'a> {
             .filter(|endpoint| endpoint.included_in(&record.tier));
         Report {
             tier: &record.tier,
-            limit: standing.limit,
+            limit: quota_status.limit,
             used,
-            remaining: standing.limit.saturating_sub(used),
-            reset: Timestamp::from_second(standing.day.end).unwrap_or(Timestamp::MAX),
+            remaining: quota_status.limit.saturating_sub(used),
+            reset: Timestamp::from_second(quota_status.day.end).unwrap_or(Timestamp::MAX),
             subscription_expires: record.expires,
             endpoints: included.map(|endpoint| Included::of(endpoint)).collect(),
             days: history
@@ -119,13 +119,13 @@ mod tests {
         EndpointTable::new(vec![endpoint("/a", "pro", 2), endpoint("/b", "other", 1)]).unwrap()
     }
 
-    fn standing() -> Standing {
+    fn quota_status() -> QuotaStatus {
         let day = Day {
             date: "2026-03-01".parse().unwrap(),
             start: 1_772_323_200,
             end: 1_772_409_600,
         };
-        Standing {
+        QuotaStatus {
             limit: 10,
             used: None,
             day,
@@ -154,7 +154,7 @@ mod tests {
         };
         let history = [day(record.id), day(stranger.id)];
         let table = table();
-        let report = Report::new(&record, standing(), 4, &table, &history);
+        let report = Report::new(&record, quota_status(), 4, &table, &history);
         let body: serde_json::Value = serde_json::from_slice(&report.to_json()).unwrap();
         assert_eq!(
             body,
@@ -173,12 +173,12 @@ mod tests {
     fn more_used_than_the_limit_leaves_nothing_and_never_less() {
         let (_, record) = key_of("pro");
         let table = table();
-        let report = Report::new(&record, standing(), 11, &table, &[]);
+        let report = Report::new(&record, quota_status(), 11, &table, &[]);
         assert_eq!((report.used, report.remaining), (11, 0));
     }
 
     #[test]
     fn the_history_has_thirty_days_with_today() {
-        assert_eq!(first_day(standing().day).to_string(), "2026-01-31");
+        assert_eq!(first_day(quota_status().day).to_string(), "2026-01-31");
     }
 }

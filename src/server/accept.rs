@@ -12,11 +12,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::proxied;
-use super::tls::{Front, failure};
+use super::tls::{Acceptor, failure};
 use crate::config::{Limits, Listen, ProxyProtocol};
 use crate::policy::{address, forwarded};
 use crate::proxy::connection::Connection;
-use crate::proxy::connection::census::{Census, Full, Places};
+use crate::proxy::connection::limiter::{ConnectionLimiter, ConnectionLimits, LimitReached};
 use crate::proxy::connection::opening::{self, Opened, Silent};
 use crate::proxy::connection::redirect;
 use crate::proxy::connection::transport::Transport;
@@ -34,7 +34,7 @@ pub enum Behind {
     /// The API in clear text.
     Clear,
     /// The API over TLS.
-    Tls(Arc<Front>),
+    Tls(Arc<Acceptor>),
     /// The redirect to HTTPS.
     Redirect,
 }
@@ -60,7 +60,7 @@ pub struct Door {
     /// The state shared by requests.
     pub gate: Arc<Gate>,
     /// All connections of the gateway.
-    pub census: Arc<Census>,
+    pub limiter: Arc<ConnectionLimiter>,
 }
 
 impl Door {
@@ -70,12 +70,12 @@ impl Door {
             listener,
             behind,
             gate,
-            census,
+            limiter,
         } = self;
         let room = Arc::new(Room {
             behind,
             gate,
-            census,
+            limiter,
             shutdown: shutdown.clone(),
         });
         loop {
@@ -119,17 +119,17 @@ fn longest_upstream(snapshot: &Snapshot) -> Duration {
 }
 
 /// The name of a limit in metrics.
-fn name_of(full: Full) -> &'static str {
+fn name_of(full: LimitReached) -> &'static str {
     match full {
-        Full::All => "connections",
-        Full::Address => "connections_per_address",
+        LimitReached::All => "connections",
+        LimitReached::Address => "connections_per_address",
     }
 }
 
 struct Room {
     behind: Behind,
     gate: Arc<Gate>,
-    census: Arc<Census>,
+    limiter: Arc<ConnectionLimiter>,
     shutdown: watch::Receiver<bool>,
 }
 
@@ -145,14 +145,14 @@ impl Room {
         if spoken == ProxyProtocol::Spoken && !proxy {
             return self.note_limit("proxy_protocol");
         }
-        let places = Places {
+        let places = ConnectionLimits {
             all: limits.connections,
             each_address: limits.connections_per_address,
         };
         let counted = |address| address::counted(address, &limits.exempt_addresses);
         let address = if proxy { None } else { counted(peer.ip()) };
-        let mut seat = match self.census.seat(address, places) {
-            Ok(seat) => seat,
+        let mut slot = match self.limiter.slot(address, places) {
+            Ok(slot) => slot,
             Err(full) => return self.note_limit(name_of(full)),
         };
         // Answers are already gathered before they are written, so Nagle's algorithm would only delay them.
@@ -164,7 +164,7 @@ impl Room {
             ProxyProtocol::Spoken => match Box::pin(self.proxied_client(&mut socket, limits)).await
             {
                 Some(Some(client)) => {
-                    if let Err(full) = seat.assign(counted(client.ip()), places) {
+                    if let Err(full) = slot.assign(counted(client.ip()), places) {
                         return self.note_limit(name_of(full));
                     }
                     client
@@ -175,7 +175,7 @@ impl Room {
         };
         let tls = match (&self.behind, &listen.redirect) {
             (Behind::Clear, _) => None,
-            (Behind::Tls(front), _) => Some(front),
+            (Behind::Tls(acceptor), _) => Some(acceptor),
             (Behind::Redirect, Some(redirect)) => {
                 let gate = &self.gate;
                 let rule = &redirect.rule;
@@ -220,7 +220,7 @@ impl Room {
     async fn shake_hands(
         &self,
         socket: TcpStream,
-        tls: Option<&Arc<Front>>,
+        tls: Option<&Arc<Acceptor>>,
         limits: &Limits,
     ) -> Option<Transport> {
         let Some(tls) = tls else {

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::ServeError;
 use super::handover::{Offer, Predecessor};
 use super::listeners::{Bound, Listener, Ready};
-use crate::admin::Admin;
+use crate::admin::AdminService;
 use crate::proxy::Gate;
 
 /// The parts needed to accept connections.
@@ -33,7 +33,7 @@ impl Entrance<'_> {
     pub async fn open(
         self,
         predecessor: Option<Predecessor>,
-        admin: Admin,
+        admin: AdminService,
         watch: &watch::Receiver<bool>,
         succeeded: &Arc<Notify>,
     ) -> Result<(Bound, Option<JoinHandle<()>>), ServeError> {
@@ -75,7 +75,7 @@ impl Entrance<'_> {
     }
 
     /// The services behind the addresses, which do not accept connections yet.
-    fn ready(&self, admin: Admin) -> Result<Ready, ServeError> {
+    fn ready(&self, admin: AdminService) -> Result<Ready, ServeError> {
         let ready = self.listener.prepare(self.gate, admin);
         ready.map_err(|error| ServeError::System(error.to_string()))
     }

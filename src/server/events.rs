@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 
-use crate::policy::crossing::Crossing;
+use crate::policy::threshold_event::ThresholdEvent;
 use crate::proxy::Gate;
 use crate::store::{Claim, Delivery, NodeName};
 
@@ -40,7 +40,7 @@ pub struct Claimer {
     gate: Arc<Gate>,
     node: NodeName,
     /// The claims of this process for days that are not over.
-    own: Vec<Crossing>,
+    own: Vec<ThresholdEvent>,
     losses: u64,
     /// When detected events are to be forgotten.
     forget: Option<Instant>,
@@ -75,9 +75,9 @@ impl Claimer {
         loop {
             let gate = self.gate.clone();
             tokio::select! {
-                crossing = gate.crossings.next() => {
-                    self.claim(crossing, Occasion::Seen).await;
-                    gate.crossings.mark_reported();
+                threshold_event = gate.threshold_events.next() => {
+                    self.claim(threshold_event, Occasion::Seen).await;
+                    gate.threshold_events.mark_reported();
                 }
                 _ = looks.tick() => self.look().await,
             }
@@ -87,44 +87,49 @@ impl Claimer {
     async fn look(&mut self) {
         let now = self.gate.store.now();
         if let Ok(today) = self.gate.day_at(&self.gate.snapshot().config.calendar, now) {
-            self.gate.crossings.sweep(today.date);
+            self.gate.threshold_events.sweep(today.date);
         }
         let second = now.as_second();
         self.own
-            .retain(|crossing| second < crossing.standing.day.end);
+            .retain(|threshold_event| second < threshold_event.quota_status.day.end);
         let losses = self.gate.store.losses();
         if losses != self.losses {
             self.losses = losses;
             self.forget = Some(Instant::now() + FORGET_AFTER);
-            for crossing in std::mem::take(&mut self.own) {
-                self.claim(crossing, Occasion::Again).await;
+            for threshold_event in std::mem::take(&mut self.own) {
+                self.claim(threshold_event, Occasion::Again).await;
             }
         }
         if self.forget.is_some_and(|at| at <= Instant::now()) {
             self.forget = None;
             // Claims of an ended gateway were not repeated: the next request of their key causes them again.
-            self.gate.crossings.forget();
+            self.gate.threshold_events.forget();
         }
     }
 
     /// Claims until the store has answered which gateway has the claim.
-    async fn claim(&mut self, crossing: Crossing, occasion: Occasion) {
+    async fn claim(&mut self, threshold_event: ThresholdEvent, occasion: Occasion) {
         let mut pause = RETRY_MIN;
         loop {
             let delivery = match self.gate.snapshot().config.events.webhook {
                 Some(_) => Delivery::Wanted,
                 None => Delivery::Unwanted,
             };
-            match self.gate.store.claim(&crossing, &self.node, delivery).await {
-                Ok(claim) => return self.report(crossing, claim, occasion),
+            match self
+                .gate
+                .store
+                .claim(&threshold_event, &self.node, delivery)
+                .await
+            {
+                Ok(claim) => return self.report(threshold_event, claim, occasion),
                 Err(error) => {
-                    if is_late(&crossing, self.gate.store.now()) {
-                        tracing::error!(%error, event = crossing.id(), "event given up: its day is long over");
+                    if is_late(&threshold_event, self.gate.store.now()) {
+                        tracing::error!(%error, event = threshold_event.id(), "event given up: its day is long over");
                         return;
                     }
                     // An unreachable store is logged elsewhere.
                     if pause == RETRY_MIN && !error.is_transient() {
-                        tracing::warn!(%error, event = crossing.id(), "an event could not be claimed; retrying");
+                        tracing::warn!(%error, event = threshold_event.id(), "an event could not be claimed; retrying");
                     }
                 }
             }
@@ -133,46 +138,46 @@ impl Claimer {
         }
     }
 
-    fn report(&mut self, crossing: Crossing, claim: Claim, occasion: Occasion) {
+    fn report(&mut self, threshold_event: ThresholdEvent, claim: Claim, occasion: Occasion) {
         match (claim, occasion) {
             (Claim::Held, _) => return,
             (Claim::Made | Claim::Undeliverable, Occasion::Again) => {}
             (Claim::Made | Claim::Undeliverable, Occasion::Seen) => {
-                let share = crossing.share.to_string();
-                let counter = &self.gate.metrics.quota_crossings;
+                let share = threshold_event.share.to_string();
+                let counter = &self.gate.metrics.threshold_events;
                 counter
-                    .with_label_values(&[crossing.tier.as_str(), &share])
+                    .with_label_values(&[threshold_event.tier.as_str(), &share])
                     .inc();
                 tracing::warn!(
-                    event = crossing.id(),
-                    key = %crossing.key,
-                    tier = %crossing.tier,
-                    share = crossing.share.percent(),
-                    used = crossing.standing.used,
-                    limit = crossing.standing.limit,
+                    event = threshold_event.id(),
+                    key = %threshold_event.key,
+                    tier = %threshold_event.tier,
+                    share = threshold_event.share.percent(),
+                    used = threshold_event.quota_status.used,
+                    limit = threshold_event.quota_status.limit,
                     "a key reached a share of its limit"
                 );
             }
         }
         if claim == Claim::Undeliverable {
             tracing::error!(
-                event = crossing.id(),
+                event = threshold_event.id(),
                 "no event is sent to the webhook: too many are pending"
             );
         }
         if self.own.len() < OWN_MAX {
-            self.own.push(crossing);
+            self.own.push(threshold_event);
         }
     }
 }
 
-fn is_late(crossing: &Crossing, now: Timestamp) -> bool {
-    now.as_second() > crossing.standing.day.end + LATE_MAX_SECONDS
+fn is_late(threshold_event: &ThresholdEvent, now: Timestamp) -> bool {
+    now.as_second() > threshold_event.quota_status.day.end + LATE_MAX_SECONDS
 }
 
 /// Waits until all events that requests caused are claimed, or until the deadline.
 pub async fn settled(gate: &Gate, deadline: Instant) {
-    while !gate.crossings.all_reported() && Instant::now() < deadline {
+    while !gate.threshold_events.all_reported() && Instant::now() < deadline {
         tokio::time::sleep(STOP_POLL).await;
     }
 }

@@ -10,7 +10,7 @@ use reqwest::StatusCode;
 use reqwest::header::CONTENT_TYPE;
 use tokio::sync::{Notify, mpsc};
 
-use super::outgoing::Caller;
+use super::outgoing::OutgoingClient;
 use crate::config::Otlp;
 use crate::proxy::Gate;
 use crate::store::NodeName;
@@ -31,11 +31,11 @@ pub struct Exporter {
     /// Signals the end of the gateway: pending spans are then exported once.
     end: Arc<Notify>,
     ending: bool,
-    caller: Caller,
+    caller: OutgoingClient,
 }
 
 /// Why a batch was not accepted.
-struct Failed {
+struct FailedExport {
     why: String,
     is_worth_another: bool,
 }
@@ -54,7 +54,7 @@ impl Exporter {
             spans,
             end,
             ending: false,
-            caller: Caller::default(),
+            caller: OutgoingClient::default(),
         }
     }
 
@@ -123,8 +123,8 @@ impl Exporter {
         }
     }
 
-    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), Failed> {
-        let failed = |error: reqwest::Error, is_worth_another| Failed {
+    async fn attempt(&mut self, otlp: &Otlp, body: Vec<u8>) -> Result<(), FailedExport> {
+        let failed = |error: reqwest::Error, is_worth_another| FailedExport {
             // The URL may contain a secret.
             why: error.without_url().to_string(),
             is_worth_another,
@@ -143,7 +143,7 @@ impl Exporter {
         if status.is_success() {
             return Ok(());
         }
-        Err(Failed {
+        Err(FailedExport {
             why: format!("the collector answered {status}"),
             // OTLP 1.x, "Retryable Response Codes".
             is_worth_another: [

@@ -257,7 +257,7 @@ async fn await_keys(
 }
 
 /// A listening Unix socket and its path.
-struct Place {
+struct UpgradeSocket {
     path: PathBuf,
     /// The path of the socket until it is moved to `path`.
     beside: PathBuf,
@@ -266,15 +266,15 @@ struct Place {
     file: (u64, u64),
 }
 
-impl Place {
+impl UpgradeSocket {
     /// Binds a socket at a temporary path, accessible to its owner only before any process can find it.
-    fn beside(path: &Path) -> io::Result<Place> {
+    fn beside(path: &Path) -> io::Result<UpgradeSocket> {
         let beside = PathBuf::from(format!("{}.{}", path.display(), std::process::id()));
         let _ = std::fs::remove_file(&beside);
         let socket = UnixListener::bind(&beside)?;
         std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o600))?;
         socket.set_nonblocking(true)?;
-        Ok(Place {
+        Ok(UpgradeSocket {
             path: path.to_owned(),
             socket: tokio::net::UnixListener::from_std(socket)?,
             file: file_at(&beside)?,
@@ -292,7 +292,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for UpgradeSocket {
     fn drop(&mut self) {
         // The file exists unless it was moved.
         let _ = std::fs::remove_file(&self.beside);
@@ -306,7 +306,7 @@ fn file_at(path: &Path) -> io::Result<(u64, u64)> {
 
 /// The offer of a running gateway to its successor. Dropping it closes its copies of the sockets.
 pub struct Offer {
-    place: Place,
+    place: UpgradeSocket,
     handed: Vec<Handed>,
     known: Box<Known>,
 }
@@ -319,7 +319,7 @@ impl Offer {
     /// If no file can be created in the directory of `path`.
     pub fn prepare(path: &Path, handed: Vec<Handed>, known: Box<Known>) -> io::Result<Offer> {
         Ok(Offer {
-            place: Place::beside(path)?,
+            place: UpgradeSocket::beside(path)?,
             handed,
             known,
         })
@@ -354,7 +354,7 @@ impl Offer {
         if self.place.is_taken() {
             return;
         }
-        let restored = Place::beside(&self.place.path).and_then(|place| {
+        let restored = UpgradeSocket::beside(&self.place.path).and_then(|place| {
             place.take()?;
             Ok(place)
         });

@@ -15,12 +15,12 @@ use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
 use super::handover::{Handed, Label};
-use super::tls::Front;
+use super::tls::Acceptor;
 use super::{Addresses, ServeError};
-use crate::admin::Admin;
+use crate::admin::AdminService;
 use crate::config::Listen;
 use crate::proxy::Gate;
-use crate::proxy::connection::census::Census;
+use crate::proxy::connection::limiter::ConnectionLimiter;
 
 /// Buffers of a connection to the admin listener.
 const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
@@ -38,7 +38,7 @@ pub struct ListenError {
 /// The bound addresses with the service behind each.
 pub struct Listener {
     http: Option<Socket>,
-    https: Option<(Socket, Arc<Front>)>,
+    https: Option<(Socket, Arc<Acceptor>)>,
     redirect: Option<Socket>,
     admin: Socket,
 }
@@ -97,10 +97,10 @@ impl Listener {
             .transpose()?;
         let https = match &listen.https {
             Some(https) => {
-                let front = Front::new(https)?;
+                let acceptor = Acceptor::new(https)?;
                 Some((
                     Socket::bind("listen.https.address", https.address, handed)?,
-                    Arc::new(front),
+                    Arc::new(acceptor),
                 ))
             }
             None => None,
@@ -135,8 +135,8 @@ impl Listener {
     }
 
     /// The TLS acceptor, if there is an HTTPS listener.
-    pub fn front(&self) -> Option<&Arc<Front>> {
-        self.https.as_ref().map(|(_, front)| front)
+    pub fn acceptor(&self) -> Option<&Arc<Acceptor>> {
+        self.https.as_ref().map(|(_, acceptor)| acceptor)
     }
 
     /// The gateway's addresses, with the ports that the system chose for port 0.
@@ -155,13 +155,13 @@ impl Listener {
     ///
     /// # Errors
     /// If the runtime does not accept a socket.
-    pub fn prepare(&self, gate: &Arc<Gate>, admin: Admin) -> std::io::Result<Ready> {
-        let census = Census::new(gate.metrics.connections.clone());
+    pub fn prepare(&self, gate: &Arc<Gate>, admin: AdminService) -> std::io::Result<Ready> {
+        let limiter = ConnectionLimiter::new(gate.metrics.connections.clone());
         let clear = self.http.as_ref().map(|socket| (socket, Behind::Clear));
         let tls = self
             .https
             .as_ref()
-            .map(|(socket, front)| (socket, Behind::Tls(front.clone())));
+            .map(|(socket, acceptor)| (socket, Behind::Tls(acceptor.clone())));
         let redirect = self
             .redirect
             .as_ref()
@@ -175,7 +175,7 @@ impl Listener {
                 listener: tokio::net::TcpListener::from_std(listener)?,
                 behind,
                 gate: gate.clone(),
-                census: census.clone(),
+                limiter: limiter.clone(),
             });
         }
         let admin = admin_service(admin, &self.admin);
@@ -184,7 +184,7 @@ impl Listener {
 }
 
 /// pingora's own service, with its socket, for operators, who are few and trusted.
-fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)> {
+fn admin_service(admin: AdminService, socket: &Socket) -> Option<(Service<AdminService>, Fds)> {
     let listener = socket.listener.lock().take()?;
     let address = socket.address.to_string();
     let mut fds = Fds::new();
@@ -198,7 +198,7 @@ fn admin_service(admin: Admin, socket: &Socket) -> Option<(Service<Admin>, Fds)>
 /// Services that are ready to be opened.
 pub struct Ready {
     doors: Vec<Door>,
-    admin: Option<(Service<Admin>, Fds)>,
+    admin: Option<(Service<AdminService>, Fds)>,
 }
 
 impl Ready {

@@ -2,9 +2,9 @@
 
 /// An HTTP client that is made at its first use, so that a gateway without such calls needs no root certificates.
 #[derive(Debug, Default)]
-pub struct Caller(Option<reqwest::Client>);
+pub struct OutgoingClient(Option<reqwest::Client>);
 
-impl Caller {
+impl OutgoingClient {
     /// The client; clones share its connections.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 
 use crate::policy::proxy_header::{
-    self, ANNOUNCEMENT_BYTES, LINE_BYTES_MAX, NoHeader, START_BYTES, Version,
+    self, ANNOUNCEMENT_BYTES, HeaderVersion, LINE_BYTES_MAX, NoHeader, START_BYTES,
 };
 
 /// The client named by a PROXY protocol header; `None` if the proxy connects for itself.
@@ -19,12 +19,12 @@ pub async fn client_of(socket: &mut TcpStream) -> io::Result<Option<SocketAddr>>
     let mut start = [0; START_BYTES];
     socket.read_exact(&mut start).await?;
     match proxy_header::version(&start).map_err(invalid)? {
-        Version::One => {
+        HeaderVersion::One => {
             let mut line = start.to_vec();
             read_line(socket, &mut line).await?;
             proxy_header::of_line(&line).map_err(invalid)
         }
-        Version::Two => {
+        HeaderVersion::Two => {
             let mut announcement = [0; ANNOUNCEMENT_BYTES];
             socket.read_exact(&mut announcement).await?;
             let (kind, bytes) = proxy_header::announced(announcement).map_err(invalid)?;

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
-use super::tls::{Front, Successor};
-use super::watched::{Contents, Settling, Watched};
+use super::tls::{Acceptor, NextTlsServer};
+use super::watched::{FileContents, Settling, Watched};
 use super::{format_of, note_certificates, notify, open_access_log, warn_of};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
@@ -37,7 +37,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Reloader {
     file: PathBuf,
     gate: Arc<Gate>,
-    front: Option<Arc<Front>>,
+    acceptor: Option<Arc<Acceptor>>,
     view: Arc<ArcSwap<ConfigView>>,
     watched: Watched,
     /// Replaced access logs that a request may still be writing to.
@@ -87,7 +87,7 @@ impl Refusing {
 struct Prepared {
     snapshot: Snapshot,
     /// The changed certificates, and those that cannot be used.
-    successor: Option<Successor>,
+    successor: Option<NextTlsServer>,
     /// A changed destination of the access log; the inner `None` means off.
     sink: Option<Option<Sink>>,
 }
@@ -99,8 +99,8 @@ impl Prepared {
         // Their certificates are in separate files.
         let same_upstreams = config.upstreams == running.upstreams;
         let successor = self.successor.as_ref();
-        let same_speaker = successor.is_none_or(|successor| successor.speaker.is_none());
-        config.hash == running.hash && same_upstreams && same_speaker
+        let same_tls_server = successor.is_none_or(|successor| successor.tls_server.is_none());
+        config.hash == running.hash && same_upstreams && same_tls_server
     }
 
     /// Why some certificates stay unchanged.
@@ -116,14 +116,14 @@ impl Reloader {
     pub fn new(
         file: &Path,
         gate: Arc<Gate>,
-        front: Option<Arc<Front>>,
+        acceptor: Option<Arc<Acceptor>>,
         view: Arc<ArcSwap<ConfigView>>,
     ) -> Reloader {
         let watched = Watched::new(files_of(file, &gate.snapshot().config));
         Reloader {
             file: file.to_owned(),
             gate,
-            front,
+            acceptor,
             view,
             watched,
             retired: Vec::new(),
@@ -134,7 +134,7 @@ impl Reloader {
     pub async fn run(mut self, mut hangup: Signal) {
         // Any file, also a certificate's, may have changed since the start read it: all are read once more, without effect if their
         // contents are the same.
-        let mut settling = Settling::new(Contents::default());
+        let mut settling = Settling::new(FileContents::default());
         let mut looks = tokio::time::interval(LOOK_INTERVAL);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut attempted = Instant::now();
@@ -200,12 +200,12 @@ impl Reloader {
 
     /// Does everything that can fail, off the threads that serve requests.
     async fn prepare(&self) -> Result<Prepared, String> {
-        let (file, gate, front) = (self.file.clone(), self.gate.clone(), self.front.clone());
+        let (file, gate, acceptor) = (self.file.clone(), self.gate.clone(), self.acceptor.clone());
         let runtime = tokio::runtime::Handle::current();
         let preparing = tokio::task::spawn_blocking(move || {
             let holders = Holders::new(&gate.store, runtime);
-            let front = front.as_deref();
-            prepare(&file, &gate.snapshot(), front, &holders, &gate.metrics)
+            let acceptor = acceptor.as_deref();
+            prepare(&file, &gate.snapshot(), acceptor, &holders, &gate.metrics)
         });
         match preparing.await {
             Ok(prepared) => prepared,
@@ -228,10 +228,10 @@ impl Reloader {
             self.retired.extend(self.gate.access_log.redirect(sink));
         }
         self.gate.replace(snapshot);
-        let speaker = successor.and_then(|successor| successor.speaker);
-        if let (Some(front), Some(speaker)) = (&self.front, speaker) {
-            front.exchange(speaker);
-            note_certificates(front, &self.gate);
+        let tls_server = successor.and_then(|successor| successor.tls_server);
+        if let (Some(acceptor), Some(tls_server)) = (&self.acceptor, tls_server) {
+            acceptor.exchange(tls_server);
+            note_certificates(acceptor, &self.gate);
         }
         let now = self.gate.store.now();
         let view = self.view.load();
@@ -295,7 +295,7 @@ impl Reloader {
     }
 }
 
-async fn look(mut watched: Watched) -> (Watched, Contents) {
+async fn look(mut watched: Watched) -> (Watched, FileContents) {
     let looking = tokio::task::spawn_blocking(move || {
         let now = watched.look();
         (watched, now)
@@ -329,7 +329,7 @@ fn files_of(file: &Path, config: &Config) -> Vec<PathBuf> {
 fn prepare(
     file: &Path,
     running: &Snapshot,
-    front: Option<&Front>,
+    acceptor: Option<&Acceptor>,
     holders: &Holders<'_>,
     metrics: &Metrics,
 ) -> Result<Prepared, String> {
@@ -341,9 +341,9 @@ fn prepare(
         },
     )
     .map_err(|errors| errors.to_string())?;
-    let successor = match (front, &config.listen.https) {
-        (Some(front), Some(https)) => {
-            let successor = front.successor(https);
+    let successor = match (acceptor, &config.listen.https) {
+        (Some(acceptor), Some(https)) => {
+            let successor = acceptor.successor(https);
             Some(successor.map_err(|error| error.to_string())?)
         }
         (None, _) | (_, None) => None,

@@ -37,8 +37,10 @@ pub async fn open_store_at(
     match store {
         StoreConfig::Embedded(settings) => {
             let durability = match settings.durability {
-                config::Durability::Commit => embedded::Durability::Commit,
-                config::Durability::Interval(interval) => embedded::Durability::Interval(interval),
+                config::DurabilitySetting::Commit => embedded::Durability::Commit,
+                config::DurabilitySetting::Interval(interval) => {
+                    embedded::Durability::Interval(interval)
+                }
             };
             let settings = embedded::Settings {
                 durability,
@@ -57,7 +59,7 @@ pub async fn open_store_at(
     }
 }
 
-fn redis_settings(config: &config::RedisStore) -> redis::Settings {
+fn redis_settings(config: &config::RedisStoreConfig) -> redis::Settings {
     let revealed = |secret: &Option<config::Secret>| {
         let secret = secret.as_ref();
         secret.map(|secret| secret.reveal().to_owned())

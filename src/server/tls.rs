@@ -60,13 +60,13 @@ pub enum CertificateError {
 }
 
 /// The TLS acceptor. Handshakes that begin after an exchange see the new certificates; connections stay.
-pub struct Front {
+pub struct Acceptor {
     listen: IpAddr,
-    speaker: ArcSwap<Speaker>,
+    tls_server: ArcSwap<TlsServer>,
 }
 
 /// TLS 1.2 and 1.3 with some certificates, offering HTTP/2 and HTTP/1.1.
-pub struct Speaker {
+pub struct TlsServer {
     shown: Vec<Shown>,
     clients: Option<Clients>,
     acceptor: TlsAcceptor,
@@ -80,41 +80,41 @@ struct Shown {
 }
 
 /// The next TLS server.
-pub struct Successor {
+pub struct NextTlsServer {
     /// The next TLS server; `None` if nothing has changed, even if files were rewritten.
-    pub speaker: Option<Speaker>,
+    pub tls_server: Option<TlsServer>,
     /// Why some of it still has its last contents.
     pub kept: Vec<CertificateError>,
 }
 
-impl Front {
+impl Acceptor {
     /// Begins with the configured certificates. Reads files.
     ///
     /// # Errors
     /// With the first one that cannot be used.
-    pub fn new(https: &Https) -> Result<Front, CertificateError> {
+    pub fn new(https: &Https) -> Result<Acceptor, CertificateError> {
         let listen = https.address.ip();
         let mut shown = Vec::new();
         for (number, configured) in https.certificates.iter().enumerate() {
             shown.push(Shown::read(configured, number, listen)?);
         }
         let clients = https.client_certificates.as_ref().map(Clients::read);
-        let speaker = Speaker::new(shown, clients.transpose()?)?;
-        Ok(Front {
+        let tls_server = TlsServer::new(shown, clients.transpose()?)?;
+        Ok(Acceptor {
             listen,
-            speaker: ArcSwap::from_pointee(speaker),
+            tls_server: ArcSwap::from_pointee(tls_server),
         })
     }
 
     /// The acceptor of the next handshake.
     pub fn acceptor(&self) -> TlsAcceptor {
-        self.speaker.load().acceptor.clone()
+        self.tls_server.load().acceptor.clone()
     }
 
     /// The name of each certificate, which is its file's, and the Unix second at which it, or another of its chain, ends.
     pub fn certificate_ends(&self) -> Vec<(String, i64)> {
-        let speaker = self.speaker.load();
-        let ends = speaker.shown.iter();
+        let tls_server = self.tls_server.load();
+        let ends = tls_server.shown.iter();
         ends.map(|shown| (shown.configured.label(), pair::end_of(&shown.key.cert)))
             .collect()
     }
@@ -124,8 +124,8 @@ impl Front {
     ///
     /// # Errors
     /// With the first new one that cannot be used.
-    pub fn successor(&self, https: &Https) -> Result<Successor, CertificateError> {
-        let present = self.speaker.load();
+    pub fn successor(&self, https: &Https) -> Result<NextTlsServer, CertificateError> {
+        let present = self.tls_server.load();
         let mut kept = Vec::new();
         let mut shown = Vec::new();
         for (number, configured) in https.certificates.iter().enumerate() {
@@ -153,17 +153,17 @@ impl Front {
             .map(Shown::chain)
             .eq(present.shown.iter().map(Shown::chain))
             && clients == present.clients;
-        let speaker = if same {
+        let tls_server = if same {
             None
         } else {
-            Some(Speaker::new(shown, clients)?)
+            Some(TlsServer::new(shown, clients)?)
         };
-        Ok(Successor { speaker, kept })
+        Ok(NextTlsServer { tls_server, kept })
     }
 
     /// Exchanges the TLS server from the next handshake on.
-    pub fn exchange(&self, speaker: Speaker) {
-        self.speaker.store(Arc::new(speaker));
+    pub fn exchange(&self, tls_server: TlsServer) {
+        self.tls_server.store(Arc::new(tls_server));
     }
 }
 
@@ -215,8 +215,8 @@ impl Shown {
     }
 }
 
-impl Speaker {
-    fn new(shown: Vec<Shown>, clients: Option<Clients>) -> Result<Speaker, CertificateError> {
+impl TlsServer {
+    fn new(shown: Vec<Shown>, clients: Option<Clients>) -> Result<TlsServer, CertificateError> {
         let unsound = |error: rustls::Error| CertificateError::Settings(error.to_string());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -230,7 +230,7 @@ impl Speaker {
         settings.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         // The server's order of ciphers, strongest first.
         settings.ignore_client_order = true;
-        Ok(Speaker {
+        Ok(TlsServer {
             shown,
             clients,
             acceptor: TlsAcceptor::from(Arc::new(settings)),

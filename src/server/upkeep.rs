@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::config::HealthCheck;
 use crate::policy::address;
-use crate::policy::server_health::Checked;
+use crate::policy::server_health::HealthCheckResult;
 use crate::proxy::Gate;
 use crate::proxy::upstreams::{Server, Upstream};
 use crate::telemetry::metrics::Metrics;
@@ -260,12 +260,12 @@ async fn check(gate: &Gate, connector: &Connector, upstream: &Upstream, address:
     };
     let asked = ask(connector, upstream, server, health);
     let checked = match tokio::time::timeout(health.timeout, asked).await {
-        Ok(Ok(())) => Checked::Passed,
+        Ok(Ok(())) => HealthCheckResult::Passed,
         Ok(Err(error)) => {
             tracing::debug!(upstream = &*upstream.name, server = server.label(), %error, "a health check failed");
-            Checked::Failed
+            HealthCheckResult::Failed
         }
-        Err(_) => Checked::Failed,
+        Err(_) => HealthCheckResult::Failed,
     };
     upstream.note_checked(server, checked, &gate.metrics);
 }

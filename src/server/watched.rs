@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 2 * 1024 * 1024;
 
 /// The contents of some files at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Contents(Vec<Option<[u8; 32]>>);
+pub struct FileContents(Vec<Option<[u8; 32]>>);
 
 /// The watched files.
 #[derive(Debug, Default)]
@@ -51,8 +51,8 @@ impl Watched {
     }
 
     /// The present contents of the files. Waits for the disk.
-    pub fn look(&mut self) -> Contents {
-        Contents(self.files.iter_mut().map(File::look).collect())
+    pub fn look(&mut self) -> FileContents {
+        FileContents(self.files.iter_mut().map(File::look).collect())
     }
 }
 
@@ -107,18 +107,18 @@ fn digest_of(path: &Path) -> Option<[u8; 32]> {
 /// Detects when changed files are stable, so that a file that is still being written is not read.
 #[derive(Debug)]
 pub struct Settling {
-    taken: Contents,
-    seen: Option<Contents>,
+    taken: FileContents,
+    seen: Option<FileContents>,
 }
 
 impl Settling {
     /// Begins with the contents in use.
-    pub fn new(taken: Contents) -> Settling {
+    pub fn new(taken: FileContents) -> Settling {
         Settling { taken, seen: None }
     }
 
     /// Takes the result of the latest look. Returns whether it is new and the same as at the look before.
-    pub fn note(&mut self, now: Contents) -> bool {
+    pub fn note(&mut self, now: FileContents) -> bool {
         if now == self.taken {
             self.seen = None;
             return false;
@@ -136,8 +136,8 @@ impl Settling {
 mod tests {
     use super::*;
 
-    fn contents(number: u8) -> Contents {
-        Contents(vec![Some([number; 32])])
+    fn contents(number: u8) -> FileContents {
+        FileContents(vec![Some([number; 32])])
     }
 
     #[test]
@@ -185,6 +185,6 @@ mod tests {
             looks[1..].windows(2).all(|two| two[0] != two[1]),
             "{looks:?}"
         );
-        assert_eq!(looks[5], Contents(vec![None]));
+        assert_eq!(looks[5], FileContents(vec![None]));
     }
 }

@@ -1,12 +1,12 @@
-//! A backup: what a store holds, as lines of text.
+//! A backup: the exported content of a store as lines of text.
 //!
-//! One JSON object a line. The first names the format and the store, then comes a line for each [`Carried`] piece, and the
-//! last one counts them and bears the SHA-256 of all before it. Each line ends with `"crc32"`: the checksum of everything from
-//! the first byte to here, the checksums of earlier lines left out. So a line that was changed, lost or moved is named, and a
-//! file that was cut off is known by what it lacks.
+//! Each line is a JSON object. The first names the format and the store, each following line is an [`Exported`] item, and the last one
+//! has their numbers and the SHA-256 of all lines before it. Each line ends with `"crc32"`: the checksum of everything from the first
+//! byte to here, without the checksums of earlier lines. So an error names the line that was changed, lost or moved, and a file that
+//! was cut off is recognized by its missing last line.
 //!
-//! Pure but for the reader and writer that it is given; memory is bounded by the longest line. A backup holds the digests of
-//! keys, never a key.
+//! Pure except for the reader and writer passed in. Memory is bounded by the longest line. A backup has the digests of keys, never a
+//! key.
 
 use std::io::{self, BufRead, Write};
 
@@ -14,25 +14,25 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::carried::Carried;
+use super::export::Exported;
 
-/// The format that is written. Whoever adds anything to a line raises it. Since 2 there are audit entries that are of no key.
+/// The format of written backups. Raise it with every addition to a line. Since 2 there are audit entries that belong to no key.
 pub const FORMAT: u64 = 2;
-/// The first format that can be read.
+/// The oldest format that can be read.
 const FIRST_FORMAT: u64 = 1;
-/// A line is a key with its trail, or a day of a key: beyond this it is none of ours.
+/// The longest line. A line is a key with its trail, or a day of a key, which are far shorter.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
-/// What a line ends with, before its checksum of eight hexadecimal digits.
+/// The text before a line's checksum of eight hexadecimal digits.
 const SUM_BEGINS: &str = ",\"crc32\":\"";
-/// What a line ends with, after it.
+/// The text after a line's checksum.
 const SUM_ENDS: &str = "\"}";
 
-/// What the first line says.
+/// The content of the first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Header {
     /// The format of the lines.
     pub format: u64,
-    /// When the backup was begun.
+    /// When the backup was started.
     pub made: Timestamp,
     /// The program that made it.
     pub by: String,
@@ -42,7 +42,7 @@ pub struct Header {
     pub zone: String,
 }
 
-/// What the last line says.
+/// The numbers of items, as the last line has them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contents {
     /// Keys.
@@ -56,16 +56,16 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Counts one more piece.
-    pub fn count(&mut self, piece: &Carried) {
+    /// Counts one more item.
+    pub fn count(&mut self, piece: &Exported) {
         match piece {
-            Carried::Key(key) => {
+            Exported::Key(key) => {
                 self.keys += 1;
                 self.audit_entries += key.trail.len() as u64;
             }
-            Carried::KeyDay(_) => self.key_days += 1,
-            Carried::Event(_) => self.events += 1,
-            Carried::Audit(_) => self.audit_entries += 1,
+            Exported::KeyDay(_) => self.key_days += 1,
+            Exported::Event(_) => self.events += 1,
+            Exported::Audit(_) => self.audit_entries += 1,
         }
     }
 }
@@ -83,15 +83,15 @@ enum Written<'a> {
     TouchlineBackup(&'a Header),
     End(&'a End),
     #[serde(untagged)]
-    Piece(&'a Carried),
+    Piece(&'a Exported),
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Read {
-    Key(Box<super::carried::CarriedKey>),
-    KeyDay(Box<super::carried::KeyDay>),
-    Event(super::carried::CarriedEvent),
+    Key(Box<super::export::ExportedKey>),
+    KeyDay(Box<super::export::KeyDay>),
+    Event(super::export::ExportedEvent),
     Audit(Box<crate::policy::audit::Entry>),
     End(End),
 }
@@ -132,13 +132,13 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// Writes one piece.
-    pub fn put(&mut self, piece: &Carried) -> io::Result<()> {
+    /// Writes one item.
+    pub fn put(&mut self, piece: &Exported) -> io::Result<()> {
         self.contents.count(piece);
         self.line(&Written::Piece(piece))
     }
 
-    /// Writes the last line; answers what was written, and the output.
+    /// Writes the last line; returns the numbers of written items, and the output.
     pub fn end(mut self) -> io::Result<(Contents, W)> {
         let end = End {
             contents: self.contents.clone(),
@@ -151,7 +151,7 @@ impl<W: Write> Writer<W> {
 
     fn line(&mut self, content: &Written<'_>) -> io::Result<()> {
         let mut line = serde_json::to_string(content)?;
-        // The brace comes again after the checksum.
+        // The brace is written after the checksum.
         line.pop();
         self.sums.update(line.as_bytes());
         let sum = self.sums.clone().finalize();
@@ -161,13 +161,13 @@ impl<W: Write> Writer<W> {
     }
 }
 
-/// Why a backup cannot be read. Tells neither keys nor digests.
+/// The reason why a backup cannot be read, without keys and digests.
 #[derive(Debug, thiserror::Error)]
 #[error("line {line}: {what}")]
-pub struct Fault {
+pub struct BackupFault {
     /// The line, from 1.
     pub line: u64,
-    /// What is wrong, and what to do.
+    /// The problem and its remedy.
     pub what: String,
 }
 
@@ -184,7 +184,7 @@ pub struct Reader<R: BufRead> {
 
 impl<R: BufRead> Reader<R> {
     /// Reads the first line.
-    pub fn begin(input: R) -> Result<Reader<R>, Fault> {
+    pub fn begin(input: R) -> Result<Reader<R>, BackupFault> {
         let header = Header {
             format: FORMAT,
             made: Timestamp::UNIX_EPOCH,
@@ -206,7 +206,7 @@ impl<R: BufRead> Reader<R> {
                 reader.fault("the file is empty; name one that touchline store backup made")
             );
         };
-        // Before all else, so that a later format's own rules are not held against it.
+        // The format is checked first: a later format may have other rules.
         let format = serde_json::from_slice::<FirstLine>(&line)
             .map_err(|_| reader.fault("this is not a backup of touchline"))?
             .touchline_backup
@@ -223,18 +223,18 @@ impl<R: BufRead> Reader<R> {
         Ok(reader)
     }
 
-    /// What the first line says.
+    /// The content of the first line.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// What has been read so far.
+    /// The numbers of items read so far.
     pub fn contents(&self) -> &Contents {
         &self.contents
     }
 
-    /// The next piece; `None` after the last one, when the whole file has been found to be as it was written.
-    pub fn next_piece(&mut self) -> Result<Option<Carried>, Fault> {
+    /// The next item; `None` after the last one, when the whole file has passed its checks.
+    pub fn next_piece(&mut self) -> Result<Option<Exported>, BackupFault> {
         if self.ended {
             return Ok(None);
         }
@@ -246,10 +246,10 @@ impl<R: BufRead> Reader<R> {
         };
         let content = self.content(&line)?;
         let piece = match self.parsed::<Read>(&content)? {
-            Read::Key(key) => Carried::Key(key),
-            Read::KeyDay(day) => Carried::KeyDay(day),
-            Read::Event(event) => Carried::Event(event),
-            Read::Audit(entry) => Carried::Audit(entry),
+            Read::Key(key) => Exported::Key(key),
+            Read::KeyDay(day) => Exported::KeyDay(day),
+            Read::Event(event) => Exported::Event(event),
+            Read::Audit(entry) => Exported::Audit(entry),
             Read::End(end) => {
                 self.finish(&end, &hex(&digest.finalize()))?;
                 return Ok(None);
@@ -259,7 +259,7 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(piece))
     }
 
-    fn finish(&mut self, end: &End, sha256: &str) -> Result<(), Fault> {
+    fn finish(&mut self, end: &End, sha256: &str) -> Result<(), BackupFault> {
         if end.sha256 != sha256 || end.contents != self.contents {
             return Err(self.fault("the preceding lines do not match its digest and counts"));
         }
@@ -270,8 +270,8 @@ impl<R: BufRead> Reader<R> {
         }
     }
 
-    /// The next line without its end; `None` where the file ends.
-    fn bytes(&mut self) -> Result<Option<Vec<u8>>, Fault> {
+    /// The next line without its end; `None` at the end of the file.
+    fn bytes(&mut self) -> Result<Option<Vec<u8>>, BackupFault> {
         let mut line = Vec::new();
         let read = io::Read::take(&mut self.input, LINE_BYTES_MAX).read_until(b'\n', &mut line);
         self.line += 1;
@@ -288,8 +288,8 @@ impl<R: BufRead> Reader<R> {
         Ok(Some(line))
     }
 
-    /// The JSON text of a line, whose checksum is right.
-    fn content(&mut self, line: &[u8]) -> Result<String, Fault> {
+    /// The JSON text of a line after the check of its checksum.
+    fn content(&mut self, line: &[u8]) -> Result<String, BackupFault> {
         let damaged = "its checksum is wrong: the file is damaged. Use another copy of it; no part of this one is restored";
         let split = std::str::from_utf8(line).ok().and_then(|text| {
             let rest = text.strip_suffix(SUM_ENDS)?;
@@ -304,7 +304,7 @@ impl<R: BufRead> Reader<R> {
         Ok(format!("{content}}}"))
     }
 
-    fn parsed<T: serde::de::DeserializeOwned>(&self, content: &str) -> Result<T, Fault> {
+    fn parsed<T: serde::de::DeserializeOwned>(&self, content: &str) -> Result<T, BackupFault> {
         serde_json::from_str(content).map_err(|error| {
             let (kind, column) = (error.classify(), error.column());
             self.fault(format!(
@@ -313,8 +313,8 @@ impl<R: BufRead> Reader<R> {
         })
     }
 
-    fn fault(&self, what: impl Into<String>) -> Fault {
-        Fault {
+    fn fault(&self, what: impl Into<String>) -> BackupFault {
+        BackupFault {
             line: self.line,
             what: what.into(),
         }

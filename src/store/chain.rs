@@ -25,7 +25,7 @@ use tokio::sync::mpsc;
 
 use super::{StoreError, Totals};
 
-/// Stands in the first entry for the digest of the one before.
+/// The previous digest in the first entry.
 pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 /// The first field of an entry's canonical form.
 const FORM: &str = "touchline-ledger-1";
@@ -33,52 +33,52 @@ const FORM: &str = "touchline-ledger-1";
 /// The state that an entry gives a day.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
-    /// It was closed.
+pub enum DayState {
+    /// The day was closed.
     Closed,
     /// Rows arrived late: it is open until it is closed again.
     Reopened,
-    /// The retention dropped it.
+    /// The retention dropped the day.
     Dropped,
 }
 
-impl State {
+impl DayState {
     /// Every state.
-    pub const ALL: [State; 3] = [State::Closed, State::Reopened, State::Dropped];
+    pub const ALL: [DayState; 3] = [DayState::Closed, DayState::Reopened, DayState::Dropped];
 
-    /// As it is stored and exported.
+    /// The name in the store and in exports.
     pub fn as_str(self) -> &'static str {
         match self {
-            State::Closed => "closed",
-            State::Reopened => "reopened",
-            State::Dropped => "dropped",
+            DayState::Closed => "closed",
+            DayState::Reopened => "reopened",
+            DayState::Dropped => "dropped",
         }
     }
 }
 
-/// The rows of a day: how many, and their digest.
+/// The number and the digest of a day's rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rows {
-    /// How many.
+    /// The number of rows.
     pub count: u64,
-    /// Their digest.
+    /// The digest of the rows.
     pub sha256: String,
 }
 
 /// One entry of the chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Entry {
-    /// Its place in the chain, from 1.
+pub struct ChainEntry {
+    /// The entry's number, from 1.
     pub number: u64,
     /// The day.
     pub date: Date,
-    /// Its new state.
-    pub state: State,
-    /// When (Unix seconds).
+    /// The day's new state.
+    pub state: DayState,
+    /// The instant of the change (Unix seconds).
     pub at: i64,
-    /// How many rows the day had, where it was closed; else 0.
+    /// The number of the day's rows if it was closed, otherwise 0.
     pub rows: u64,
-    /// Their digest, where it was closed; else empty.
+    /// The digest of the rows if the day was closed, otherwise empty.
     pub rows_sha256: String,
     /// The digest of the entry before.
     pub previous: String,
@@ -86,18 +86,18 @@ pub struct Entry {
     pub digest: String,
 }
 
-impl Entry {
+impl ChainEntry {
     /// The entry after `last`, for a day and an instant (Unix seconds). `closed`: the day's rows, if it was closed.
     pub fn after(
         last: Option<(u64, String)>,
         (date, at): (Date, i64),
-        state: State,
+        state: DayState,
         closed: Option<Rows>,
-    ) -> Entry {
+    ) -> ChainEntry {
         let (number, previous) = last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
         let (rows, rows_sha256) =
             closed.map_or_else(Default::default, |rows| (rows.count, rows.sha256));
-        let mut entry = Entry {
+        let mut entry = ChainEntry {
             number: number + 1,
             date,
             state,
@@ -127,8 +127,8 @@ impl Entry {
     }
 }
 
-/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit that a charge was judged by and
-/// the granted units in it. More of them would be another canonical form.
+/// The names of a row's numbers, in their order: those of [`Totals`], then the largest limit of a charge and the granted units in
+/// it. More numbers would be another canonical form.
 pub const ROW_NUMBERS: [&str; Totals::NUMBERS + 2] = [
     "requests",
     "charged",
@@ -150,11 +150,11 @@ pub struct LedgerRow {
     pub date: Date,
     /// The key.
     pub key: String,
-    /// The tier that the key had, where it is known.
+    /// The key's tier at that time, if it is known.
     pub tier: Option<String>,
     /// The endpoint.
     pub endpoint: String,
-    /// In the order of [`ROW_NUMBERS`].
+    /// The numbers in the order of [`ROW_NUMBERS`].
     #[serde(flatten, serialize_with = "by_name")]
     pub numbers: [i64; ROW_NUMBERS.len()],
 }
@@ -179,27 +179,27 @@ pub struct LateRow {
     pub units: i64,
 }
 
-/// A piece of a chain as it is read from a store.
+/// One item of a chain as read from a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
     /// An entry.
-    Entry(Entry),
+    Entry(ChainEntry),
     /// A row of the ledger.
     Ledger(LedgerRow),
     /// An adjustment.
     Late(LateRow),
 }
 
-/// A store that keeps a chain.
+/// A store with a chain of closed days.
 #[async_trait]
 pub trait Chained {
-    /// Reads the chain and the rows of the days from the first through the second date, or of no day, all of one instant: every
-    /// entry in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the
-    /// memory that this takes. Ends without error when the receiver is closed.
+    /// Reads the chain and the rows of the days from the first through the second date, or of no day, all at one instant: every entry
+    /// in the order of the numbers, then the rows day by day in their canonical order. `pieces` is bounded, and so is the memory in
+    /// use. Ends without an error when the receiver is closed.
     ///
     /// # Errors
-    /// Those of the store, and [`StoreError::Failed`] where something in it cannot be read.
+    /// Those of the store, and [`StoreError::Failed`] if some content cannot be read.
     async fn read_chain(
         &self,
         days: Option<(Date, Date)>,
@@ -207,7 +207,7 @@ pub trait Chained {
     ) -> Result<(), StoreError>;
 }
 
-/// The digest of a day's rows, taken in in their canonical order.
+/// The digest of a day's rows in their canonical order.
 #[derive(Debug, Clone, Default)]
 pub struct RowsDigest {
     count: u64,
@@ -215,7 +215,7 @@ pub struct RowsDigest {
 }
 
 impl RowsDigest {
-    /// Takes in one more row; an entry is none.
+    /// Adds a row; an entry is ignored.
     pub fn take(&mut self, piece: &Piece) {
         let fields = match piece {
             Piece::Entry(_) => return,
@@ -241,7 +241,7 @@ impl RowsDigest {
         self.digest.update(line(&fields));
     }
 
-    /// The rows that were taken in.
+    /// The number and the digest of the added rows.
     pub fn finish(self) -> Rows {
         Rows {
             count: self.count,
@@ -252,20 +252,20 @@ impl RowsDigest {
 
 /// Compares a chain with its own digests, and closed days with their rows.
 #[derive(Debug)]
-pub struct Check {
+pub struct ChainCheck {
     days: Option<(Date, Date)>,
     wanted: Option<String>,
     last: Option<(u64, String)>,
     /// The last entry of each day.
-    states: BTreeMap<Date, Entry>,
+    states: BTreeMap<Date, ChainEntry>,
     reopenings: u64,
     rows: BTreeMap<Date, RowsDigest>,
-    faults: Vec<Fault>,
+    faults: Vec<ChainFault>,
 }
 
-/// A day that does not hold.
+/// A day whose check failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
+pub struct ChainFault {
     /// The day.
     pub date: Date,
     /// The reason, in a sentence.
@@ -274,12 +274,12 @@ pub struct Fault {
 
 /// The result of a check.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Checked {
+pub struct CheckedChain {
     /// Entries of the chain.
     pub entries: u64,
-    /// Days that are closed, and the last of them.
+    /// The number of closed days.
     pub closed_days: u64,
-    /// See above.
+    /// The last closed day.
     pub closed_through: Option<Date>,
     /// Closed days whose rows were compared with their digest.
     pub compared_days: u64,
@@ -289,14 +289,14 @@ pub struct Checked {
     pub digest: String,
     /// The digest that an entry must have, if none has it.
     pub missing: Option<String>,
-    /// The days that do not hold.
-    pub faults: Vec<Fault>,
+    /// The days whose checks failed.
+    pub faults: Vec<ChainFault>,
 }
 
-impl Check {
-    /// Begins, with the days whose rows will be taken in, and a digest that an entry of the chain must have.
-    pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> Check {
-        Check {
+impl ChainCheck {
+    /// A check of the chain, with the days whose rows will be added, and a digest that an entry of the chain must have.
+    pub fn of(days: Option<(Date, Date)>, wanted: Option<&str>) -> ChainCheck {
+        ChainCheck {
             days,
             wanted: wanted.map(str::to_ascii_lowercase),
             last: None,
@@ -307,7 +307,7 @@ impl Check {
         }
     }
 
-    /// Takes in the next piece.
+    /// Adds the next item.
     pub fn take(&mut self, piece: Piece) {
         match &piece {
             Piece::Ledger(LedgerRow { date, .. }) | Piece::Late(LateRow { date, .. }) => {
@@ -320,7 +320,7 @@ impl Check {
         }
     }
 
-    fn take_entry(&mut self, entry: Entry) {
+    fn take_entry(&mut self, entry: ChainEntry) {
         let (number, previous) = match &self.last {
             Some((number, digest)) => (number + 1, digest.as_str()),
             None => (1, NO_DIGEST),
@@ -342,9 +342,9 @@ impl Check {
             );
         }
         match entry.state {
-            State::Closed => {}
-            State::Reopened => self.reopenings += 1,
-            State::Dropped => self.take_dropped(&entry),
+            DayState::Closed => {}
+            DayState::Reopened => self.reopenings += 1,
+            DayState::Dropped => self.take_dropped(&entry),
         }
         self.wanted.take_if(|wanted| *wanted == entry.digest);
         self.last = Some((entry.number, entry.digest.clone()));
@@ -352,9 +352,9 @@ impl Check {
     }
 
     /// The retention drops the oldest day first.
-    fn take_dropped(&mut self, entry: &Entry) {
+    fn take_dropped(&mut self, entry: &ChainEntry) {
         let mut before = self.states.range(..entry.date);
-        let kept = before.find(|(_, state)| state.state != State::Dropped);
+        let kept = before.find(|(_, state)| state.state != DayState::Dropped);
         if let Some((kept, _)) = kept {
             let fault = format!("it was dropped by the retention before the older day {kept}");
             self.fault(entry.date, fault);
@@ -362,16 +362,16 @@ impl Check {
     }
 
     fn fault(&mut self, date: Date, fault: String) {
-        self.faults.push(Fault { date, fault });
+        self.faults.push(ChainFault { date, fault });
     }
 
     /// The result.
-    pub fn finish(mut self) -> Checked {
+    pub fn finish(mut self) -> CheckedChain {
         let mut compared_days = 0;
-        let closed: Vec<Entry> = self
+        let closed: Vec<ChainEntry> = self
             .states
             .values()
-            .filter(|entry| entry.state == State::Closed)
+            .filter(|entry| entry.state == DayState::Closed)
             .cloned()
             .collect();
         for entry in &closed {
@@ -392,7 +392,7 @@ impl Check {
             }
         }
         let (entries, digest) = self.last.unwrap_or_else(|| (0, NO_DIGEST.to_owned()));
-        Checked {
+        CheckedChain {
             entries,
             closed_days: closed.len() as u64,
             closed_through: closed.last().map(|entry| entry.date),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 
-use crate::policy::clock_trust::{ClockTrust, Leap, Reading, Turn};
+use crate::policy::clock_trust::{ClockReading, ClockTrust, Leap, Turn};
 
 /// How often a store looks at its clock.
 pub const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -25,18 +25,18 @@ impl ClockWatch {
     pub fn new(agreement: Duration, (wall, boot): (Timestamp, Duration)) -> ClockWatch {
         ClockWatch {
             agreement,
-            trust: Mutex::new(ClockTrust::new(agreement, Reading { wall, boot })),
+            trust: Mutex::new(ClockTrust::new(agreement, ClockReading { wall, boot })),
         }
     }
 
     /// Begins anew with another clock.
     pub fn begin(&self, (wall, boot): (Timestamp, Duration)) {
-        *self.trust.lock() = ClockTrust::new(self.agreement, Reading { wall, boot });
+        *self.trust.lock() = ClockTrust::new(self.agreement, ClockReading { wall, boot });
     }
 
     /// Takes in what both clocks read now.
     pub fn look(&self, (wall, boot): (Timestamp, Duration)) {
-        let turn = self.trust.lock().observe(Reading { wall, boot });
+        let turn = self.trust.lock().observe(ClockReading { wall, boot });
         match turn {
             None => {}
             Some(Turn::Leapt(leap)) => tracing::warn!(by_seconds = leap.by.as_secs_f64(), "{leap}"),

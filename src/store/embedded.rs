@@ -12,8 +12,8 @@
 //! | `group` | the decisions and writes of one transaction |
 //! | `appended` | entries of groups that are not in the ledger yet |
 //! | `folding` | moves them into the ledger |
-//! | `carrying` | exports the whole store, and imports another one |
-//! | `copied` | imported counts, in the ledger of this database |
+//! | `export`, `import` | exports the whole store, and imports another one |
+//! | `imported_counts` | imported counts, in the ledger of this database |
 //! | `keys` | changes the key table with its audit trail, and follows its changes |
 //! | `feed` | the threads that follow the key table and sync the file; live gateways |
 //! | `events` | keys near their limits: who reports them, and the events to deliver |
@@ -33,16 +33,21 @@
 //! database, unlike in Redis, which can lose its memory.
 
 mod appended;
-mod carrying;
 mod closing;
-mod copied;
+mod columns;
+mod day_rows;
+mod days;
 mod events;
+mod export;
 mod feed;
 mod folding;
 mod group;
+mod import;
+mod imported_counts;
 mod inbox;
 mod keys;
 mod learnt;
+mod ledger_row;
 mod opening;
 mod retention;
 mod schema;
@@ -63,11 +68,11 @@ use rusqlite::Connection;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::feed::{Polled, Stop};
-use self::inbox::{Verdict, Waiting};
-use self::keys::{Changed, MARK};
+use self::inbox::{ChargeAnswer, Waiting};
+use self::keys::{ChangeResult, MARK};
 use self::writer::Desk;
-use super::carried::{Carried, Carrying, Taken, Taking};
 use super::chain::{Chained, Piece};
+use super::export::{Exported, ImportCounts, ImportMode, Transfer};
 use super::held_file::HeldConnection;
 use super::key_table::Customers;
 use super::status::{Replicas, StoreStatus};
@@ -80,8 +85,8 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 
 /// The pause before each batch of an import: enough for a few attempts of a process that waits for the database's lock.
 const IMPORT_PAUSE: Duration = Duration::from_millis(2);
@@ -164,7 +169,7 @@ pub async fn open(
 
 /// A position in the order of changes, for callers.
 fn mark(place: i64) -> ChangeMark {
-    ChangeMark(u128::from(group::unsigned(place)))
+    ChangeMark(u128::from(columns::unsigned(place)))
 }
 
 impl EmbeddedStore {
@@ -175,7 +180,7 @@ impl EmbeddedStore {
     ) -> Result<T, StoreError> {
         let (caller, answer) = oneshot::channel();
         let desk = self.desk.clone();
-        self.desk.inbox.put_errand(Box::new(move |connection| {
+        self.desk.inbox.put_job(Box::new(move |connection| {
             if !caller.is_closed() {
                 let done = work(connection, &desk);
                 let _ = caller.send(done.map_err(|error| schema::failure(&desk.path, &error)));
@@ -229,7 +234,7 @@ impl EmbeddedStore {
     async fn change(
         &self,
         record: KeyRecord,
-        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<Changed>,
+        make: fn(&Connection, KeyRecord, Timestamp) -> rusqlite::Result<ChangeResult>,
     ) -> Result<(KeyRecord, ChangeMark), ChangeError> {
         let id = record.id;
         let changed = self
@@ -243,10 +248,10 @@ impl EmbeddedStore {
             })
             .await?;
         match changed {
-            Changed::Made(record, place) => Ok((*record, mark(place))),
-            Changed::Unknown => Err(ChangeError::UnknownKey(id)),
-            Changed::Conflict => Err(ChangeError::Conflict(id)),
-            Changed::Taken => Err(ChangeError::Exists(id)),
+            ChangeResult::Made(record, place) => Ok((*record, mark(place))),
+            ChangeResult::Unknown => Err(ChangeError::UnknownKey(id)),
+            ChangeResult::Conflict => Err(ChangeError::Conflict(id)),
+            ChangeResult::Taken => Err(ChangeError::Exists(id)),
         }
     }
 }
@@ -259,20 +264,24 @@ impl Drop for EmbeddedStore {
 }
 
 #[async_trait]
-impl Carrying for EmbeddedStore {
-    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+impl Transfer for EmbeddedStore {
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let (path, durability) = (self.desk.path.clone(), self.durability);
-        tokio::task::spawn_blocking(move || carrying::carry_out(&path, durability, &told))
+        tokio::task::spawn_blocking(move || export::export(&path, durability, &exported))
             .await
             .map_err(|error| StoreError::Failed(format!("reading the store panicked: {error}")))?
     }
 
-    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
         // As for an import, the lock is free during the pause.
         tokio::time::sleep(IMPORT_PAUSE).await;
         self.on_writer(move |connection, desk| {
             let now = desk.clock.now().as_second();
-            carrying::take_in(connection, (&desk.path, now), &carried, taking)
+            import::import(connection, (&desk.path, now), &items, mode)
         })
         .await?
     }
@@ -331,8 +340,8 @@ impl Store for EmbeddedStore {
         let (caller, answer) = oneshot::channel();
         self.desk.inbox.put(Waiting::Charge(charge, caller))?;
         match self.answered(answer).await? {
-            Verdict::Other(decision) => Ok(decision),
-            Verdict::Granted(grant) => grant
+            ChargeAnswer::Other(decision) => Ok(decision),
+            ChargeAnswer::Granted(grant) => grant
                 .accept()
                 .ok_or_else(|| StoreError::Failed("a grant has no receipt".into())),
         }
@@ -384,14 +393,14 @@ impl Store for EmbeddedStore {
 
     async fn claim(
         &self,
-        crossing: &Crossing,
+        threshold_event: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {
-        let (crossing, node) = (crossing.clone(), node.clone());
+        let (threshold_event, node) = (threshold_event.clone(), node.clone());
         self.on_writer(move |connection, desk| {
             let settled = desk.clock_watch.settled_at();
-            events::claim(connection, &crossing, &node, delivery, settled)
+            events::claim(connection, &threshold_event, &node, delivery, settled)
         })
         .await
     }

@@ -41,19 +41,19 @@ const BESIDE: [&str; 2] = ["-wal", "-shm"];
 
 /// Which file it is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct FileIdentity {
     device: u64,
     inode: u64,
 }
 
-impl Identity {
+impl FileIdentity {
     /// Of what a path leads to.
-    pub fn at(path: &Path) -> io::Result<Identity> {
-        std::fs::metadata(path).map(|found| Identity::of(&found))
+    pub fn at(path: &Path) -> io::Result<FileIdentity> {
+        std::fs::metadata(path).map(|found| FileIdentity::of(&found))
     }
 
-    fn of(found: &Metadata) -> Identity {
-        Identity {
+    fn of(found: &Metadata) -> FileIdentity {
+        FileIdentity {
             device: found.dev(),
             inode: found.ino(),
         }
@@ -62,7 +62,7 @@ impl Identity {
 
 /// The fault of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Fault {
+enum FileFault {
     /// The path of the database, or of one beside it, leads to no file, with the reason.
     Gone(&'static str, String),
     /// The path of the database, or of one beside it, leads to another file.
@@ -73,17 +73,17 @@ enum Fault {
     Overwritten,
 }
 
-impl Fault {
+impl FileFault {
     /// Whether what SQLite has in memory may not fit the file any more.
     fn is_damage(&self) -> bool {
-        matches!(self, Fault::Truncated { .. } | Fault::Overwritten)
+        matches!(self, FileFault::Truncated { .. } | FileFault::Overwritten)
     }
 }
 
 /// The result of one look at a file.
 struct Look {
     /// The path, then what is beside it: which file, or why there is none.
-    paths: [Result<Identity, String>; 1 + BESIDE.len()],
+    paths: [Result<FileIdentity, String>; 1 + BESIDE.len()],
     /// Of the open file: its size and its first bytes.
     bytes: u64,
     header: Vec<u8>,
@@ -93,17 +93,17 @@ struct Look {
 #[derive(Debug)]
 struct Watch {
     /// What was opened: the database, then what is beside it; that comes and goes with SQLite's connections.
-    opened: [Option<Identity>; 1 + BESIDE.len()],
+    opened: [Option<FileIdentity>; 1 + BESIDE.len()],
     /// Its size when it was last found whole.
     whole_bytes: u64,
     /// The damage that each look since then has found.
-    damage: Option<(Fault, Instant)>,
+    damage: Option<(FileFault, Instant)>,
 }
 
 impl Watch {
     /// Judges a look. Damage is for good when it has lasted: for a moment, it may be a `VACUUM` of another process that is just
     /// being written.
-    fn judge(&mut self, look: &Look, now: Instant) -> Option<Fault> {
+    fn judge(&mut self, look: &Look, now: Instant) -> Option<FileFault> {
         if let Some((damage, since)) = &self.damage
             && now.duration_since(*since) >= DAMAGE_LASTS
         {
@@ -119,21 +119,21 @@ impl Watch {
         let pairs = names.zip(look.paths.iter().zip(&self.opened));
         let mut pairs = pairs.filter(|(_, (_, opened))| opened.is_some());
         pairs.find_map(|(name, (found, opened))| match found {
-            Err(reason) => Some(Fault::Gone(name, reason.clone())),
-            Ok(found) if Some(found) != opened.as_ref() => Some(Fault::Other(name)),
+            Err(reason) => Some(FileFault::Gone(name, reason.clone())),
+            Ok(found) if Some(found) != opened.as_ref() => Some(FileFault::Other(name)),
             Ok(_) => None,
         })
     }
 
-    fn damage_in(&self, look: &Look) -> Option<Fault> {
+    fn damage_in(&self, look: &Look) -> Option<FileFault> {
         let header = look.header.as_slice();
         if !header.starts_with(MAGIC) {
             return Some(match look.bytes < HEADER_BYTES as u64 {
-                true => Fault::Truncated {
+                true => FileFault::Truncated {
                     bytes: look.bytes,
                     wanted: self.whole_bytes,
                 },
-                false => Fault::Overwritten,
+                false => FileFault::Overwritten,
             });
         }
         let number = |at: usize, bytes: usize| {
@@ -148,7 +148,7 @@ impl Watch {
         let wanted = number(PAGES_AT, 4) * page;
         // A checkpoint writes the header before it lengthens the file, and nothing but `VACUUM` shortens one.
         let is_shortened = look.bytes < self.whole_bytes;
-        (is_shortened && look.bytes < wanted).then_some(Fault::Truncated {
+        (is_shortened && look.bytes < wanted).then_some(FileFault::Truncated {
             bytes: look.bytes,
             wanted,
         })
@@ -157,29 +157,29 @@ impl Watch {
 
 /// The purpose of a file, which decides the consequences of its loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum FilePurpose {
     /// The embedded store: the authority for every charge.
     Database,
     /// A node's journal of units served without Redis.
     Journal,
 }
 
-impl Purpose {
+impl FilePurpose {
     /// The consequence of its loss.
     fn loss(self) -> &'static str {
         match self {
-            Purpose::Database => "no request is charged or served",
-            Purpose::Journal => "no request is served without Redis",
+            FilePurpose::Database => "no request is charged or served",
+            FilePurpose::Journal => "no request is served without Redis",
         }
     }
 
     /// The remedy if its contents are damaged.
     fn restoration(self) -> &'static str {
         match self {
-            Purpose::Database => {
+            FilePurpose::Database => {
                 "stop the gateway, restore the file from a backup and start the gateway again"
             }
-            Purpose::Journal => {
+            FilePurpose::Journal => {
                 "stop the gateway while Redis is available, so that Redis has all counts, remove the file and start the \
                  gateway again"
             }
@@ -191,7 +191,7 @@ impl Purpose {
 #[derive(Debug)]
 pub struct HeldFile {
     path: PathBuf,
-    purpose: Purpose,
+    purpose: FilePurpose,
     /// For its first bytes. Kept open: see the module.
     file: File,
     watch: Mutex<Watch>,
@@ -212,13 +212,13 @@ impl HeldFile {
     ///
     /// # Errors
     /// Where it, or what is beside it, is not there any more.
-    pub fn hold(path: &Path, purpose: Purpose) -> io::Result<HeldFile> {
+    pub fn hold(path: &Path, purpose: FilePurpose) -> io::Result<HeldFile> {
         let file = File::open(path)?;
         let found = file.metadata()?;
-        let [log, index] = BESIDE.map(|name| Identity::at(&beside(path, name)));
+        let [log, index] = BESIDE.map(|name| FileIdentity::at(&beside(path, name)));
         Ok(HeldFile {
             watch: Mutex::new(Watch {
-                opened: [Some(Identity::of(&found)), Some(log?), Some(index?)],
+                opened: [Some(FileIdentity::of(&found)), Some(log?), Some(index?)],
                 whole_bytes: found.len(),
                 damage: None,
             }),
@@ -230,7 +230,7 @@ impl HeldFile {
     }
 
     /// Whether that is this file.
-    pub fn is(&self, other: Identity) -> bool {
+    pub fn is(&self, other: FileIdentity) -> bool {
         let [database, ..] = self.watch.lock().opened;
         database == Some(other)
     }
@@ -246,10 +246,10 @@ impl HeldFile {
     /// # Errors
     /// Where that is another file by now, or what is beside it is not there.
     pub fn reopened(&self) -> io::Result<()> {
-        if !self.is(Identity::at(&self.path)?) {
+        if !self.is(FileIdentity::at(&self.path)?) {
             return Err(io::Error::other("another file is in its place"));
         }
-        let [log, index] = BESIDE.map(|name| Identity::at(&beside(&self.path, name)));
+        let [log, index] = BESIDE.map(|name| FileIdentity::at(&beside(&self.path, name)));
         let opened = [Some(log?), Some(index?)];
         let [_, beside @ ..] = &mut self.watch.lock().opened;
         *beside = opened;
@@ -260,7 +260,7 @@ impl HeldFile {
     pub fn look(&self) -> Option<Arc<Trouble>> {
         let fault = match self.found() {
             Ok(look) => self.watch.lock().judge(&look, Instant::now()),
-            Err(error) => Some(Fault::Gone("", error.to_string())),
+            Err(error) => Some(FileFault::Gone("", error.to_string())),
         };
         let before = self.trouble.load_full();
         let trouble = fault.map(|fault| Trouble {
@@ -294,7 +294,7 @@ impl HeldFile {
         let read = self.file.read_at(&mut header, 0)?;
         header.truncate(read);
         let which =
-            |name| Identity::at(&beside(&self.path, name)).map_err(|error| error.to_string());
+            |name| FileIdentity::at(&beside(&self.path, name)).map_err(|error| error.to_string());
         let [log, index] = BESIDE.map(which);
         Ok(Look {
             paths: [which(""), log, index],
@@ -303,7 +303,7 @@ impl HeldFile {
         })
     }
 
-    fn text(&self, fault: &Fault) -> String {
+    fn text(&self, fault: &FileFault) -> String {
         let (path, loss) = (self.path.display(), self.purpose.loss());
         let save = format!(
             "Move it back, or, if it is lost, copy /proc/{}/fd/{}, which is the same file, to {path} and restart the gateway",
@@ -311,21 +311,21 @@ impl HeldFile {
             self.file.as_raw_fd()
         );
         match fault {
-            Fault::Gone("", reason) => {
+            FileFault::Gone("", reason) => {
                 format!("the file {path} is gone ({reason}): {loss}. {save}")
             }
-            Fault::Other("") => format!(
+            FileFault::Other("") => format!(
                 "{path} is not the file that this gateway has open: {loss}. {save}; to use the new file, restart the gateway"
             ),
-            Fault::Gone(name, _) | Fault::Other(name) => format!(
+            FileFault::Gone(name, _) | FileFault::Other(name) => format!(
                 "the file {path}{name} was removed or replaced: {loss}. Move it back, or restart the gateway, which writes its \
                  contents to {path} when it ends"
             ),
-            Fault::Truncated { bytes, wanted } => format!(
+            FileFault::Truncated { bytes, wanted } => format!(
                 "{path} was truncated to {bytes} bytes of {wanted}: {loss}. To mend it, {}",
                 self.purpose.restoration()
             ),
-            Fault::Overwritten => format!(
+            FileFault::Overwritten => format!(
                 "{path} was overwritten and is not an SQLite database any more: {loss}. To mend it, {}",
                 self.purpose.restoration()
             ),
@@ -388,8 +388,8 @@ mod tests {
 
     const PAGE: u64 = 1_024;
 
-    fn identity(inode: u64) -> Identity {
-        Identity { device: 1, inode }
+    fn identity(inode: u64) -> FileIdentity {
+        FileIdentity { device: 1, inode }
     }
 
     /// A database of so many bytes whose header has so many pages.
@@ -422,13 +422,13 @@ mod tests {
         };
         for seconds in 0..3 {
             let fault = watch.judge(&moved, now + Duration::from_secs(seconds));
-            assert_eq!(fault, Some(Fault::Gone("", "gone".into())));
+            assert_eq!(fault, Some(FileFault::Gone("", "gone".into())));
         }
         assert_eq!(watch.judge(&look(10 * PAGE, 10), now), None);
         for (place, name) in [(0, ""), (1, "-wal"), (2, "-shm")] {
             let mut replaced = look(10 * PAGE, 10);
             replaced.paths[place] = Ok(identity(9));
-            assert_eq!(watch.judge(&replaced, now), Some(Fault::Other(name)));
+            assert_eq!(watch.judge(&replaced, now), Some(FileFault::Other(name)));
             assert_eq!(watch.judge(&look(10 * PAGE, 10), now), None);
         }
     }
@@ -441,7 +441,7 @@ mod tests {
         let just = now + DAMAGE_LASTS - Duration::from_nanos(1);
         for at in [now, just] {
             let fault = watch.judge(&short, at);
-            assert_eq!(fault, Some(Fault::Truncated { bytes, wanted }));
+            assert_eq!(fault, Some(FileFault::Truncated { bytes, wanted }));
         }
         // A VACUUM whose last page was on its way.
         assert_eq!(watch.judge(&whole, just), None);
@@ -468,13 +468,16 @@ mod tests {
                 ..look(bytes, 0)
             };
             let fault = watch().judge(&empty, now);
-            assert!(matches!(fault, Some(Fault::Truncated { .. })), "{fault:?}");
+            assert!(
+                matches!(fault, Some(FileFault::Truncated { .. })),
+                "{fault:?}"
+            );
         }
         let other = Look {
             header: vec![b'x'; HEADER_BYTES],
             ..look(10 * PAGE, 0)
         };
-        assert_eq!(watch().judge(&other, now), Some(Fault::Overwritten));
+        assert_eq!(watch().judge(&other, now), Some(FileFault::Overwritten));
     }
 
     #[test]

@@ -32,10 +32,10 @@ use crate::clock::Clock;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author, Wanted};
 use crate::policy::calendar::Day;
-use crate::policy::crossing::{Crossing, Event};
 use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::Verdict;
-use crate::store::carried::{Carried, Carrying, Taken, Taking};
+use crate::policy::quota::WaiterResult;
+use crate::policy::threshold_event::{Event, ThresholdEvent};
+use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
@@ -302,15 +302,19 @@ impl Drop for RedisStore {
 }
 
 #[async_trait]
-impl Carrying for RedisStore {
-    async fn carry_out(&self, told: mpsc::Sender<Carried>) -> Result<(), StoreError> {
+impl Transfer for RedisStore {
+    async fn export(&self, exported: mpsc::Sender<Exported>) -> Result<(), StoreError> {
         let Parts { names, zone, .. } = &*self.parts;
-        operations::carrying::carry_out(&self.parts.command_link, names, zone, &told).await
+        operations::carrying::carry_out(&self.parts.command_link, names, zone, &exported).await
     }
 
-    async fn take_in(&self, carried: Vec<Carried>, taking: Taking) -> Result<Taken, StoreError> {
+    async fn import_exported(
+        &self,
+        items: Vec<Exported>,
+        mode: ImportMode,
+    ) -> Result<ImportCounts, StoreError> {
         let (link, names) = (&self.parts.command_link, &self.parts.names);
-        operations::carrying::take_in(link, names, &carried, taking).await
+        operations::carrying::take_in(link, names, &items, mode).await
     }
 }
 
@@ -354,14 +358,14 @@ impl Store for RedisStore {
                 None => Err(error),
             },
             Answer::Other(verdict) => match verdict {
-                Verdict::Granted { used }
-                | Verdict::Exhausted { used }
-                | Verdict::Told { used } => Ok(Decision::Exhausted { used }),
-                Verdict::KeyChanged => Ok(Decision::KeyChanged),
-                Verdict::OtherDay { now } => Ok(Decision::OtherDay {
+                WaiterResult::Granted { used }
+                | WaiterResult::Exhausted { used }
+                | WaiterResult::Told { used } => Ok(Decision::Exhausted { used }),
+                WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
+                WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
                     now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),
                 }),
-                Verdict::OtherCalendar => Err(other_calendar(id, day)),
+                WaiterResult::OtherCalendar => Err(other_calendar(id, day)),
             },
         }
     }
@@ -416,7 +420,7 @@ impl Store for RedisStore {
 
     async fn claim(
         &self,
-        crossing: &Crossing,
+        crossing: &ThresholdEvent,
         node: &NodeName,
         delivery: Delivery,
     ) -> Result<Claim, StoreError> {

@@ -104,15 +104,15 @@ pub struct Sample {
 
 /// The values of the families.
 #[derive(Debug, Default)]
-struct Reading {
+struct FamilyValues {
     requests: Answered,
     durations: Durations,
     store: Durations,
 }
 
-impl Reading {
-    fn of(metrics: &Metrics) -> Reading {
-        Reading {
+impl FamilyValues {
+    fn of(metrics: &Metrics) -> FamilyValues {
+        FamilyValues {
             requests: Answered::of(metrics),
             durations: Durations::of(&metrics.request_duration),
             store: Durations::of(&metrics.store_duration),
@@ -123,19 +123,19 @@ impl Reading {
 /// The last hour.
 #[derive(Debug, Default)]
 pub struct History {
-    state: Mutex<State>,
+    state: Mutex<HistoryState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    last: Reading,
+struct HistoryState {
+    last: FamilyValues,
     samples: VecDeque<Sample>,
 }
 
 impl History {
     /// Ends a sample at `at` that began `span` before. Costs a walk over some families, at most a millisecond.
     pub fn note(&self, metrics: &Metrics, at: Timestamp, span: Duration) {
-        let now = Reading::of(metrics);
+        let now = FamilyValues::of(metrics);
         let mut state = self.state.lock();
         let last = &state.last;
         let sample = Sample {

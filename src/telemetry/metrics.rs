@@ -66,7 +66,7 @@ pub struct Metrics {
     /// `touchline_shadow_refusals_total{tier,refusal}`: requests that a tier that is not enforced would have refused.
     pub shadow_refusals: IntCounterVec,
     /// `touchline_quota_crossings_total{tier,share}`: keys that reached a share of their limit, each once a day.
-    pub quota_crossings: IntCounterVec,
+    pub threshold_events: IntCounterVec,
     /// `touchline_webhook_attempts_total{outcome}`: attempts to deliver an event, `delivered` and `failed`, and events `given_up`.
     pub webhook_attempts: IntCounterVec,
     /// `touchline_webhook_pending`: events pending for the webhook, on the gateway that delivers them.
@@ -308,7 +308,7 @@ impl Metrics {
                 "Served requests that their tier would have refused if it were enforced",
                 &["tier", "refusal"],
             )?,
-            quota_crossings: counter(
+            threshold_events: counter(
                 "touchline_quota_crossings_total",
                 "Keys that reached a share of their limit, each once a day",
                 &["tier", "share"],

@@ -13,7 +13,7 @@ pub const WAITING_MAX: usize = 2_048;
 
 /// The kind of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     /// A request of a client.
     Server,
     /// A step of the gateway.
@@ -55,7 +55,7 @@ pub struct Span {
     /// The name, from a fixed set: the gateway's words, methods and configured patterns.
     pub name: String,
     /// The kind.
-    pub kind: Kind,
+    pub kind: SpanKind,
     /// The beginning.
     pub began: Timestamp,
     /// The end.

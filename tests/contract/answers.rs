@@ -3,7 +3,7 @@
 use harness::upstream::Script;
 use harness::{Behaviour, Call, Protocol, Scene, Store};
 
-use super::{MARKETS, RANKINGS, TOUCHLINE, assert_standing};
+use super::{MARKETS, RANKINGS, TOUCHLINE, assert_quota_status};
 
 #[tokio::test]
 async fn every_answer_to_an_authenticated_request_tells_where_the_key_stands() {
@@ -29,7 +29,7 @@ async fn every_answer_to_an_authenticated_request_tells_where_the_key_stands() {
                 scene.upstream.always(Behaviour::Status(upstream));
                 let answer = client.call(call.key(&key)).await;
                 assert_eq!(answer.status, status, "{answer:?}");
-                assert_standing(&answer, 2, left);
+                assert_quota_status(&answer, 2, left);
             }
         }
         scene.assert_ledgers_agree().await;
@@ -89,7 +89,7 @@ async fn the_upstreams_own_headers_pass_but_not_those_that_are_ours_or_hop_by_ho
     for (protocol, left) in Protocol::ALL.into_iter().zip([8, 7, 6]) {
         let answer = scene.client(protocol).get(&key, MARKETS).await;
         assert_eq!(answer.status, 200);
-        assert_standing(&answer, 9, left);
+        assert_quota_status(&answer, 9, left);
         for gone in [
             "server",
             "keep-alive",

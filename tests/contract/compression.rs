@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
-use super::{MARKETS, TOUCHLINE, assert_standing};
+use super::{MARKETS, TOUCHLINE, assert_quota_status};
 
 const CODINGS: [&str; 2] = ["gzip", "zstd"];
 /// How the upstream is spoken to.
@@ -87,7 +87,7 @@ async fn a_client_that_takes_a_coding_gets_the_whole_answer_in_it() {
                 for coding in CODINGS {
                     let answer = client.call(asking(&key, coding)).await;
                     left -= 1;
-                    assert_standing(&answer, 1_000, left);
+                    assert_quota_status(&answer, 1_000, left);
                     assert_coded(&answer, coding, &text);
                     assert_eq!(answer.header("etag"), Some("W/\"a\""));
                     assert_eq!(answer.header("accept-ranges"), None);

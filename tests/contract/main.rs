@@ -41,7 +41,7 @@ const DAY_SECONDS: u64 = 86_400;
 
 /// The headers of every answer to an authenticated request.
 #[track_caller]
-fn assert_standing(answer: &Answer, limit: u64, remaining: u64) {
+fn assert_quota_status(answer: &Answer, limit: u64, remaining: u64) {
     let what = format!("{answer:?}");
     assert_eq!(answer.number("x-ratelimit-limit"), Some(limit), "{what}");
     assert_eq!(

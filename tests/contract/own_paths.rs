@@ -4,7 +4,7 @@ use harness::client::{HOST, Until};
 use harness::{Call, Protocol, Scene, Store, eventually};
 use serde_json::json;
 
-use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing, edit_record};
+use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_quota_status, edit_record};
 
 const DOCUMENT: &str = "/openapi.json";
 const USAGE: &str = "/api/v1/usage";
@@ -93,7 +93,7 @@ async fn own_paths_take_get_and_head_only_and_come_after_their_steps() {
             let answer = client.call(Call::new(method, USAGE).key(&key)).await;
             assert_problem(&answer, 405, "METHOD_NOT_ALLOWED");
             assert_eq!(answer.header("allow"), Some("GET, HEAD"));
-            assert_standing(&answer, 1_000, 1_000);
+            assert_quota_status(&answer, 1_000, 1_000);
         }
         let with_body = Call::get(DOCUMENT).body("x");
         assert_problem(&client.call(with_body).await, 400, "BAD_REQUEST");
@@ -134,7 +134,7 @@ async fn usage_tells_where_the_key_stands_and_is_never_charged(store: Store) {
             (*refused == 1).then_some(answer)
         })
         .await;
-        assert_standing(&answer, 2, 0);
+        assert_quota_status(&answer, 2, 0);
         assert_eq!(answer.header("content-type"), Some("application/json"));
         let caching = answer.header("cache-control");
         assert_eq!(caching, Some("no-store"));
@@ -189,7 +189,7 @@ async fn usage_has_a_small_limit_of_its_own_for_each_key() {
         })
         .await;
         assert_problem(&refused, 429, "RATE_LIMIT_EXCEEDED");
-        assert_standing(&refused, 1_000, 999);
+        assert_quota_status(&refused, 1_000, 999);
         assert_eq!(refused.number("retry-after"), Some(1));
         let body = refused.json();
         assert_eq!(body["violated-policies"], json!(["usage"]));
@@ -216,7 +216,7 @@ async fn a_burst_of_usage_reads_is_answered() {
     let head = scene.issue("starter").await;
     let head = client.call(Call::new("HEAD", USAGE).key(&head)).await;
     assert_eq!((head.status, head.body.len()), (200, 0));
-    assert_standing(&head, 1_000, 1_000);
+    assert_quota_status(&head, 1_000, 1_000);
     scene.assert_ledgers_agree().await;
 }
 

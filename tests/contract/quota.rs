@@ -2,7 +2,7 @@
 
 use harness::{Protocol, Scene, Store};
 
-use super::{DAY_SECONDS, MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
+use super::{DAY_SECONDS, MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_quota_status};
 
 async fn the_sixth_request_of_five_is_refused(store: Store) {
     for protocol in Protocol::ALL {
@@ -16,12 +16,12 @@ async fn the_sixth_request_of_five_is_refused(store: Store) {
         for left in (0..5).rev() {
             let answer = client.get(&key, MARKETS).await;
             assert_eq!(answer.status, 200);
-            assert_standing(&answer, 5, left);
+            assert_quota_status(&answer, 5, left);
         }
         for _ in 0..2 {
             let answer = client.get(&key, MARKETS).await;
             assert_problem(&answer, 429, "RATE_LIMIT_EXCEEDED");
-            assert_standing(&answer, 5, 0);
+            assert_quota_status(&answer, 5, 0);
             let body = answer.json();
             assert_eq!((&body["limit"], &body["used"]), (&5.into(), &5.into()));
             assert_eq!(body["violated-policies"], serde_json::json!(["daily"]));
@@ -35,7 +35,7 @@ async fn the_sixth_request_of_five_is_refused(store: Store) {
         for (path, status) in [(RANKINGS, 403), ("/none", 404)] {
             let answer = client.get(&key, path).await;
             assert_eq!(answer.status, status);
-            assert_standing(&answer, 5, 0);
+            assert_quota_status(&answer, 5, 0);
         }
         assert_eq!(scene.upstream.count(), 5);
         scene.assert_ledgers_agree().await;

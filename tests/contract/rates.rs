@@ -11,13 +11,13 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
+use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_quota_status};
 
 /// A 429 of `policy`, which shows where the key stands and used nothing.
 #[track_caller]
 fn assert_rate(answer: &Answer, policy: &str, limit: u64, remaining: u64) {
     assert_problem(answer, 429, "RATE_LIMIT_EXCEEDED");
-    assert_standing(answer, limit, remaining);
+    assert_quota_status(answer, limit, remaining);
     let body = answer.json();
     assert_eq!(body["violated-policies"], json!([policy]), "{body}");
     assert_eq!(body["limit"], limit, "{body}");

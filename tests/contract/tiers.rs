@@ -2,7 +2,7 @@
 
 use harness::{Call, Protocol, Scene, Store};
 
-use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_standing};
+use super::{MARKETS, RANKINGS, TOUCHLINE, assert_problem, assert_quota_status};
 
 #[tokio::test]
 async fn each_tier_has_exactly_the_endpoints_of_the_shipped_table() {
@@ -34,7 +34,7 @@ async fn each_tier_has_exactly_the_endpoints_of_the_shipped_table() {
                         assert_eq!(answer.json()["tier"], tier);
                         assert_eq!(answer.json()["required_tiers"], serde_json::json!(tiers));
                     }
-                    assert_standing(&answer, limit, remaining);
+                    assert_quota_status(&answer, limit, remaining);
                 }
             }
         }
@@ -65,7 +65,7 @@ async fn a_path_that_is_no_endpoint_is_not_found() {
         ] {
             let answer = client.get(&key, path).await;
             assert_problem(&answer, 404, "NOT_FOUND");
-            assert_standing(&answer, 10_000, 10_000);
+            assert_quota_status(&answer, 10_000, 10_000);
         }
     }
     assert_eq!(scene.upstream.count(), 0);
@@ -84,7 +84,7 @@ async fn a_method_that_the_endpoint_does_not_take_is_told_those_it_does() {
             let answer = client.call(Call::new(method, MARKETS).key(&key)).await;
             assert_problem(&answer, 405, "METHOD_NOT_ALLOWED");
             assert_eq!(answer.header("allow"), Some("GET, HEAD"));
-            assert_standing(&answer, 3_000, 3_000);
+            assert_quota_status(&answer, 3_000, 3_000);
         }
     }
     assert_eq!(scene.upstream.count(), 0);

@@ -6,7 +6,7 @@ use harness::client::Until;
 use harness::upstream::Script;
 use harness::{Behaviour, Protocol, Scene, Store};
 
-use super::{MARKETS, TOUCHLINE, assert_problem, assert_standing};
+use super::{MARKETS, TOUCHLINE, assert_problem, assert_quota_status};
 
 #[tokio::test]
 async fn an_upstreams_failure_becomes_our_500_and_is_refunded() {
@@ -24,7 +24,7 @@ async fn an_upstreams_failure_becomes_our_500_and_is_refunded() {
                 scene.upstream.always(Behaviour::Answer(script));
                 let answer = client.get(&key, MARKETS).await;
                 assert_problem(&answer, 500, "INTERNAL_ERROR");
-                assert_standing(&answer, 1_000, 1_000);
+                assert_quota_status(&answer, 1_000, 1_000);
                 assert!(
                     !format!("{answer:?}").contains("upstream-words"),
                     "{answer:?}"
@@ -48,7 +48,7 @@ async fn an_upstreams_other_answers_pass_and_count() {
             let answer = client.get(&key, MARKETS).await;
             left -= 1;
             assert_eq!(answer.status, status);
-            assert_standing(&answer, 1_000, left);
+            assert_quota_status(&answer, 1_000, left);
             let body = String::from_utf8_lossy(&answer.body).into_owned();
             if ![204, 304].contains(&status) {
                 assert_eq!(body, format!("{{\"upstream_status\":{status}}}"));
@@ -119,7 +119,7 @@ async fn an_upstream_that_takes_longer_than_the_total_before_its_header_has_fail
 }
 
 #[tokio::test]
-async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_standing() {
+async fn a_key_whose_record_cannot_be_settled_gets_a_500_that_tells_its_quota_status() {
     let scene = Scene::builder(TOUCHLINE).store(Store::Redis).start().await;
     let key = scene.issue("starter").await;
     let client = scene.client(Protocol::Http1);

@@ -10,7 +10,7 @@ use http::Version;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{MARKETS, TOUCHLINE, assert_problem, assert_standing};
+use super::{MARKETS, TOUCHLINE, assert_problem, assert_quota_status};
 
 // Error codes of RFC 9113 section 7.
 const NO_ERROR: u32 = 0;
@@ -74,7 +74,7 @@ async fn an_upstream_over_http2_gets_the_request_rebuilt_and_its_answers_pass_an
                 let answer = client.call(call).await;
                 left -= 1;
                 assert!(answer.status == status && answer.complete, "{answer:?}");
-                assert_standing(&answer, 1_000, left);
+                assert_quota_status(&answer, 1_000, left);
                 let id = answer.header("x-request-id").unwrap();
                 let asked = scene.upstream.recorded_as(id).pop().unwrap();
                 assert_eq!(asked.version, Version::HTTP_2);
@@ -134,7 +134,7 @@ async fn an_upstream_over_http2_that_fails_a_call_gets_our_500_told_and_nothing_
                 let call = Call::new(method, MARKETS).key(&key).body(body);
                 let answer = client.call(call).await;
                 assert_problem(&answer, 500, "INTERNAL_ERROR");
-                assert_standing(&answer, 1_000, left);
+                assert_quota_status(&answer, 1_000, left);
             }
         }
         scene.upstream.stop().await;

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::{MARKETS, TOUCHLINE, assert_problem, limit_hits};
 
-/// Whole heads, `KEY` standing for a valid key.
+/// Whole heads, `KEY` quota status for a valid key.
 const UNREADABLE: &[&[u8]] = &[
     b"GET /api/v1/data/markets?a b HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",
     b"GET  /api/v1/data/markets HTTP/1.1\r\nHost: h\r\nX-API-Key: KEY\r\n\r\n",

@@ -28,9 +28,9 @@ use touchline::policy::calendar::Day;
 use touchline::policy::http1::HeadBounds;
 use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, KeyState, LastChange};
-use touchline::policy::rate_limit::Standing;
+use touchline::policy::rate_limit::QuotaStatus;
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, Steps, admit};
+use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role};
@@ -48,7 +48,7 @@ const SAMPLES: usize = 200_000;
 const OPERATIONS: [&str; 11] = [
     "parse and digest a key",
     "find an endpoint",
-    "standing headers",
+    "quota headers",
     "problem body",
     "refuse no key",
     "refuse a key that is unknown",
@@ -162,7 +162,7 @@ impl Bench {
 
     /// The operation with this number, ready to be run again and again.
     fn operation(&self, number: usize) -> Box<dyn FnMut() + '_> {
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 1_000,
             used: Some(1),
             day: Day {
@@ -185,12 +185,12 @@ impl Bench {
                 black_box(endpoints.find(black_box("/api/v1/data/predictions/2501")));
             }),
             2 => Box::new(move || {
-                standing.headers(now).for_each(|header| {
+                quota_status.headers(now).for_each(|header| {
                     black_box(header);
                 });
             }),
             3 => Box::new(move || {
-                let rejection = Rejection::DailyQuotaExceeded { standing };
+                let rejection = Rejection::DailyQuotaExceeded { quota_status };
                 let problem = rejection.problem("e51ba849c48b4f49ede311796852d669", "t", now);
                 black_box(problem.body);
             }),
@@ -215,8 +215,8 @@ impl Bench {
         };
         let head = RequestReader::whole_head(&sent, &bounds).unwrap();
         Box::new(move || {
-            let mut steps = Steps::default();
-            let admitted = admit(&self.gate, &self.snapshot, &head, &mut steps);
+            let mut trace = AdmissionTrace::default();
+            let admitted = admit(&self.gate, &self.snapshot, &head, &mut trace);
             match self.runtime.block_on(admitted) {
                 Ok(Admitted::Forward(_) | Admitted::Document | Admitted::Usage(_)) => {
                     panic!("it was to be refused");

@@ -62,7 +62,7 @@ fn assert_told(explained: &Value, answer: &Answer) {
             assert_eq!(got, value.as_str(), "{name} of {answer:?}");
         }
     }
-    // And nothing of the caller's standing is told that was not explained.
+    // And nothing of the caller's quota status is told that was not explained.
     for (name, _) in &answer.headers {
         let own = name.as_str().contains("ratelimit") || name == "retry-after" || name == "sunset";
         assert!(!own || headers.contains_key(name.as_str()), "{name}");

@@ -155,7 +155,7 @@ async fn an_unknown_key_is_refused_only_while_the_key_table_is_current() {
     assert_eq!(
         answer.header("x-ratelimit-limit"),
         None,
-        "nobody's standing"
+        "no quota status without a key"
     );
     assert_internal_error(&client.get(&key, MARKETS).await);
     find_again(&mut scene, Loss::Killed).await;

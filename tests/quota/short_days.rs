@@ -19,7 +19,7 @@ use touchline::policy::http1::HeadBounds;
 use touchline::policy::http1::request::RequestReader;
 use touchline::policy::key_record::{Action, KeyRecord, LastChange};
 use touchline::policy::rejection::Rejection;
-use touchline::proxy::admission::{Admitted, Steps, admit};
+use touchline::proxy::admission::{AdmissionTrace, Admitted, admit};
 use touchline::proxy::{Gate, Snapshot};
 use touchline::server::open_store;
 use touchline::store::{NodeName, Role, Store};
@@ -92,14 +92,14 @@ async fn call_without_pause(
     while !stop.load(Ordering::Relaxed) {
         let before = Timestamp::now();
         let snapshot = gate.snapshot();
-        let admitted = admit(&gate, &snapshot, &head, &mut Steps::default()).await;
+        let admitted = admit(&gate, &snapshot, &head, &mut AdmissionTrace::default()).await;
         let after = Timestamp::now();
-        let standing = match admitted {
+        let quota_status = match admitted {
             Ok(Admitted::Document | Admitted::Usage(_)) => panic!("an endpoint is forwarded"),
             Ok(Admitted::Forward(permit)) => {
-                let standing = permit.standing();
-                *permits.entry(standing.day.date).or_default() += 1;
-                standing
+                let quota_status = permit.quota_status();
+                *permits.entry(quota_status.day.date).or_default() += 1;
+                quota_status
             }
             Err(refusal) => {
                 assert!(
@@ -108,13 +108,13 @@ async fn call_without_pause(
                 );
                 // What is known to be exhausted stays so for a moment; more of it would only heat the machine.
                 tokio::time::sleep(Duration::from_millis(2)).await;
-                refusal.standing.unwrap()
+                refusal.quota_status.unwrap()
             }
         };
-        assert_eq!(standing.limit, DAILY);
-        assert_eq!(standing.day.length_seconds(), DAY_SECONDS);
+        assert_eq!(quota_status.limit, DAILY);
+        assert_eq!(quota_status.day.length_seconds(), DAY_SECONDS);
         // The reset that the headers tell is the end of a day that the call touched.
-        let day = standing.day;
+        let day = quota_status.day;
         assert!(
             before.as_second() < day.end && after.as_second() >= day.start,
             "{before} {after} {day:?}"

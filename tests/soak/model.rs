@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use touchline::policy::quota::{
-    Account, Asked, Call, KeyDay, ModelCall, Reply, Share, StoredRecord, Terms, Verdict,
+    Account, Asked, Call, ModelCall, ModelDay, Reply, Share, StoredRecord, Terms, WaiterResult,
 };
 
 // The modules of the library's own tests.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use touchline::policy::quota::{Code, KeyDay, ModelCall, Reply, StoredRecord};
+use touchline::policy::quota::{Code, ModelCall, ModelDay, Reply, StoredRecord};
 use touchline::store::redis::CHARGE_SCRIPT;
 
 use crate::redis_server::RedisServer;
@@ -170,7 +170,7 @@ async fn run(
 /// A key as the model holds it and its producers know it.
 struct ModelKey {
     random: Random,
-    day: KeyDay,
+    day: ModelDay,
     stored: Option<StoredRecord>,
     marks: BTreeMap<&'static str, Marks>,
     limit: u64,
@@ -182,7 +182,7 @@ impl ModelKey {
         let limit = random.up_to(40);
         ModelKey {
             random,
-            day: KeyDay::default(),
+            day: ModelDay::default(),
             stored: None,
             marks: BTreeMap::new(),
             limit,

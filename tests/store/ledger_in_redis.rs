@@ -15,7 +15,7 @@ use touchline::store::{
 
 use crate::log_lines::log_lines;
 use crate::redis_server::RedisServer;
-use crate::suite::{ZONE, charge, crossing, eventually, granted, issue, today, used_field};
+use crate::suite::{ZONE, charge, eventually, granted, issue, threshold_event, today, used_field};
 
 const WINDOW: Duration = Duration::from_secs(1);
 
@@ -464,7 +464,9 @@ async fn an_event_that_waits_has_no_expiry_and_goes_after_a_week_of_a_clock_that
     let server = RedisServer::start().await;
     let store = gateway_with(settings(&server)).await;
     let node = NodeName("a".into());
-    let claimed = store.claim(&crossing(80, 0), &node, Delivery::Wanted).await;
+    let claimed = store
+        .claim(&threshold_event(80, 0), &node, Delivery::Wanted)
+        .await;
     assert_eq!(claimed.unwrap(), Claim::Made);
     let waiting = "touchline:{events}:pending";
     let now = jiff::Timestamp::now().as_millisecond();

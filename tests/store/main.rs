@@ -10,9 +10,9 @@ mod suite;
 
 use harness::{redis_nodes, tcp_proxy};
 
-mod carried;
 mod charge_script;
 mod embedded;
+mod export;
 mod inheritance;
 mod journal;
 mod key_replica;

@@ -16,13 +16,13 @@ const OVERLAP_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3_600), ("d"
 
 /// The author of a change, for the audit trail.
 #[derive(Debug, Args)]
-pub(in crate::cli) struct By {
+pub(in crate::cli) struct AuthorArguments {
     /// The author of the change in the audit trail; the user and host of this process if left out.
     #[arg(long, env = "TOUCHLINE_ACTOR", value_parser = parse_name, value_name = "NAME")]
     by: Option<String>,
 }
 
-impl By {
+impl AuthorArguments {
     /// The author for the trail.
     pub(super) fn author(&self, reason: Option<&str>) -> Author {
         Author {
@@ -36,7 +36,7 @@ impl By {
 #[derive(Debug, Args)]
 pub(in crate::cli) struct Signature {
     #[command(flatten)]
-    by: By,
+    by: AuthorArguments,
     /// The reason, kept in the audit trail.
     #[arg(long, value_parser = parse_name, value_name = "TEXT")]
     reason: Option<String>,
@@ -188,7 +188,7 @@ pub(in crate::cli) struct GrantArguments {
     #[arg(long, value_parser = parse_name, value_name = "TEXT")]
     pub(super) reason: String,
     #[command(flatten)]
-    pub(super) by: By,
+    pub(super) by: AuthorArguments,
     /// The format of the result.
     #[arg(short, long, value_enum, default_value = "table")]
     pub(super) output: RecordFormat,

@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::{self, Author};
 use crate::policy::key_record::{KeyRecord, TierName};
-use crate::policy::lifecycle::{self, Change, Loss, Offer};
+use crate::policy::lifecycle::{self, KeyChange, Loss, Offer};
 use crate::store::{ChangeError, ChangeMark, StoreError};
 
 /// How often a change is attempted: another command may change the key at the same time, or while the operator is asked.
@@ -34,7 +34,7 @@ impl Consent {
 }
 
 /// The outcome of a change.
-pub(super) struct Outcome {
+pub(super) struct ChangeOutcome {
     /// The store's time of the change.
     pub(super) now: Timestamp,
     /// The record before the change.
@@ -43,7 +43,7 @@ pub(super) struct Outcome {
     pub(super) made: Option<(KeyRecord, ChangeMark)>,
 }
 
-impl Outcome {
+impl ChangeOutcome {
     /// The present record.
     pub(super) fn after(&self) -> &KeyRecord {
         self.made
@@ -64,8 +64,8 @@ pub(super) async fn make(
     verb: &str,
     consent: Consent,
     author: &Author,
-    wish: impl Fn(Timestamp) -> anyhow::Result<Change>,
-) -> anyhow::Result<Outcome> {
+    wish: impl Fn(Timestamp) -> anyhow::Result<KeyChange>,
+) -> anyhow::Result<ChangeOutcome> {
     let mut agreed: Option<Vec<Loss>> = None;
     for _ in 0..CHANGE_TRIES {
         let now = session.store.server_time().await?;
@@ -75,7 +75,7 @@ pub(super) async fn make(
             .applied_to(&before, now)
             .with_context(|| format!("{id} was not changed"))?
         else {
-            return Ok(Outcome {
+            return Ok(ChangeOutcome {
                 now,
                 before,
                 made: None,
@@ -92,7 +92,7 @@ pub(super) async fn make(
         let after = audit::signed(&before, after, change.action(), author);
         match session.store.update_key(after).await {
             Ok(made) => {
-                return Ok(Outcome {
+                return Ok(ChangeOutcome {
                     now,
                     before,
                     made: Some(made),
@@ -101,15 +101,15 @@ pub(super) async fn make(
             Err(ChangeError::Conflict(_)) => {}
             Err(ChangeError::Store(error @ StoreError::Unavailable(_))) => {
                 let unseen = match change {
-                    Change::Rotate { .. } => " (its new key was not shown)",
-                    Change::Suspend
-                    | Change::Resume
-                    | Change::Revoke
-                    | Change::SetTier(_)
-                    | Change::SetExpiry(_)
-                    | Change::SetLabel(_)
-                    | Change::SetCustomer(_)
-                    | Change::Grant { .. } => "",
+                    KeyChange::Rotate { .. } => " (its new key was not shown)",
+                    KeyChange::Suspend
+                    | KeyChange::Resume
+                    | KeyChange::Revoke
+                    | KeyChange::SetTier(_)
+                    | KeyChange::SetExpiry(_)
+                    | KeyChange::SetLabel(_)
+                    | KeyChange::SetCustomer(_)
+                    | KeyChange::Grant { .. } => "",
                 };
                 bail!(
                     "it is unknown whether {id} was changed{unseen}, {error}: check with `touchline keys show {id}` before you try again"

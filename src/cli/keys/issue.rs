@@ -18,7 +18,7 @@ use crate::policy::api_key::{ApiKey, os_entropy};
 use crate::policy::audit::{self, Author};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::{Action, KeyRecord, LastChange, TierName};
-use crate::policy::lifecycle::Change;
+use crate::policy::lifecycle::KeyChange;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct IssueArguments {
@@ -115,7 +115,7 @@ pub(super) async fn rotate(
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
     let outcome = make(session, id, "Rotate", consent, &author, |_| {
-        Ok(Change::Rotate {
+        Ok(KeyChange::Rotate {
             digest: key.digest(),
             overlap: order.overlap,
         })

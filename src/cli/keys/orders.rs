@@ -10,13 +10,13 @@ use super::arguments::{
     CutArguments, GrantArguments, LastDay, PlainArguments, SetCustomerArguments,
     SetExpiryArguments, SetLabelArguments, SetTierArguments,
 };
-use super::change::{Consent, Outcome, make};
+use super::change::{ChangeOutcome, Consent, make};
 use super::view::{ChangedView, DetailView, GrantView, end};
 use super::{Session, note};
 use crate::cli::output::{RecordFormat, escape, write_json};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::TierName;
-use crate::policy::lifecycle::Change;
+use crate::policy::lifecycle::KeyChange;
 
 /// How far ahead units may be granted. The limit bounds the record, which keeps each day with a grant.
 const GRANT_DAYS_AHEAD_MAX: i64 = 400;
@@ -30,7 +30,7 @@ pub(super) async fn suspend(
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
     let outcome = make(session, id, "Suspend", consent, &author, |_| {
-        Ok(Change::Suspend)
+        Ok(KeyChange::Suspend)
     })
     .await?;
     let sentence = sentence_of(&outcome, &format!("{id} is suspended"));
@@ -45,7 +45,7 @@ pub(super) async fn resume(
     let id = order.id.id(session).await?;
     let author = order.signature.author();
     let outcome = make(session, id, "Resume", Consent::Ask, &author, |_| {
-        Ok(Change::Resume)
+        Ok(KeyChange::Resume)
     })
     .await?;
     let sentence = sentence_of(&outcome, &format!("{id} is active"));
@@ -68,7 +68,7 @@ pub(super) async fn revoke(
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
     let outcome = make(session, id, "Revoke", consent, &author, |_| {
-        Ok(Change::Revoke)
+        Ok(KeyChange::Revoke)
     })
     .await?;
     let sentence = sentence_of(&outcome, &format!("{id} is revoked"));
@@ -85,7 +85,7 @@ pub(super) async fn set_tier(
     let consent = Consent::of(order.yes);
     let author = order.signature.author();
     let outcome = make(session, id, "Change the tier of", consent, &author, |_| {
-        Ok(Change::SetTier(tier.clone()))
+        Ok(KeyChange::SetTier(tier.clone()))
     })
     .await?;
     let sentence = match &outcome.made {
@@ -114,7 +114,7 @@ pub(super) async fn set_expiry(
         "End the subscription of",
         consent,
         &author,
-        |_| Ok(Change::SetExpiry(expires)),
+        |_| Ok(KeyChange::SetExpiry(expires)),
     )
     .await?;
     let sentence = match &outcome.made {
@@ -137,7 +137,7 @@ pub(super) async fn set_label(
     let label = &order.text;
     let author = order.signature.author();
     let outcome = make(session, id, "Label", Consent::Ask, &author, |_| {
-        Ok(Change::SetLabel(label.clone()))
+        Ok(KeyChange::SetLabel(label.clone()))
     })
     .await?;
     let sentence = match label {
@@ -156,7 +156,7 @@ pub(super) async fn set_customer(
     let customer = &order.text;
     let author = order.signature.author();
     let outcome = make(session, id, "Reassign", Consent::Ask, &author, |_| {
-        Ok(Change::SetCustomer(customer.clone()))
+        Ok(KeyChange::SetCustomer(customer.clone()))
     })
     .await?;
     let sentence = sentence_of(&outcome, &format!("{id} is of {}", escape(customer)));
@@ -174,7 +174,7 @@ pub(super) async fn grant(
     let date = grant_day(calendar, order.day, session.store.server_time().await?)?;
     let author = order.by.author(Some(&order.reason));
     let outcome = make(session, id, "Grant to", Consent::Ask, &author, |_| {
-        Ok(Change::Grant {
+        Ok(KeyChange::Grant {
             date,
             units: order.extra,
         })
@@ -222,7 +222,7 @@ fn grant_day(calendar: &Calendar, wanted: Option<Date>, now: Timestamp) -> anyho
     Ok(date)
 }
 
-fn sentence_of(outcome: &Outcome, sentence: &str) -> String {
+fn sentence_of(outcome: &ChangeOutcome, sentence: &str) -> String {
     match outcome.made {
         Some(_) => sentence.to_owned(),
         None => format!("{sentence} already"),
@@ -232,7 +232,7 @@ fn sentence_of(outcome: &Outcome, sentence: &str) -> String {
 /// Writes the outcome of a change, and waits until the gateways have applied it.
 async fn finish(
     session: &Session,
-    outcome: &Outcome,
+    outcome: &ChangeOutcome,
     output: RecordFormat,
     grant: Option<GrantView<'_>>,
     sentence: &str,

@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{Session, range};
 use crate::cli::output::parse_date;
-use crate::store::chain::{Check, Checked, Piece};
+use crate::store::chain::{ChainCheck, CheckedChain, Piece};
 
 /// The number of pieces read ahead.
 const AHEAD: usize = 1_000;
@@ -22,7 +22,7 @@ const FIRST: Date = Date::constant(1, 1, 1);
 
 /// The days of an export.
 #[derive(Debug, Args)]
-pub(super) struct Span {
+pub(super) struct ExportedDays {
     /// The first quota day; the earliest in the ledger if left out.
     #[arg(long, value_parser = parse_date, value_name = "DATE")]
     from: Option<Date>,
@@ -34,14 +34,14 @@ pub(super) struct Span {
 /// A line of an export.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Line<'a> {
-    TouchlineLedger(Head),
+enum ExportLine<'a> {
+    TouchlineLedger(ExportHead),
     #[serde(untagged)]
     Piece(&'a Piece),
 }
 
 #[derive(Serialize)]
-struct Head {
+struct ExportHead {
     format: u64,
     from: Date,
     to: Date,
@@ -52,13 +52,13 @@ pub(super) async fn check(
     session: &Session,
     days: Option<(Date, Date)>,
     digest: Option<&str>,
-) -> anyhow::Result<Option<Checked>> {
+) -> anyhow::Result<Option<CheckedChain>> {
     let Some(chained) = session.store.chained() else {
         return Ok(None);
     };
     let (sender, mut pieces) = mpsc::channel(AHEAD);
     let take = async {
-        let mut check = Check::of(days, digest);
+        let mut check = ChainCheck::of(days, digest);
         while let Some(piece) = pieces.recv().await {
             check.take(piece);
         }
@@ -75,7 +75,7 @@ pub(super) async fn check(
 /// If the store has no chain.
 pub(super) async fn export(
     session: &Session,
-    span: &Span,
+    span: &ExportedDays,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let chained = session.store.chained().context(
@@ -87,7 +87,7 @@ pub(super) async fn export(
     let (from, to) = range(Some(first), span.to, today)?;
     write_line(
         out,
-        &Line::TouchlineLedger(Head {
+        &ExportLine::TouchlineLedger(ExportHead {
             format: FORMAT,
             from,
             to,
@@ -98,7 +98,7 @@ pub(super) async fn export(
         // Dropped at the first failure, which ends the reading.
         let mut pieces = pieces;
         while let Some(piece) = pieces.recv().await {
-            write_line(out, &Line::Piece(&piece))?;
+            write_line(out, &ExportLine::Piece(&piece))?;
         }
         anyhow::Ok(())
     };
@@ -108,7 +108,7 @@ pub(super) async fn export(
     Ok(out.flush()?)
 }
 
-fn write_line(out: &mut dyn Write, line: &Line<'_>) -> anyhow::Result<()> {
+fn write_line(out: &mut dyn Write, line: &ExportLine<'_>) -> anyhow::Result<()> {
     serde_json::to_writer(&mut *out, line)?;
     Ok(out.write_all(b"\n")?)
 }

@@ -18,7 +18,7 @@ const NOT_AT_AN_ENDPOINT: &str = "(unattributed)";
 /// The group that one row of a report shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum By {
+pub(super) enum Grouping {
     /// A quota day.
     Day,
     /// A key.
@@ -33,7 +33,7 @@ pub(super) enum By {
     Month,
 }
 
-/// The names of the numbers of [`Counts`], in their order.
+/// The names of the numbers of [`UsageCounts`], in their order.
 pub(super) const NUMBERS: [&str; 13] = [
     "used",
     "requests",
@@ -52,7 +52,7 @@ pub(super) const NUMBERS: [&str; 13] = [
 
 /// Sums. `used` is exact; the counts by endpoint or tier may lag behind it by up to a second.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct UsageCounts {
     pub used: i64,
     pub unattributed: i64,
     pub over: u64,
@@ -60,18 +60,18 @@ pub(super) struct Counts {
     pub totals: Totals,
 }
 
-impl Counts {
-    fn of_totals(totals: &Totals) -> Counts {
-        Counts {
+impl UsageCounts {
+    fn of_totals(totals: &Totals) -> UsageCounts {
+        UsageCounts {
             used: totals.net(),
             totals: *totals,
-            ..Counts::default()
+            ..UsageCounts::default()
         }
     }
 
     /// The counts of a day that are in none of its entries.
-    fn beside(usage: &DayUsage) -> Counts {
-        Counts {
+    fn beside(usage: &DayUsage) -> UsageCounts {
+        UsageCounts {
             used: usage.unattributed,
             unattributed: usage.unattributed,
             over: usage.over,
@@ -80,7 +80,7 @@ impl Counts {
         }
     }
 
-    fn add(&mut self, other: &Counts) {
+    fn add(&mut self, other: &UsageCounts) {
         self.used += other.used;
         self.unattributed += other.unattributed;
         self.over += other.over;
@@ -120,7 +120,7 @@ impl Counts {
     }
 }
 
-impl Serialize for Counts {
+impl Serialize for UsageCounts {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(NUMBERS.iter().zip(self.numbers()))
     }
@@ -133,7 +133,7 @@ pub(super) struct Row {
     pub names: Vec<(&'static str, Option<String>)>,
     /// The number of keys in the row; not set for a row of one key.
     pub keys: Option<usize>,
-    pub counts: Counts,
+    pub counts: UsageCounts,
 }
 
 impl Serialize for Row {
@@ -152,33 +152,38 @@ impl Serialize for Row {
     }
 }
 
-impl By {
+impl Grouping {
     /// The columns before the numbers.
     pub fn columns(self) -> &'static [&'static str] {
         match self {
-            By::Day => &["date", "keys"],
-            By::Key => &["key", "customer", "label", "tier"],
-            By::Customer => &["customer", "keys"],
-            By::Endpoint => &["endpoint", "keys"],
-            By::Tier => &["tier", "keys"],
-            By::Month => &["month", "keys"],
+            Grouping::Day => &["date", "keys"],
+            Grouping::Key => &["key", "customer", "label", "tier"],
+            Grouping::Customer => &["customer", "keys"],
+            Grouping::Endpoint => &["endpoint", "keys"],
+            Grouping::Tier => &["tier", "keys"],
+            Grouping::Month => &["month", "keys"],
         }
     }
 
     /// The parts of a day, each with the cell of the first column by which its row is found.
-    fn parts(self, usage: &DayUsage, config: &Config, records: &Records) -> Vec<(String, Counts)> {
+    fn parts(
+        self,
+        usage: &DayUsage,
+        config: &Config,
+        records: &Records,
+    ) -> Vec<(String, UsageCounts)> {
         let whole = || total(std::slice::from_ref(usage));
         match self {
-            By::Day => vec![(usage.date.to_string(), whole())],
-            By::Month => vec![(usage.date.strftime("%Y-%m").to_string(), whole())],
-            By::Key => vec![(usage.key.to_string(), whole())],
-            By::Customer => {
+            Grouping::Day => vec![(usage.date.to_string(), whole())],
+            Grouping::Month => vec![(usage.date.strftime("%Y-%m").to_string(), whole())],
+            Grouping::Key => vec![(usage.key.to_string(), whole())],
+            Grouping::Customer => {
                 let record = records.get(&usage.key);
                 let customer = record.map_or("", |record| &record.customer);
                 vec![(customer.to_owned(), whole())]
             }
-            By::Endpoint => with_rest(usage, &usage.endpoints, NOT_AT_AN_ENDPOINT),
-            By::Tier => {
+            Grouping::Endpoint => with_rest(usage, &usage.endpoints, NOT_AT_AN_ENDPOINT),
+            Grouping::Tier => {
                 let rest = billed_tier(config, usage).unwrap_or(UNKNOWN_TIER);
                 with_rest(usage, &usage.tiers, rest)
             }
@@ -191,21 +196,26 @@ fn with_rest(
     usage: &DayUsage,
     parts: &BTreeMap<String, Totals>,
     rest: &str,
-) -> Vec<(String, Counts)> {
+) -> Vec<(String, UsageCounts)> {
     let parts = parts.iter();
-    let mut parts: Vec<(String, Counts)> = parts
-        .map(|(name, totals)| (name.clone(), Counts::of_totals(totals)))
+    let mut parts: Vec<(String, UsageCounts)> = parts
+        .map(|(name, totals)| (name.clone(), UsageCounts::of_totals(totals)))
         .collect();
-    let beside = Counts::beside(usage);
-    if beside != Counts::default() {
+    let beside = UsageCounts::beside(usage);
+    if beside != UsageCounts::default() {
         parts.push((rest.to_owned(), beside));
     }
     parts
 }
 
 /// The rows in the order of their names (keys by customers, then ids).
-pub(super) fn rows(by: By, usage: &[DayUsage], config: &Config, records: &Records) -> Vec<Row> {
-    let mut groups: BTreeMap<String, (BTreeSet<KeyId>, Counts)> = BTreeMap::new();
+pub(super) fn rows(
+    by: Grouping,
+    usage: &[DayUsage],
+    config: &Config,
+    records: &Records,
+) -> Vec<Row> {
+    let mut groups: BTreeMap<String, (BTreeSet<KeyId>, UsageCounts)> = BTreeMap::new();
     for usage in usage {
         for (name, part) in by.parts(usage, config, records) {
             let (keys, counts) = groups.entry(name).or_default();
@@ -217,25 +227,25 @@ pub(super) fn rows(by: By, usage: &[DayUsage], config: &Config, records: &Record
         .into_iter()
         .map(|(name, (keys, counts))| Row {
             names: names(by, name, records),
-            keys: (by != By::Key).then_some(keys.len()),
+            keys: (by != Grouping::Key).then_some(keys.len()),
             counts,
         })
         .collect();
-    if by == By::Key {
+    if by == Grouping::Key {
         let cell = |row: &Row, column: usize| row.names.get(column).map(|(_, cell)| cell.clone());
         rows.sort_by_key(|row| (cell(row, 1), cell(row, 0)));
     }
     rows
 }
 
-fn names(by: By, name: String, records: &Records) -> Vec<(&'static str, Option<String>)> {
+fn names(by: Grouping, name: String, records: &Records) -> Vec<(&'static str, Option<String>)> {
     match by {
-        By::Day => vec![("date", Some(name))],
-        By::Customer => vec![("customer", (!name.is_empty()).then_some(name))],
-        By::Endpoint => vec![("endpoint", Some(name))],
-        By::Tier => vec![("tier", Some(name))],
-        By::Month => vec![("month", Some(name))],
-        By::Key => {
+        Grouping::Day => vec![("date", Some(name))],
+        Grouping::Customer => vec![("customer", (!name.is_empty()).then_some(name))],
+        Grouping::Endpoint => vec![("endpoint", Some(name))],
+        Grouping::Tier => vec![("tier", Some(name))],
+        Grouping::Month => vec![("month", Some(name))],
+        Grouping::Key => {
             let id = name.parse::<KeyId>().ok();
             let record = id.and_then(|id| records.get(&id));
             vec![
@@ -249,11 +259,11 @@ fn names(by: By, name: String, records: &Records) -> Vec<(&'static str, Option<S
 }
 
 /// The sum of everything.
-pub(super) fn total(usage: &[DayUsage]) -> Counts {
-    let mut total = Counts::default();
+pub(super) fn total(usage: &[DayUsage]) -> UsageCounts {
+    let mut total = UsageCounts::default();
     for usage in usage {
-        total.add(&Counts::beside(usage));
-        total.add(&Counts::of_totals(&usage.totals()));
+        total.add(&UsageCounts::beside(usage));
+        total.add(&UsageCounts::of_totals(&usage.totals()));
     }
     total
 }

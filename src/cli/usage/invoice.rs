@@ -27,7 +27,7 @@ use crate::store::{DayUsage, KEYS_AT_ONCE_MAX};
 
 mod lines;
 
-use lines::{Key, Line};
+use lines::{BilledKey, InvoiceLine};
 
 /// How long before the month a day may have ended that got late units in the month: longer than any journal is kept.
 const LATE_DAYS_MAX: i32 = 40;
@@ -99,7 +99,7 @@ impl Month {
 }
 
 /// The facts by which the keys of a month are billed.
-struct Terms<'c> {
+struct BillingTerms<'c> {
     config: &'c Config,
     month: Month,
     /// The days of the month that have begun.
@@ -108,8 +108,8 @@ struct Terms<'c> {
     closed: bool,
 }
 
-impl<'c> Terms<'c> {
-    fn of(config: &'c Config, month: Month, now: Timestamp) -> anyhow::Result<Terms<'c>> {
+impl<'c> BillingTerms<'c> {
+    fn of(config: &'c Config, month: Month, now: Timestamp) -> anyhow::Result<BillingTerms<'c>> {
         let dates = month.first.series(Span::new().days(1));
         let dates = dates.take_while(|date| month.holds(*date));
         let days: Result<Vec<Day>, _> = dates.map(|date| config.calendar.day_of(date)).collect();
@@ -119,7 +119,7 @@ impl<'c> Terms<'c> {
         let is_closed = |day: &Day| now >= day.end.saturating_add(window);
         let closed = days.iter().all(is_closed);
         days.retain(|day| day.start <= now);
-        Ok(Terms {
+        Ok(BillingTerms {
             config,
             month,
             days,
@@ -137,14 +137,14 @@ impl<'c> Terms<'c> {
 
 /// The sums of an invoice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-struct Sums {
+struct InvoiceSums {
     over: u64,
     amount_cents: u64,
 }
 
-impl Sums {
-    fn of(lines: &[Line]) -> Sums {
-        Sums {
+impl InvoiceSums {
+    fn of(lines: &[InvoiceLine]) -> InvoiceSums {
+        InvoiceSums {
             over: lines.iter().map(|line| line.over).sum(),
             amount_cents: lines.iter().filter_map(|line| line.amount_cents).sum(),
         }
@@ -156,25 +156,25 @@ struct Invoice<'i> {
     month: Month,
     currency: &'static str,
     closed: bool,
-    rules: Rules,
-    lines: &'i [Line],
+    rules: InvoiceRules,
+    lines: &'i [InvoiceLine],
     #[serde(flatten)]
-    sums: Sums,
+    sums: InvoiceSums,
 }
 
 /// The rules, as fields and in words.
 #[derive(Serialize)]
-struct Rules {
+struct InvoiceRules {
     months: &'static str,
     unused_keys: &'static str,
     timezone: String,
     text: Vec<String>,
 }
 
-impl Rules {
-    fn of(config: &Config) -> Rules {
+impl InvoiceRules {
+    fn of(config: &Config) -> InvoiceRules {
         let (rules, zone) = (config.billing, config.calendar.name());
-        Rules {
+        InvoiceRules {
             months: rules.months.as_str(),
             unused_keys: rules.unused_keys.as_str(),
             timezone: zone.to_owned(),
@@ -192,7 +192,7 @@ pub(super) async fn run(
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let now = session.store.server_time().await?;
-    let terms = Terms::of(&session.config, month, now)?;
+    let terms = BillingTerms::of(&session.config, month, now)?;
     let lines = read(session, &terms, customer).await?;
     if !terms.closed {
         note(&format!(
@@ -211,9 +211,9 @@ pub(super) async fn run(
 /// The lines in the order of customers, keys and tiers.
 async fn read(
     session: &Session,
-    terms: &Terms<'_>,
+    terms: &BillingTerms<'_>,
     customer: Option<&str>,
-) -> anyhow::Result<Vec<Line>> {
+) -> anyhow::Result<Vec<InvoiceLine>> {
     let from = terms.month.first;
     let from = from.checked_sub(Span::new().days(LATE_DAYS_MAX))?;
     let to = terms.month.last();
@@ -234,7 +234,7 @@ async fn read(
             let Some(customer) = customers.get(&record.id) else {
                 continue;
             };
-            let key = Key {
+            let key = BilledKey {
                 customer,
                 record: &record,
                 life: life(session, terms, &record).await?,
@@ -248,7 +248,11 @@ async fn read(
 }
 
 /// The tiers of a key; reads its audit trail if its record is not enough.
-async fn life(session: &Session, terms: &Terms<'_>, record: &KeyRecord) -> anyhow::Result<Life> {
+async fn life(
+    session: &Session,
+    terms: &BillingTerms<'_>,
+    record: &KeyRecord,
+) -> anyhow::Result<Life> {
     if terms.is_told_by(record) {
         return Ok(Life::of(record, &[]));
     }
@@ -259,21 +263,29 @@ async fn life(session: &Session, terms: &Terms<'_>, record: &KeyRecord) -> anyho
     Ok(Life::of(record, &session.store.audit(wanted).await?))
 }
 
-fn json(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
+fn json(
+    terms: &BillingTerms<'_>,
+    lines: &[InvoiceLine],
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let invoice = Invoice {
         month: terms.month,
         currency: CURRENCY,
         closed: terms.closed,
-        rules: Rules::of(terms.config),
+        rules: InvoiceRules::of(terms.config),
         lines,
-        sums: Sums::of(lines),
+        sums: InvoiceSums::of(lines),
     };
     serde_json::to_writer_pretty(&mut *out, &invoice)?;
     Ok(out.write_all(b"\n")?)
 }
 
 /// Writes CSV, with the rules in every row.
-fn csv(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
+fn csv(
+    terms: &BillingTerms<'_>,
+    lines: &[InvoiceLine],
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let rules = terms.config.billing;
     let fields = [
         rules.months.as_str(),
@@ -290,13 +302,17 @@ fn csv(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Resul
 }
 
 /// Writes a table for people: dollars instead of cents, the month only once, and the rules below.
-fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Result<()> {
+fn table(
+    terms: &BillingTerms<'_>,
+    lines: &[InvoiceLine],
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let header = COLUMNS.map(|name| name.strip_suffix("_cents").unwrap_or(name));
     let [_, header @ ..] = header;
     let [_, _, _, _, numbers @ .., _] = header;
-    let sums = Sums::of(lines);
+    let sums = InvoiceSums::of(lines);
     let total = [lines::total(terms.month, &sums)];
-    let rows = |lines: &[Line]| -> Vec<Vec<String>> {
+    let rows = |lines: &[InvoiceLine]| -> Vec<Vec<String>> {
         lines.iter().map(|line| line.shown(terms.month)).collect()
     };
     let mut table = LongTable::new(&header, &numbers);
@@ -311,8 +327,8 @@ fn table(terms: &Terms<'_>, lines: &[Line], out: &mut impl Write) -> anyhow::Res
 }
 
 /// The notes below the table: its billing rules.
-fn footer(terms: &Terms<'_>, sums: &Sums, out: &mut dyn Write) -> anyhow::Result<()> {
-    let rules = Rules::of(terms.config);
+fn footer(terms: &BillingTerms<'_>, sums: &InvoiceSums, out: &mut dyn Write) -> anyhow::Result<()> {
+    let rules = InvoiceRules::of(terms.config);
     let mut text = String::new();
     if sums.over > 0 {
         text += &format!(

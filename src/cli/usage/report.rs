@@ -6,8 +6,8 @@ use jiff::civil::Date;
 use serde::Serialize;
 
 use super::bars::{Screen, put_behind};
-use super::grouping::{By, Counts, NUMBERS, Row, rows, total};
-use super::{Asked, Session, is_of, records};
+use super::grouping::{Grouping, NUMBERS, Row, UsageCounts, rows, total};
+use super::{LedgerQuery, Session, is_of, records};
 use crate::cli::key_argument::id_of;
 use crate::cli::output::{RowsFormat, table_lines, write_csv, write_json};
 use crate::store::DayUsage;
@@ -20,9 +20,9 @@ const SHOWN_IF_ANY: [&str; 3] = ["unattributed", "over", "adjusted"];
 struct Report<'a> {
     from: Date,
     to: Date,
-    by: By,
+    by: Grouping,
     rows: &'a [Row],
-    total: &'a Counts,
+    total: &'a UsageCounts,
     /// The ledger itself, by day, key and endpoint, for programs that reconcile it.
     days: &'a [DayUsage],
 }
@@ -30,8 +30,8 @@ struct Report<'a> {
 /// Reads the ledger and writes it in the requested format.
 pub(super) async fn run(
     session: &Session,
-    asked: &Asked,
-    by: By,
+    asked: &LedgerQuery,
+    by: Grouping,
     output: RowsFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
@@ -58,7 +58,7 @@ pub(super) async fn run(
     }
 }
 
-fn csv(out: &mut dyn Write, by: By, rows: &[Row]) -> anyhow::Result<()> {
+fn csv(out: &mut dyn Write, by: Grouping, rows: &[Row]) -> anyhow::Result<()> {
     let header: Vec<&str> = by.columns().iter().chain(&NUMBERS).copied().collect();
     let cells: Vec<Vec<String>> = rows
         .iter()
@@ -78,7 +78,7 @@ fn named(row: &Row) -> impl Iterator<Item = String> {
     names.chain(row.keys.map(|keys| keys.to_string()))
 }
 
-fn number(counts: &Counts, name: &str) -> i64 {
+fn number(counts: &UsageCounts, name: &str) -> i64 {
     let mut all = NUMBERS.iter().zip(counts.numbers());
     let found = all.find(|(other, _)| **other == name);
     found.map_or(0, |(_, number)| number)
@@ -87,15 +87,15 @@ fn number(counts: &Counts, name: &str) -> i64 {
 /// The table, with all reasons of refusals in one column; the last row is the total.
 fn table(
     out: &mut dyn Write,
-    by: By,
+    by: Grouping,
     rows: &[Row],
-    total: &Counts,
+    total: &UsageCounts,
     screen: Screen,
 ) -> anyhow::Result<()> {
     let any = |name: &&str| rows.iter().any(|row| number(&row.counts, name) != 0);
     let rare = SHOWN_IF_ANY.into_iter().filter(any);
     let shown: Vec<&str> = SHOWN.into_iter().chain(rare).collect();
-    let cells = |counts: &Counts| {
+    let cells = |counts: &UsageCounts| {
         let numbers = shown.iter().map(|name| number(counts, name).to_string());
         let refused = counts.totals.refused().to_string();
         numbers.chain([refused]).collect::<Vec<String>>()
@@ -129,7 +129,7 @@ mod tests {
         Row {
             names: vec![("date", Some(date.into()))],
             keys: Some(2),
-            counts: Counts {
+            counts: UsageCounts {
                 used,
                 over,
                 totals: Totals {
@@ -141,7 +141,7 @@ mod tests {
                     refused_method: 4,
                     ..Totals::default()
                 },
-                ..Counts::default()
+                ..UsageCounts::default()
             },
         }
     }
@@ -161,7 +161,7 @@ mod tests {
     fn a_report_has_the_same_rows_in_every_form() {
         let rows = [row("2026-11-20", 5, 0)];
         assert_eq!(
-            written(|out| csv(out, By::Day, &rows)),
+            written(|out| csv(out, Grouping::Day, &rows)),
             "date,keys,used,requests,charged,refunded,unattributed,over,adjusted,refused_tier,refused_quota,\
              refused_burst,refused_concurrent,refused_not_found,refused_method\n2026-11-20,2,5,6,6,1,0,0,0,2,3,0,0,0,4\n"
         );
@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(json[0]["keys"], 2);
         assert_eq!(json[0]["used"], 5);
         assert_eq!(json[0]["refused_method"], 4);
-        let table = written(|out| table(out, By::Day, &rows, &rows[0].counts, FILE));
+        let table = written(|out| table(out, Grouping::Day, &rows, &rows[0].counts, FILE));
         let lines: Vec<String> = table
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
@@ -192,7 +192,7 @@ mod tests {
             columns: Some(100),
             is_coloured: false,
         };
-        let table = written(|out| table(out, By::Day, &rows, &rows[0].counts, screen));
+        let table = written(|out| table(out, Grouping::Day, &rows, &rows[0].counts, screen));
         assert!(
             table.contains("OVER") && !table.contains("ADJUSTED"),
             "{table}"

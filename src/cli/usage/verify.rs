@@ -10,11 +10,11 @@ use jiff::civil::Date;
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{Asked, Session, chain, is_of, records};
+use super::{LedgerQuery, Session, chain, is_of, records};
 use crate::cli::key_argument::id_of;
 use crate::cli::output::{RecordFormat, write_json, write_record, write_table};
 use crate::policy::api_key::KeyId;
-use crate::store::chain::Checked;
+use crate::store::chain::CheckedChain;
 use crate::store::{Proof, Totals};
 
 /// How long a day may take to reconcile: several times the delay of a gateway's entries.
@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 const SHOWN_MAX: usize = 100;
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Verdict {
+struct Verification {
     from: Date,
     to: Date,
     /// The number of checked pairs of key and day.
@@ -38,12 +38,12 @@ struct Verdict {
     /// Units settled after their day was closed.
     adjusted: i64,
     /// The chain of closed days, if the store has one.
-    chain: Option<Chain>,
-    faults: Vec<Fault>,
+    chain: Option<ChainReport>,
+    faults: Vec<DayFault>,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Chain {
+struct ChainReport {
     entries: u64,
     closed_days: u64,
     /// The last closed day.
@@ -57,7 +57,7 @@ struct Chain {
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize)]
-struct Fault {
+struct DayFault {
     date: Date,
     /// `None` if the fault is of the whole day.
     key: Option<KeyId>,
@@ -70,7 +70,7 @@ struct Fault {
 /// If anything does not reconcile, with the first key and day.
 pub(super) async fn run(
     session: &Session,
-    asked: &Asked,
+    asked: &LedgerQuery,
     digest: Option<&str>,
     output: RecordFormat,
     out: &mut dyn Write,
@@ -108,7 +108,7 @@ pub(super) async fn run(
     }
     match verdict.faults.first() {
         None => {}
-        Some(Fault { date, key, fault }) => anyhow::bail!(
+        Some(DayFault { date, key, fault }) => anyhow::bail!(
             "the ledger does not reconcile in {} places; the first is {}{date}: {fault}",
             verdict.faults.len(),
             key.map_or_else(String::new, |key| format!("key {key} on ")),
@@ -123,15 +123,15 @@ pub(super) async fn run(
     }
 }
 
-impl Verdict {
-    fn take(&mut self, checked: Checked) {
+impl Verification {
+    fn take(&mut self, checked: CheckedChain) {
         let faults = checked.faults.into_iter();
-        self.faults.extend(faults.map(|one| Fault {
+        self.faults.extend(faults.map(|one| DayFault {
             date: one.date,
             key: None,
             fault: one.fault,
         }));
-        self.chain = Some(Chain {
+        self.chain = Some(ChainReport {
             entries: checked.entries,
             closed_days: checked.closed_days,
             closed_through: checked.closed_through,
@@ -147,8 +147,8 @@ fn is_unsettled(proof: &Proof) -> bool {
     !proof.faults.is_empty() || proof.usage.unattributed != 0
 }
 
-fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
-    let mut verdict = Verdict {
+fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verification {
+    let mut verdict = Verification {
         from,
         to,
         key_days: proofs.len(),
@@ -177,16 +177,18 @@ fn verdict((from, to): (Date, Date), proofs: &[Proof]) -> Verdict {
         verdict.unattributed += usage.unattributed;
         verdict.over += usage.over;
         verdict.adjusted += usage.adjusted();
-        verdict.faults.extend(faults.into_iter().map(|fault| Fault {
-            date: usage.date,
-            key: Some(usage.key),
-            fault,
-        }));
+        verdict
+            .faults
+            .extend(faults.into_iter().map(|fault| DayFault {
+                date: usage.date,
+                key: Some(usage.key),
+                fault,
+            }));
     }
     verdict
 }
 
-fn table(out: &mut dyn Write, verdict: &Verdict) -> anyhow::Result<()> {
+fn table(out: &mut dyn Write, verdict: &Verification) -> anyhow::Result<()> {
     let result = match verdict.faults.len() {
         0 => "reconciles".to_owned(),
         faults => format!("does not reconcile in {faults} places"),

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use super::{HOUR, MINUTE, MS, http_url, one_of, seconds};
+use super::pairs::one_of;
+use super::values::{HOUR, MINUTE, MS, http_url, seconds};
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, rows, secret_file, section, texts, within};
-use crate::policy::crossing::{SHARES_MAX, Share, Shares, SigningSecret};
+use crate::policy::threshold_event::{SHARES_MAX, Share, Shares, SigningSecret};
 
 rows! {
     /// Events of keys near their limits, and the webhook that receives them.

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::DAY;
-use super::listen::{ProxyProtocol, loopback};
+use super::listener::{ProxyProtocol, loopback};
+use super::values::DAY;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::outside::readable;

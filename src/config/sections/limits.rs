@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{DAY, HOUR, MS, SECOND, network, seconds};
+use super::values::{DAY, HOUR, MS, SECOND, network, seconds};
 use crate::config::rows::{number, rows, size, texts, within};
 use crate::policy::address::Network;
 

@@ -1,10 +1,12 @@
 //! The listeners for clients and operators, and the trusted proxies in front of them.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::https::{Https, https};
-use super::{network, one_of};
+use super::listener::{ProxyProtocol, loopback};
+use super::pairs::one_of;
+use super::values::network;
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
@@ -79,15 +81,6 @@ pub struct Admin {
     pub token: Option<Secret>,
 }
 
-/// Whether connections begin with a PROXY protocol header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProxyProtocol {
-    /// Every connection does, from a trusted proxy; others are closed.
-    Spoken,
-    /// No connection does.
-    Absent,
-}
-
 /// The listener that redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
@@ -106,10 +99,6 @@ pub enum Cleartext {
     Loopback,
     /// Any address: a proxy in front of the gateway ends TLS.
     Allowed,
-}
-
-pub(super) const fn loopback(port: u16) -> SocketAddr {
-    SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
 pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Listen {

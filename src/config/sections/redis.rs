@@ -4,7 +4,8 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{HOUR, MINUTE, MS, SECOND, certificate_and_key, seconds};
+use super::pairs::certificate_and_key;
+use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
@@ -79,7 +80,7 @@ rows! {
 
 /// The Redis store.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RedisStore {
+pub struct RedisStoreConfig {
     /// The address of Redis.
     pub place: RedisPlace,
     /// The database; takes precedence over the one in the URL. Never set for a cluster.
@@ -157,7 +158,7 @@ pub struct RedisTls {
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
-pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisStore> {
+pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option<RedisStoreConfig> {
     relations(check, at, &rows);
     let url = rows.url.or(rows.url_file);
     let is_known = url.is_some()
@@ -182,7 +183,7 @@ pub(super) fn redis(check: &mut Check<'_>, at: &Path, rows: RedisRows) -> Option
         check.wrong_key(&at.key("tls"), "the URL does not ask for TLS", hint);
     }
     look_up(check, at, &place);
-    Some(RedisStore {
+    Some(RedisStoreConfig {
         place,
         database: rows.database,
         username: rows.username,

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::redis::{RedisStore, redis};
-use super::{MINUTE, MS, SECOND};
+use super::redis::{RedisStoreConfig, redis};
+use super::values::{MINUTE, MS, SECOND};
 use crate::config::check::Check;
 use crate::config::outline::Path;
 use crate::config::rows::{leaf, optional, plain, rows, section, within};
@@ -13,21 +13,21 @@ use crate::config::{Config, ConfigErrors};
 rows! {
     pub(super) struct StoreRows {
         /// SQLite on this machine.
-        embedded: Option<EmbeddedStore> = optional();
+        embedded: Option<EmbeddedStoreConfig> = optional();
         /// Redis 7 or newer, or Valkey: one server, Sentinel or Cluster.
-        redis: Option<RedisStore> = section(redis);
+        redis: Option<RedisStoreConfig> = section(redis);
     }
 
     /// The embedded store.
     #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct EmbeddedStore {
+    pub struct EmbeddedStoreConfig {
         /// The database file.
         path: PathBuf = leaf().or("var/touchline.db".into());
         /// What a power failure may lose: nothing with `commit`; with a duration, at most the counts of that duration. A crash of the
         /// gateway alone loses nothing.
-        durability: Durability = within(
-            Durability::Interval(SECOND),
-            Durability::Interval(MS * 10)..=Durability::Interval(MINUTE),
+        durability: DurabilitySetting = within(
+            DurabilitySetting::Interval(SECOND),
+            DurabilitySetting::Interval(MS * 10)..=DurabilitySetting::Interval(MINUTE),
         );
     }
 }
@@ -36,14 +36,14 @@ rows! {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreConfig {
     /// SQLite on this machine.
-    Embedded(EmbeddedStore),
+    Embedded(EmbeddedStoreConfig),
     /// Redis or Valkey, shared by any number of gateways.
-    Redis(Box<RedisStore>),
+    Redis(Box<RedisStoreConfig>),
 }
 
 /// When commits are safe on disk. A crash of the process alone never loses one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
-pub enum Durability {
+pub enum DurabilitySetting {
     /// Before each answer.
     Commit,
     /// At most this long after each answer.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::upstreams::{SecretHeader, header};
-use super::{MINUTE, MS, http_url, seconds};
+use super::values::{MINUTE, MS, http_url, seconds};
 use crate::config::Secret;
 use crate::config::check::Wrong;
 use crate::config::rows::{needed, optional, percent, rows, secret, section, within};

@@ -9,7 +9,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::sign::CertifiedKey;
 
-use super::certificate_and_key;
+use super::pairs::certificate_and_key;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;
 use crate::config::rows::{file, rows, text};
@@ -38,14 +38,14 @@ pub struct UpstreamTls {
     /// The trusted authorities, X.509 in DER; `None` for the operating system's.
     pub authorities: Option<Chain>,
     /// The gateway's own certificate.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientIdentity>,
     /// The files that were read, to be watched.
     pub files: Vec<PathBuf>,
 }
 
 /// A certificate of the gateway, and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// The chain, the gateway's own certificate first, X.509 in DER; at least one.
     pub chain: Chain,
     /// The key of the first of them.
@@ -72,7 +72,7 @@ pub(super) fn tls(check: &mut Check<'_>, at: &Path, rows: UpstreamTlsRows) -> Op
             .map_err(|reason| Wrong::new(reason, "use the key that the certificate was made for"));
         check.accept(&at.key("private_key"), paired)?;
         let key = PrivateKey(key.secret_der().to_vec());
-        Some(Identity { chain, key })
+        Some(ClientIdentity { chain, key })
     });
     Some(UpstreamTls {
         name: rows.name,

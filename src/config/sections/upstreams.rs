@@ -8,8 +8,9 @@ use std::time::Duration;
 use http::HeaderName;
 use serde_yaml::Value;
 
+use super::pairs::one_of;
 use super::upstream_tls::{UpstreamTls, tls};
-use super::{HOUR, MINUTE, MS, SECOND, one_of, seconds};
+use super::values::{HOUR, MINUTE, MS, SECOND, seconds};
 use crate::config::Secret;
 use crate::config::check::{Check, Wrong};
 use crate::config::outline::Path;

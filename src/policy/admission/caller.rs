@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use super::Terms;
 use crate::policy::api_key::{self, KeyDigest, KeyPrefix};
 use crate::policy::calendar::Day;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 
 /// Why a request has no usable key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,12 +40,12 @@ pub struct Caller<K> {
     /// The key.
     pub key: K,
     /// Its limit today; the units used are not known yet.
-    pub standing: Standing,
+    pub quota_status: QuotaStatus,
     /// The limits of its tier.
     pub terms: Terms,
     pub(super) now: Timestamp,
     /// The first limit of the tier that would refuse the request if the tier were enforced.
-    pub(super) waived: Option<Waived>,
+    pub(super) shadow_violation: Option<ShadowViolation>,
 }
 
 impl<K: Borrow<KeyRecord>> Caller<K> {
@@ -59,17 +59,17 @@ impl<K: Borrow<KeyRecord>> Caller<K> {
             let cause = format!("the configuration has no tier {}", record.tier);
             return Err(NoKey::Unknown(cause));
         };
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: record.limit_on(day.date, terms.daily),
             used: None,
             day,
         };
         Ok(Caller {
             key,
-            standing,
+            quota_status,
             terms,
             now,
-            waived: None,
+            shadow_violation: None,
         })
     }
 }

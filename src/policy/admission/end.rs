@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::Waived;
+use crate::policy::enforcement::ShadowViolation;
 use crate::policy::own_path::OwnPath;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::Rejection;
 
 /// The right to forward one request: authenticated, allowed, charged. Only a granted charge makes one.
@@ -13,8 +13,8 @@ use crate::policy::rejection::Rejection;
 pub struct Permit<K, G> {
     pub(super) key: K,
     pub(super) endpoint: Arc<Endpoint>,
-    pub(super) standing: Standing,
-    pub(super) waived: Option<Waived>,
+    pub(super) quota_status: QuotaStatus,
+    pub(super) shadow_violation: Option<ShadowViolation>,
     pub(super) grant: G,
 }
 
@@ -29,14 +29,14 @@ impl<K, G> Permit<K, G> {
         &self.endpoint
     }
 
-    /// The standing of the key with this request counted.
-    pub fn standing(&self) -> Standing {
-        self.standing
+    /// The quota status of the key with this request counted.
+    pub fn quota_status(&self) -> QuotaStatus {
+        self.quota_status
     }
 
     /// The first limit that would have refused the request if the key's tier were enforced.
-    pub fn waived(&self) -> Option<Waived> {
-        self.waived
+    pub fn shadow_violation(&self) -> Option<ShadowViolation> {
+        self.shadow_violation
     }
 
     /// Exchanges the permit for the proof of its charge.
@@ -47,19 +47,19 @@ impl<K, G> Permit<K, G> {
 
 /// What a path leads to.
 #[derive(Debug)]
-pub enum Place {
+pub enum RouteId {
     /// A configured endpoint.
     Endpoint(Arc<Endpoint>),
     /// A path that the gateway answers itself.
     Own(OwnPath),
 }
 
-impl Place {
+impl RouteId {
     /// Its name in logs and metrics.
     pub fn name(&self) -> &str {
         match self {
-            Place::Endpoint(endpoint) => &endpoint.pattern,
-            Place::Own(own) => own.as_str(),
+            RouteId::Endpoint(endpoint) => &endpoint.pattern,
+            RouteId::Own(own) => own.as_str(),
         }
     }
 }
@@ -72,9 +72,9 @@ pub struct Refusal<K> {
     /// The key, once authenticated.
     pub key: Option<K>,
     /// The place of the path, once found.
-    pub place: Option<Place>,
-    /// The standing in the answer, once authenticated.
-    pub standing: Option<Standing>,
+    pub place: Option<RouteId>,
+    /// The quota status in the answer, once authenticated.
+    pub quota_status: Option<QuotaStatus>,
     /// The internal failure, for the access log.
     pub cause: Option<String>,
 }
@@ -86,7 +86,7 @@ impl<K> Refusal<K> {
             rejection,
             key: None,
             place: None,
-            standing: None,
+            quota_status: None,
             cause: None,
         }
     }
@@ -94,8 +94,8 @@ impl<K> Refusal<K> {
     /// The endpoint whose authenticated caller is refused.
     pub fn endpoint(&self) -> Option<&Endpoint> {
         match (&self.key, &self.place) {
-            (Some(_), Some(Place::Endpoint(endpoint))) => Some(endpoint),
-            (Some(_), Some(Place::Own(_)) | None) | (None, _) => None,
+            (Some(_), Some(RouteId::Endpoint(endpoint))) => Some(endpoint),
+            (Some(_), Some(RouteId::Own(_)) | None) | (None, _) => None,
         }
     }
 }

@@ -41,28 +41,28 @@ impl Fault {
     ];
 
     /// The answer, and the step that gives it.
-    fn answer(self) -> (&'static str, Check) {
+    fn answer(self) -> (&'static str, AdmissionStep) {
         match self {
-            Fault::Malformed => ("BAD_REQUEST", Check::WellFormed),
-            Fault::NoKey => ("MISSING_API_KEY", Check::Presented),
-            Fault::UnusableKey => ("INVALID_API_KEY", Check::Key),
-            Fault::Burst => ("RATE_LIMIT_EXCEEDED burst", Check::Rates),
-            Fault::Path => ("NOT_FOUND", Check::Endpoint),
-            Fault::Method => ("METHOD_NOT_ALLOWED", Check::Method),
-            Fault::Tier => ("TIER_INSUFFICIENT", Check::Tier),
-            Fault::Concurrent => ("RATE_LIMIT_EXCEEDED concurrent", Check::Rates),
-            Fault::Maintenance => ("INTERNAL_ERROR", Check::Upstream),
-            Fault::Quota => ("RATE_LIMIT_EXCEEDED daily", Check::Quota),
+            Fault::Malformed => ("BAD_REQUEST", AdmissionStep::WellFormed),
+            Fault::NoKey => ("MISSING_API_KEY", AdmissionStep::Presented),
+            Fault::UnusableKey => ("INVALID_API_KEY", AdmissionStep::Key),
+            Fault::Burst => ("RATE_LIMIT_EXCEEDED burst", AdmissionStep::Rates),
+            Fault::Path => ("NOT_FOUND", AdmissionStep::Endpoint),
+            Fault::Method => ("METHOD_NOT_ALLOWED", AdmissionStep::Method),
+            Fault::Tier => ("TIER_INSUFFICIENT", AdmissionStep::Tier),
+            Fault::Concurrent => ("RATE_LIMIT_EXCEEDED concurrent", AdmissionStep::Rates),
+            Fault::Maintenance => ("INTERNAL_ERROR", AdmissionStep::Upstream),
+            Fault::Quota => ("RATE_LIMIT_EXCEEDED daily", AdmissionStep::Quota),
         }
     }
 
-    /// The limit under which it is waived in shadow.
-    fn waived(self) -> Option<Waived> {
+    /// The violation that a tier in shadow records for it.
+    fn shadow_violation(self) -> Option<ShadowViolation> {
         match self {
-            Fault::Tier => Some(Waived::Tier),
-            Fault::Burst => Some(Waived::Burst),
-            Fault::Concurrent => Some(Waived::Concurrent),
-            Fault::Quota => Some(Waived::Daily),
+            Fault::Tier => Some(ShadowViolation::Tier),
+            Fault::Burst => Some(ShadowViolation::Burst),
+            Fault::Concurrent => Some(ShadowViolation::Concurrent),
+            Fault::Quota => Some(ShadowViolation::Daily),
             Fault::Malformed
             | Fault::NoKey
             | Fault::UnusableKey
@@ -86,9 +86,9 @@ struct Case {
 #[derive(Debug, Default)]
 struct Ran {
     answer: String,
-    waived: Option<Waived>,
-    /// The standing at the end.
-    standing: Option<Standing>,
+    shadow_violation: Option<ShadowViolation>,
+    /// The quota status at the end.
+    quota_status: Option<QuotaStatus>,
     cause: Option<String>,
     charges_asked: u32,
     charges_granted: u32,
@@ -97,7 +97,7 @@ struct Ran {
 }
 
 impl Ran {
-    fn verdict(&self, check: Check) -> Verdict {
+    fn verdict(&self, check: AdmissionStep) -> Verdict {
         let mut verdicts = self.trail.verdicts();
         verdicts.find(|(one, _)| *one == check).unwrap().1
     }
@@ -201,7 +201,7 @@ impl Case {
                 }
                 Next::Count(ask) => ask.answer(Some(used)),
                 Next::Usage(ask) => {
-                    (ran.answer, ran.standing) = ("usage".into(), Some(ask.answered(used).1));
+                    (ran.answer, ran.quota_status) = ("usage".into(), Some(ask.answered(used).1));
                     break;
                 }
                 Next::Document => {
@@ -209,16 +209,17 @@ impl Case {
                     break;
                 }
                 Next::Permitted(permit) => {
-                    (ran.answer, ran.waived) = ("permit".into(), permit.waived());
-                    ran.standing = Some(permit.standing());
-                    assert_eq!(permit.standing().used, Some(permit.into_grant()));
+                    (ran.answer, ran.shadow_violation) =
+                        ("permit".into(), permit.shadow_violation());
+                    ran.quota_status = Some(permit.quota_status());
+                    assert_eq!(permit.quota_status().used, Some(permit.into_grant()));
                     break;
                 }
                 Next::Refused(refusal) => {
                     let policy = refusal.rejection.policy();
                     let words = [Some(refusal.rejection.code()), policy];
                     ran.answer = words.into_iter().flatten().collect::<Vec<_>>().join(" ");
-                    (ran.standing, ran.cause) = (refusal.standing, refusal.cause);
+                    (ran.quota_status, ran.cause) = (refusal.quota_status, refusal.cause);
                     break;
                 }
             }
@@ -227,14 +228,14 @@ impl Case {
         ran
     }
 
-    /// The outcome by the contract, computed without the machine: the first fault that is not waived answers. Faults after step 3
+    /// The outcome by the contract, computed without the machine: the first fault that is enforced answers. Faults after step 3
     /// never answer while the key keeps changing.
     fn expected(&self) -> &'static str {
         let shadow = self.enforcement == Enforcement::Shadow;
         let mut faults = Fault::ALL.into_iter().filter(|fault| self.has(*fault));
-        let first = faults.find(|fault| !(shadow && fault.waived().is_some()));
+        let first = faults.find(|fault| !(shadow && fault.shadow_violation().is_some()));
         match first.map(Fault::answer) {
-            Some((answer, check)) if check <= Check::Key => answer,
+            Some((answer, check)) if check <= AdmissionStep::Key => answer,
             Some(_) | None if self.changes >= JUDGEMENTS_MAX => "INTERNAL_ERROR",
             Some((answer, _)) => answer,
             None => "permit",
@@ -255,7 +256,7 @@ fn the_first_step_that_fails_answers_whatever_else_is_wrong() {
     }
     let ran = Case::of(&[]).run();
     assert_eq!((ran.answer.as_str(), ran.charges_granted), ("permit", 1));
-    assert_eq!(ran.standing.unwrap().used, Some(1));
+    assert_eq!(ran.quota_status.unwrap().used, Some(1));
 }
 
 #[test]
@@ -268,16 +269,19 @@ fn a_refused_request_draws_a_token_and_one_whose_head_or_key_is_refused_does_not
 }
 
 #[test]
-fn a_shadow_tier_waives_the_limits_of_its_tier_and_nothing_else() {
+fn a_shadow_tier_records_violations_of_its_limits_and_refuses_nothing_for_them() {
     for fault in Fault::ALL {
         let case = Case {
             enforcement: Enforcement::Shadow,
             ..Case::of(&[fault])
         };
         let ran = case.run();
-        match fault.waived() {
-            Some(waived) => {
-                assert_eq!((ran.answer.as_str(), ran.waived), ("permit", Some(waived)));
+        match fault.shadow_violation() {
+            Some(shadow_violation) => {
+                assert_eq!(
+                    (ran.answer.as_str(), ran.shadow_violation),
+                    ("permit", Some(shadow_violation))
+                );
                 assert_eq!(ran.verdict(fault.answer().1), Verdict::WouldRefuse);
             }
             None => assert_eq!(ran.answer, fault.answer().0),
@@ -387,9 +391,14 @@ fn a_failure_of_the_gateway_is_a_500_with_what_is_known_by_then() {
         };
         assert_eq!(refusal.rejection, Rejection::Internal);
         assert_eq!(refusal.cause.as_deref(), Some(cause));
-        assert_eq!(refusal.place.as_ref().map(Place::name), place);
-        assert_eq!(refusal.standing.is_some(), place.is_some());
-        assert_eq!(refusal.standing.and_then(|standing| standing.used), None);
+        assert_eq!(refusal.place.as_ref().map(RouteId::name), place);
+        assert_eq!(refusal.quota_status.is_some(), place.is_some());
+        assert_eq!(
+            refusal
+                .quota_status
+                .and_then(|quota_status| quota_status.used),
+            None
+        );
     }
 }
 
@@ -424,10 +433,10 @@ proptest! {
         prop_assert!(ran.charges_asked <= (1 + changes).min(JUDGEMENTS_MAX));
         prop_assert!(ran.tokens_drawn <= 1);
         // No step after the first that refuses passes, except the token that a refused request draws.
-        let verdicts: Vec<(Check, Verdict)> = ran.trail.verdicts().collect();
+        let verdicts: Vec<(AdmissionStep, Verdict)> = ran.trail.verdicts().collect();
         let refuses = verdicts.iter().position(|(_, verdict)| *verdict == Verdict::Refuses);
         for (check, verdict) in verdicts.iter().skip(refuses.map_or(9, |at| at + 1)) {
-            prop_assert!(*check == Check::Rates || *verdict == Verdict::NotReached, "{:?}", verdicts);
+            prop_assert!(*check == AdmissionStep::Rates || *verdict == Verdict::NotReached, "{:?}", verdicts);
         }
     }
 }

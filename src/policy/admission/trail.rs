@@ -5,7 +5,7 @@ use serde::Serialize;
 /// A step of the contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Check {
+pub enum AdmissionStep {
     /// 1: the head is well-formed.
     WellFormed,
     /// 2: an API key is presented.
@@ -26,18 +26,18 @@ pub enum Check {
     Upstream,
 }
 
-impl Check {
+impl AdmissionStep {
     /// All steps, in their order.
-    pub const ALL: [Check; 9] = [
-        Check::WellFormed,
-        Check::Presented,
-        Check::Key,
-        Check::Endpoint,
-        Check::Method,
-        Check::Tier,
-        Check::Rates,
-        Check::Quota,
-        Check::Upstream,
+    pub const ALL: [AdmissionStep; 9] = [
+        AdmissionStep::WellFormed,
+        AdmissionStep::Presented,
+        AdmissionStep::Key,
+        AdmissionStep::Endpoint,
+        AdmissionStep::Method,
+        AdmissionStep::Tier,
+        AdmissionStep::Rates,
+        AdmissionStep::Quota,
+        AdmissionStep::Upstream,
     ];
 
     /// Its number in the contract.
@@ -48,15 +48,15 @@ impl Check {
     /// Its name for people.
     pub fn as_str(self) -> &'static str {
         match self {
-            Check::WellFormed => "well-formed",
-            Check::Presented => "key presented",
-            Check::Key => "key usable",
-            Check::Endpoint => "endpoint",
-            Check::Method => "method",
-            Check::Tier => "tier",
-            Check::Rates => "rates",
-            Check::Quota => "daily quota",
-            Check::Upstream => "upstream",
+            AdmissionStep::WellFormed => "well-formed",
+            AdmissionStep::Presented => "key presented",
+            AdmissionStep::Key => "key usable",
+            AdmissionStep::Endpoint => "endpoint",
+            AdmissionStep::Method => "method",
+            AdmissionStep::Tier => "tier",
+            AdmissionStep::Rates => "rates",
+            AdmissionStep::Quota => "daily quota",
+            AdmissionStep::Upstream => "upstream",
         }
     }
 }
@@ -93,23 +93,23 @@ impl Verdict {
 
 /// The verdicts on one request, by step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Trail([Verdict; Check::ALL.len()]);
+pub struct Trail([Verdict; AdmissionStep::ALL.len()]);
 
 impl Trail {
     /// Notes a verdict, unless a greater one is noted for the same step.
-    pub fn note(&mut self, check: Check, verdict: Verdict) {
+    pub fn note(&mut self, check: AdmissionStep, verdict: Verdict) {
         if let Some(noted) = self.0.get_mut(check as usize) {
             *noted = verdict.max(*noted);
         }
     }
 
     /// All verdicts, in the order of the steps.
-    pub fn verdicts(&self) -> impl Iterator<Item = (Check, Verdict)> {
-        Check::ALL.into_iter().zip(self.0)
+    pub fn verdicts(&self) -> impl Iterator<Item = (AdmissionStep, Verdict)> {
+        AdmissionStep::ALL.into_iter().zip(self.0)
     }
 
     /// Forgets the verdicts from a step on, before these steps are judged again.
-    pub(super) fn forget_from(&mut self, first: Check) {
+    pub(super) fn forget_from(&mut self, first: AdmissionStep) {
         let later = self.0.iter_mut().skip(first as usize);
         later.for_each(|noted| *noted = Verdict::NotReached);
     }

@@ -5,16 +5,16 @@ use super::*;
 use crate::policy::audit::{Author, signed};
 use crate::policy::calendar::Calendar;
 use crate::policy::key_record::tests::key_of;
-use crate::policy::lifecycle::Change;
+use crate::policy::lifecycle::KeyChange;
 
-const NONE: [(&str, Change); 0] = [];
+const NONE: [(&str, KeyChange); 0] = [];
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
 }
 
-fn tier(name: &str) -> Change {
-    Change::SetTier(name.parse().unwrap())
+fn tier(name: &str) -> KeyChange {
+    KeyChange::SetTier(name.parse().unwrap())
 }
 
 fn price(tier: &str) -> u64 {
@@ -27,7 +27,7 @@ fn price(tier: &str) -> u64 {
 }
 
 /// A key of the tier starter with its trail, after changes at their instants.
-fn lived(created: Timestamp, changes: &[(Timestamp, Change)]) -> (KeyRecord, Vec<Entry>) {
+fn lived(created: Timestamp, changes: &[(Timestamp, KeyChange)]) -> (KeyRecord, Vec<Entry>) {
     let author = Author {
         who: "tester@here".into(),
         reason: None,
@@ -49,7 +49,7 @@ fn lived(created: Timestamp, changes: &[(Timestamp, Change)]) -> (KeyRecord, Vec
     (record, trail)
 }
 
-fn life(created: &str, changes: &[(&str, Change)]) -> Life {
+fn life(created: &str, changes: &[(&str, KeyChange)]) -> Life {
     let changes: Vec<_> = changes
         .iter()
         .map(|(instant, change)| (at(instant), change.clone()))
@@ -110,8 +110,8 @@ const RULES: [Rules; 4] = [
 #[test]
 fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
     const BEFORE: &str = "2026-09-01T00:00:00Z";
-    let expiry = |text: &str| Change::SetExpiry(Some(at(text)));
-    let change = |instant: &'static str, change: Change| vec![(instant, change)];
+    let expiry = |text: &str| KeyChange::SetExpiry(Some(at(text)));
+    let change = |instant: &'static str, change: KeyChange| vec![(instant, change)];
     let start = "2026-10-10T00:00:00Z";
     let last = "2026-10-10T23:59:59.999Z";
     let end = "2026-10-11T00:00:00Z";
@@ -151,13 +151,13 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
         (
             "revoked in its last instant",
             BEFORE,
-            change(last, Change::Revoke),
+            change(last, KeyChange::Revoke),
             None,
         ),
         (
             "revoked as it is over",
             BEFORE,
-            change(end, Change::Revoke),
+            change(end, KeyChange::Revoke),
             Some("starter"),
         ),
         (
@@ -175,19 +175,19 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
         (
             "suspended",
             BEFORE,
-            change(start, Change::Suspend),
+            change(start, KeyChange::Suspend),
             Some("starter"),
         ),
         (
             "expired, and extended after it",
             BEFORE,
-            vec![(BEFORE, expiry(start)), (end, Change::SetExpiry(None))],
+            vec![(BEFORE, expiry(start)), (end, KeyChange::SetExpiry(None))],
             None,
         ),
         (
             "expired, and extended within it",
             BEFORE,
-            vec![(BEFORE, expiry(start)), (last, Change::SetExpiry(None))],
+            vec![(BEFORE, expiry(start)), (last, KeyChange::SetExpiry(None))],
             Some("starter"),
         ),
         (
@@ -201,7 +201,7 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
             start,
             vec![
                 ("2026-10-10T00:00:20Z", tier("enterprise")),
-                ("2026-10-10T00:00:50Z", Change::Revoke),
+                ("2026-10-10T00:00:50Z", KeyChange::Revoke),
             ],
             None,
         ),
@@ -209,8 +209,11 @@ fn a_day_belongs_to_the_tier_that_is_held_when_it_ends() {
             "renamed after its revocation",
             BEFORE,
             vec![
-                (end, Change::Revoke),
-                ("2026-10-12T00:00:00Z", Change::SetLabel(Some("x".into()))),
+                (end, KeyChange::Revoke),
+                (
+                    "2026-10-12T00:00:00Z",
+                    KeyChange::SetLabel(Some("x".into())),
+                ),
             ],
             Some("starter"),
         ),
@@ -240,10 +243,10 @@ fn an_incomplete_trail_shows_what_it_can() {
         early,
         &[
             (at("2026-10-10T12:00:00Z"), tier("pro")),
-            (at("2026-10-11T12:00:00Z"), Change::Revoke),
+            (at("2026-10-11T12:00:00Z"), KeyChange::Revoke),
             (
                 at("2026-10-12T12:00:00Z"),
-                Change::SetLabel(Some("x".into())),
+                KeyChange::SetLabel(Some("x".into())),
             ),
         ],
     );
@@ -252,7 +255,7 @@ fn an_incomplete_trail_shows_what_it_can() {
     assert_eq!(held(&record, &trail[..3]), whole, "the record has its last");
     // Only the last change is known; by then the key was revoked.
     assert_eq!(held(&record, &[]), [some("pro"), some("pro"), some("pro")]);
-    let (revoked, _) = lived(early, &[(at("2026-10-10T12:00:00Z"), Change::Revoke)]);
+    let (revoked, _) = lived(early, &[(at("2026-10-10T12:00:00Z"), KeyChange::Revoke)]);
     assert_eq!(held(&revoked, &[]), [some("starter"), None, None]);
     // Imported with its state, long after it was made elsewhere.
     let mut imported = revoked;
@@ -269,7 +272,7 @@ fn a_day_of_use_is_counted_for_the_tier_of_its_use_and_any_other_for_the_tier_he
         "2026-10-10T10:00:00Z",
         &[
             ("2026-10-10T10:00:20Z", tier("enterprise")),
-            ("2026-10-10T10:00:50Z", Change::Revoke),
+            ("2026-10-10T10:00:50Z", KeyChange::Revoke),
         ],
     );
     let moved = life(
@@ -370,19 +373,19 @@ fn every_rule_has_words_of_its_own() {
     assert_eq!(Rules::default(), RULES[0]);
 }
 
-fn any_change() -> impl Strategy<Value = Change> {
+fn any_change() -> impl Strategy<Value = KeyChange> {
     prop_oneof![
         Just(tier("starter")),
         Just(tier("pro")),
         Just(tier("enterprise")),
-        Just(Change::Suspend),
-        Just(Change::Resume),
-        Just(Change::Revoke),
-        Just(Change::SetExpiry(None)),
+        Just(KeyChange::Suspend),
+        Just(KeyChange::Resume),
+        Just(KeyChange::Revoke),
+        Just(KeyChange::SetExpiry(None)),
         (-40i64..40).prop_map(|days| {
-            Change::SetExpiry(Some(at("2026-10-15T00:00:00Z") + (days * 24).hours()))
+            KeyChange::SetExpiry(Some(at("2026-10-15T00:00:00Z") + (days * 24).hours()))
         }),
-        Just(Change::SetLabel(Some("x".into()))),
+        Just(KeyChange::SetLabel(Some("x".into()))),
     ]
 }
 

@@ -33,7 +33,7 @@ fn parts(answer: &[(&'static str, &str)]) -> (Option<u64>, FieldList) {
 }
 
 /// The verdict on a long JSON answer to a client that accepts these codings.
-fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
+fn chosen(codings: &[Coding], accepted: &[&'static str]) -> BodyCoding {
     let asked: Vec<_> = accepted
         .iter()
         .map(|one| ("accept-encoding", *one))
@@ -43,7 +43,7 @@ fn chosen(codings: &[Coding], accepted: &[&'static str]) -> Verdict {
 }
 
 /// The verdict on an answer to a client that accepts everything.
-fn verdict(status: u16, answer: &[(&'static str, &str)]) -> Verdict {
+fn verdict(status: u16, answer: &[(&'static str, &str)]) -> BodyCoding {
     let asked = fields(&[("accept-encoding", "*")]);
     let status = StatusCode::from_u16(status).unwrap();
     let (length, answer) = parts(answer);
@@ -60,7 +60,7 @@ fn marked(
     let status = StatusCode::from_u16(status).unwrap();
     let verdict = rules(BOTH).verdict(&asked, status, length, &answer);
     verdict.mark(&asked, status, &mut answer);
-    if let (Some(bytes), Verdict::Plain | Verdict::Untouched) = (length, verdict) {
+    if let (Some(bytes), BodyCoding::Plain | BodyCoding::Untouched) = (length, verdict) {
         answer.append(CONTENT_LENGTH, bytes.into());
     }
     let shown = answer.iter().map(|field| {
@@ -74,7 +74,10 @@ fn marked(
 
 #[test]
 fn the_coding_is_the_one_that_the_client_likes_best_and_of_equals_our_first() {
-    let (gzip, zstd) = (Verdict::Coded(Coding::Gzip), Verdict::Coded(Coding::Zstd));
+    let (gzip, zstd) = (
+        BodyCoding::Coded(Coding::Gzip),
+        BodyCoding::Coded(Coding::Zstd),
+    );
     for (accepted, expected) in [
         (&["gzip"][..], gzip),
         (&["GZip"], gzip),
@@ -131,9 +134,9 @@ fn a_client_that_asks_for_no_coding_of_ours_gets_none() {
         &["\"gzip\""],
         &["gzip\u{e9}"],
     ] {
-        assert_eq!(chosen(BOTH, accepted), Verdict::Plain, "{accepted:?}");
+        assert_eq!(chosen(BOTH, accepted), BodyCoding::Plain, "{accepted:?}");
     }
-    assert_eq!(chosen(&[Coding::Gzip], &["zstd"]), Verdict::Plain);
+    assert_eq!(chosen(&[Coding::Gzip], &["zstd"]), BodyCoding::Plain);
 }
 
 #[test]
@@ -144,7 +147,7 @@ fn a_client_that_forbids_change_gets_the_answer_as_it_is() {
     ]);
     let answer = fields(&[("content-type", "text/plain")]);
     let verdict = rules(BOTH).verdict(&asked, StatusCode::OK, None, &answer);
-    assert_eq!(verdict, Verdict::Plain);
+    assert_eq!(verdict, BodyCoding::Plain);
 }
 
 #[test]
@@ -167,7 +170,7 @@ fn types_that_become_smaller_are_compressed_and_no_others() {
         "image/svg+xml",
     ] {
         let verdict = verdict(200, &[("content-type", kind)]);
-        assert_eq!(verdict, Verdict::Coded(Coding::Zstd), "{kind}");
+        assert_eq!(verdict, BodyCoding::Coded(Coding::Zstd), "{kind}");
     }
     for kind in [
         "",
@@ -187,9 +190,9 @@ fn types_that_become_smaller_are_compressed_and_no_others() {
         "multipart/byteranges",
     ] {
         let verdict = verdict(200, &[("content-type", kind)]);
-        assert_eq!(verdict, Verdict::Untouched, "{kind}");
+        assert_eq!(verdict, BodyCoding::Untouched, "{kind}");
     }
-    assert_eq!(verdict(200, &[]), Verdict::Untouched);
+    assert_eq!(verdict(200, &[]), BodyCoding::Untouched);
 }
 
 #[test]
@@ -212,7 +215,7 @@ fn what_is_short_coded_sealed_partial_or_forbidden_goes_as_it_is() {
     ] {
         assert_eq!(
             verdict(200, &[json, field]),
-            Verdict::Untouched,
+            BodyCoding::Untouched,
             "{field:?}"
         );
     }
@@ -224,14 +227,14 @@ fn what_is_short_coded_sealed_partial_or_forbidden_goes_as_it_is() {
         ("etag", "\"e\""),
     ] {
         let verdict = verdict(200, &[json, field]);
-        assert_eq!(verdict, Verdict::Coded(Coding::Zstd), "{field:?}");
+        assert_eq!(verdict, BodyCoding::Coded(Coding::Zstd), "{field:?}");
     }
     for status in [100, 103, 204, 205, 206] {
-        assert_eq!(verdict(status, &[json]), Verdict::Untouched, "{status}");
+        assert_eq!(verdict(status, &[json]), BodyCoding::Untouched, "{status}");
     }
     for status in [200, 201, 202, 203, 300, 404, 409, 422, 451] {
         let verdict = verdict(status, &[json]);
-        assert_eq!(verdict, Verdict::Coded(Coding::Zstd), "{status}");
+        assert_eq!(verdict, BodyCoding::Coded(Coding::Zstd), "{status}");
     }
 }
 

@@ -2,7 +2,7 @@ use std::num::NonZeroU32;
 
 use super::*;
 use crate::policy::endpoint::Endpoint;
-use crate::policy::enforcement::{Enforcement, Waived};
+use crate::policy::enforcement::{Enforcement, ShadowViolation};
 use crate::policy::key_record::tests::key_of;
 use crate::policy::rejection::Malformed;
 use crate::policy::token_bucket::Rate;
@@ -66,7 +66,7 @@ fn verdicts(explanation: &Explanation) -> Vec<&'static str> {
     steps.map(|step| step.verdict.as_str()).collect()
 }
 
-fn step(explanation: &Explanation, check: Check) -> &Step {
+fn step(explanation: &Explanation, check: AdmissionStep) -> &Step {
     let mut steps = explanation.steps.iter();
     steps.find(|step| step.check == check).unwrap()
 }
@@ -95,33 +95,36 @@ fn every_step_has_a_verdict_and_none_is_reached_behind_a_refusal() {
 #[test]
 fn the_settings_that_decide_are_named() {
     let refused = explained(RANKINGS, 0, Enforcement::Enforced);
-    assert_eq!(step(&refused, Check::Tier).settings, ["endpoints[1].tiers"]);
+    assert_eq!(
+        step(&refused, AdmissionStep::Tier).settings,
+        ["endpoints[1].tiers"]
+    );
     let exhausted = explained(MARKETS, 9, Enforcement::Enforced);
     assert_eq!(
-        step(&exhausted, Check::Quota).settings,
+        step(&exhausted, AdmissionStep::Quota).settings,
         ["tiers.starter.daily", "endpoints[0].cost", "quota.timezone"]
     );
-    let waived = explained(RANKINGS, 0, Enforcement::Shadow);
+    let shadow_violation = explained(RANKINGS, 0, Enforcement::Shadow);
     assert_eq!(
-        step(&waived, Check::Tier).settings,
+        step(&shadow_violation, AdmissionStep::Tier).settings,
         ["endpoints[1].tiers", "tiers.starter.enforce"]
     );
 }
 
 #[test]
-fn a_request_is_counted_in_the_answers_standing_and_a_refused_one_is_not() {
+fn a_request_is_counted_in_the_quota_status_of_the_answer_and_a_refused_one_is_not() {
     let Outcome::Forwarded(permit) = explained(MARKETS, 8, Enforcement::Enforced).outcome else {
         panic!("8 of 10 and a cost of 2");
     };
-    assert_eq!(permit.standing().remaining(), Some(0));
+    assert_eq!(permit.quota_status().remaining(), Some(0));
     let refused = explained(MARKETS, 9, Enforcement::Enforced).outcome;
     let Outcome::Refused(refusal) = refused else {
         panic!("9 of 10 and a cost of 2");
     };
-    let Rejection::DailyQuotaExceeded { standing } = refusal.rejection else {
+    let Rejection::DailyQuotaExceeded { quota_status } = refusal.rejection else {
         panic!("{refusal:?}");
     };
-    assert_eq!(standing.remaining(), Some(1));
+    assert_eq!(quota_status.remaining(), Some(1));
 }
 
 #[test]
@@ -135,7 +138,7 @@ fn a_shadow_tier_reports_the_first_step_that_would_refuse() {
             panic!("{path} is served");
         };
         assert_eq!(
-            permit.waived().map(Waived::as_str),
+            permit.shadow_violation().map(ShadowViolation::as_str),
             word,
             "{path} at {used}"
         );
@@ -147,7 +150,7 @@ fn a_grant_is_shown_and_counts_on_its_day_only() {
     let (_, mut record) = key_of("starter");
     record.grants.insert("2026-11-21".parse().unwrap(), 5);
     let explanation = explained_of(Some(&record), MARKETS, 13, Enforcement::Enforced);
-    let reason = &step(&explanation, Check::Quota).reason;
+    let reason = &step(&explanation, AdmissionStep::Quota).reason;
     assert!(
         reason.contains("13 of 15 (10 a day and 5 granted)"),
         "{reason}"
@@ -166,7 +169,7 @@ fn a_slip_in_the_path_is_pointed_out() {
         ("/d/none", "no endpoint has this path"),
     ] {
         let explanation = explained(path, 0, Enforcement::Enforced);
-        let found = step(&explanation, Check::Endpoint);
+        let found = step(&explanation, AdmissionStep::Endpoint);
         assert_eq!(found.verdict, Verdict::Refuses);
         assert!(found.reason.ends_with(end), "{}", found.reason);
     }
@@ -177,7 +180,7 @@ fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_fai
     let (_, mut record) = key_of("starter");
     record.expires = Some(now());
     let expired = explained_of(Some(&record), MARKETS, 0, Enforcement::Enforced);
-    let reason = &step(&expired, Check::Key).reason;
+    let reason = &step(&expired, AdmissionStep::Key).reason;
     assert!(reason.contains("ended at 2026-11-21T12:00:00Z"), "{reason}");
     assert!(reason.contains("issue by tester@here"), "{reason}");
     let unknown = explained_of(None, MARKETS, 0, Enforcement::Enforced);
@@ -203,7 +206,7 @@ fn an_unusable_key_is_explained_by_its_last_change_and_a_missing_tier_is_our_fai
             panic!("{explanation:?}");
         };
         assert_eq!(refusal.rejection.code(), code);
-        assert!(refusal.standing.is_none() && refusal.endpoint().is_none());
+        assert!(refusal.quota_status.is_none() && refusal.endpoint().is_none());
     }
     let malformed = explain(&Question {
         head: Err(Rejection::BadRequest(Malformed::Head)),
@@ -241,7 +244,7 @@ fn rates_are_open_and_the_burst_is_for_refused_requests_too() {
             used: 0,
             now: now(),
         });
-        let rates = step(&explanation, Check::Rates);
+        let rates = step(&explanation, AdmissionStep::Rates);
         assert_eq!(rates.verdict, Verdict::Open, "{path}");
         assert_eq!(rates.settings, settings, "{path}");
         assert!(

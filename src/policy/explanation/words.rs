@@ -5,7 +5,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::Question;
-use crate::policy::admission::{Check, Limit, Terms, Verdict};
+use crate::policy::admission::{AdmissionStep, Limit, Terms, Verdict};
 use crate::policy::endpoint::{Endpoint, EndpointTable};
 use crate::policy::key_record::{KeyRecord, TierName, Unusable};
 use crate::policy::own_path::{self, OwnPath};
@@ -44,18 +44,20 @@ impl<'q, 'a> Reasons<'q, 'a> {
     }
 
     /// The reason of a step that was reached.
-    pub fn of(&self, check: Check, verdict: Verdict) -> Reason {
+    pub fn of(&self, check: AdmissionStep, verdict: Verdict) -> Reason {
         match check {
-            Check::WellFormed => self.well_formed(),
-            Check::Presented => {
+            AdmissionStep::WellFormed => self.well_formed(),
+            AdmissionStep::Presented => {
                 let assumed = "assumed: one X-API-Key with the key's current secret";
                 (assumed.to_owned(), Vec::new())
             }
-            Check::Key => self.key(),
-            Check::Endpoint => self.found(),
-            Check::Method => self.method(),
-            Check::Rates => self.rates(),
-            Check::Tier | Check::Quota | Check::Upstream => self.of_tier(check, verdict),
+            AdmissionStep::Key => self.key(),
+            AdmissionStep::Endpoint => self.found(),
+            AdmissionStep::Method => self.method(),
+            AdmissionStep::Rates => self.rates(),
+            AdmissionStep::Tier | AdmissionStep::Quota | AdmissionStep::Upstream => {
+                self.of_tier(check, verdict)
+            }
         }
     }
 
@@ -147,7 +149,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
     }
 
     /// The steps that require a key of a tier and an endpoint.
-    fn of_tier(&self, check: Check, verdict: Verdict) -> Reason {
+    fn of_tier(&self, check: AdmissionStep, verdict: Verdict) -> Reason {
         let (Some(record), Some(terms), Some((endpoint, at))) =
             (self.question.record, self.question.terms, &self.endpoint)
         else {
@@ -157,7 +159,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         let daily = format!("tiers.{tier}.daily");
         let enforce = format!("tiers.{tier}.enforce");
         match (check, verdict) {
-            (Check::Tier, _) => {
+            (AdmissionStep::Tier, _) => {
                 let names: Vec<&str> = endpoint.tiers.iter().map(TierName::as_str).collect();
                 let is = if endpoint.included_in(tier) {
                     "one of"
@@ -169,11 +171,11 @@ impl<'q, 'a> Reasons<'q, 'a> {
                 let reason = format!("{tier} is {is} {}", names.join(", "));
                 (reason, settings.collect())
             }
-            (Check::Upstream, Verdict::Refuses) => (
+            (AdmissionStep::Upstream, Verdict::Refuses) => (
                 "under maintenance: answered without a charge".to_owned(),
                 vec![format!("{at}.maintenance")],
             ),
-            (Check::Upstream, _) => (
+            (AdmissionStep::Upstream, _) => (
                 format!("forwarded to {upstream}; its answer is not known"),
                 vec![format!("{at}.upstream"), format!("upstreams.{upstream}")],
             ),
@@ -186,7 +188,7 @@ impl<'q, 'a> Reasons<'q, 'a> {
         }
     }
 
-    /// The standing of the key on the day.
+    /// The quota status of the key on the day.
     fn room(&self, record: &KeyRecord, terms: Terms, endpoint: &Endpoint) -> String {
         let (used, day) = (self.question.used, self.question.day);
         let limit = record.limit_on(day.date, terms.daily);

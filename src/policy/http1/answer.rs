@@ -53,7 +53,7 @@ pub enum AnswerFault {
 /// Reads the answers to one request: interim answers, and the final one.
 #[derive(Debug)]
 pub struct AnswerReader {
-    asked: Asked,
+    asked: AskedMethod,
     lines: Lines,
     line: Option<StatusLine>,
     fields: FieldReader,
@@ -63,7 +63,7 @@ pub struct AnswerReader {
 
 /// The request's method, to the extent that framing depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asked {
+enum AskedMethod {
     Head,
     Other,
 }
@@ -78,12 +78,12 @@ impl AnswerReader {
     /// A reader of the answers to a request with this method.
     pub fn new(method: &Method) -> AnswerReader {
         AnswerReader::of(match *method {
-            Method::HEAD => Asked::Head,
-            _ => Asked::Other,
+            Method::HEAD => AskedMethod::Head,
+            _ => AskedMethod::Other,
         })
     }
 
-    fn of(asked: Asked) -> AnswerReader {
+    fn of(asked: AskedMethod) -> AnswerReader {
         AnswerReader {
             asked,
             lines: Lines::default(),
@@ -231,7 +231,7 @@ impl Noted {
     /// The framing; `length` is the common value of all `Content-Length` fields, if any.
     fn framing(
         self,
-        asked: Asked,
+        asked: AskedMethod,
         version: Version,
         status: StatusCode,
         length: Option<Option<u64>>,
@@ -240,7 +240,7 @@ impl Noted {
             return Ok(AnswerFraming::Bodiless(None));
         }
         // Such an answer is not framed by these fields, and any value is allowed.
-        if asked == Asked::Head || is_bodiless(status) {
+        if asked == AskedMethod::Head || is_bodiless(status) {
             let announced = length.flatten().filter(|_| self.codings == 0);
             return Ok(AnswerFraming::Bodiless(announced));
         }

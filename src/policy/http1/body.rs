@@ -50,13 +50,13 @@ pub enum BodyFault {
 /// A body that may have been read in part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyReader {
-    state: State,
+    state: BodyProgress,
     limits: ChunkLimits,
     trailers: Vec<FieldPlace>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BodyProgress {
     Done,
     /// Bytes still to come.
     Length(u64),
@@ -118,9 +118,9 @@ impl BodyReader {
     /// The body of a request.
     pub fn of_request(framing: Framing, limits: &ChunkLimits) -> BodyReader {
         let state = match framing {
-            Framing::Empty | Framing::Length(0) => State::Done,
-            Framing::Length(bytes) => State::Length(bytes),
-            Framing::Chunked => State::FIRST_CHUNK,
+            Framing::Empty | Framing::Length(0) => BodyProgress::Done,
+            Framing::Length(bytes) => BodyProgress::Length(bytes),
+            Framing::Chunked => BodyProgress::FIRST_CHUNK,
         };
         BodyReader::new(state, limits)
     }
@@ -128,15 +128,15 @@ impl BodyReader {
     /// The body of an answer.
     pub fn of_answer(framing: AnswerFraming, limits: &ChunkLimits) -> BodyReader {
         let state = match framing {
-            AnswerFraming::Bodiless(_) | AnswerFraming::Length(0) => State::Done,
-            AnswerFraming::Length(bytes) => State::Length(bytes),
-            AnswerFraming::Chunked => State::FIRST_CHUNK,
-            AnswerFraming::ByClose => State::ByClose,
+            AnswerFraming::Bodiless(_) | AnswerFraming::Length(0) => BodyProgress::Done,
+            AnswerFraming::Length(bytes) => BodyProgress::Length(bytes),
+            AnswerFraming::Chunked => BodyProgress::FIRST_CHUNK,
+            AnswerFraming::ByClose => BodyProgress::ByClose,
         };
         BodyReader::new(state, limits)
     }
 
-    fn new(state: State, limits: &ChunkLimits) -> BodyReader {
+    fn new(state: BodyProgress, limits: &ChunkLimits) -> BodyReader {
         BodyReader {
             state,
             limits: *limits,
@@ -146,7 +146,7 @@ impl BodyReader {
 
     /// Whether the body has been read completely: bytes after it are not part of it.
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == BodyProgress::Done
     }
 
     /// Reads on at the start of `bytes`, up to the end of the first data in them. A trailer section is taken as a whole; all
@@ -156,17 +156,17 @@ impl BodyReader {
     /// If the body is malformed. The bytes after it cannot be read.
     pub fn read(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
         match &mut self.state {
-            State::Done => Ok(Taken::data(0..0)),
-            State::ByClose => Ok(Taken::data(0..bytes.len())),
-            State::Length(left) => {
+            BodyProgress::Done => Ok(Taken::data(0..0)),
+            BodyProgress::ByClose => Ok(Taken::data(0..bytes.len())),
+            BodyProgress::Length(left) => {
                 let taken = take(left, bytes.len());
                 if *left == 0 {
-                    self.state = State::Done;
+                    self.state = BodyProgress::Done;
                 }
                 Ok(Taken::data(0..taken))
             }
-            State::Chunked { .. } => self.read_chunks(bytes),
-            State::Trailers(_) => self.read_trailers(bytes, 0),
+            BodyProgress::Chunked { .. } => self.read_chunks(bytes),
+            BodyProgress::Trailers(_) => self.read_trailers(bytes, 0),
         }
     }
 
@@ -176,12 +176,14 @@ impl BodyReader {
     /// If the body had not ended.
     pub fn close(&mut self) -> Result<(), BodyFault> {
         match self.state {
-            State::Done => Ok(()),
-            State::ByClose => {
-                self.state = State::Done;
+            BodyProgress::Done => Ok(()),
+            BodyProgress::ByClose => {
+                self.state = BodyProgress::Done;
                 Ok(())
             }
-            State::Length(_) | State::Chunked { .. } | State::Trailers(_) => Err(BodyFault::Cut),
+            BodyProgress::Length(_) | BodyProgress::Chunked { .. } | BodyProgress::Trailers(_) => {
+                Err(BodyFault::Cut)
+            }
         }
     }
 
@@ -194,7 +196,7 @@ impl BodyReader {
     }
 
     fn read_chunks(&mut self, bytes: &[u8]) -> Result<Taken, BodyFault> {
-        let State::Chunked {
+        let BodyProgress::Chunked {
             part,
             extension_bytes,
         } = &mut self.state
@@ -204,7 +206,7 @@ impl BodyReader {
         let mut at = 0;
         loop {
             if *part == Part::Trailers {
-                self.state = State::Trailers(FieldReader::default());
+                self.state = BodyProgress::Trailers(FieldReader::default());
                 return self.read_trailers(bytes, at);
             }
             let Some(byte) = bytes.get(at) else {
@@ -231,7 +233,7 @@ impl BodyReader {
     /// Reads a trailer section that begins at `start`.
     fn read_trailers(&mut self, bytes: &[u8], start: usize) -> Result<Taken, BodyFault> {
         let section = bytes.get(start..).unwrap_or_default();
-        let State::Trailers(fields) = &mut self.state else {
+        let BodyProgress::Trailers(fields) = &mut self.state else {
             return Ok(Taken::data(start..start));
         };
         loop {
@@ -241,7 +243,7 @@ impl BodyReader {
                 Ok(Next::Partial) => return Ok(Taken::data(start..start)),
                 Ok(Next::Field(field)) => keep(field, &mut self.trailers),
                 Ok(Next::End(end)) => {
-                    self.state = State::Done;
+                    self.state = BodyProgress::Done;
                     let end = start + end;
                     return Ok(Taken {
                         data: end..end,
@@ -254,8 +256,8 @@ impl BodyReader {
     }
 }
 
-impl State {
-    const FIRST_CHUNK: State = State::Chunked {
+impl BodyProgress {
+    const FIRST_CHUNK: BodyProgress = BodyProgress::Chunked {
         part: Part::Size { size: 0, digits: 0 },
         extension_bytes: 0,
     };

@@ -38,16 +38,16 @@ pub(super) enum FieldFault {
 
 /// A range of the buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct FieldRange {
     start: u32,
     end: u32,
 }
 
-impl Place {
-    pub(super) fn new(start: usize, end: usize) -> Place {
+impl FieldRange {
+    pub(super) fn new(start: usize, end: usize) -> FieldRange {
         // Bounds are far below 4 GiB; a place beyond that is empty.
         let short = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        Place {
+        FieldRange {
             start: short(start),
             end: short(end),
         }
@@ -66,8 +66,8 @@ impl Place {
 /// The places of a field's name and value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct FieldPlace {
-    pub(super) name: Place,
-    pub(super) value: Place,
+    pub(super) name: FieldRange,
+    pub(super) value: FieldRange,
 }
 
 /// Adds the place of a field.
@@ -482,7 +482,7 @@ fn field(text: &[u8], start: usize) -> Option<FieldPlace> {
     }
     let value_start = start + colon + 1;
     Some(FieldPlace {
-        name: Place::new(start, start + colon),
-        value: Place::new(value_start + from, value_start + to),
+        name: FieldRange::new(start, start + colon),
+        value: FieldRange::new(value_start + from, value_start + to),
     })
 }

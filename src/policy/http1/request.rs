@@ -10,7 +10,7 @@ use http::{HeaderValue, Method, request};
 
 use super::body::{BodyReader, ChunkLimits};
 use super::fields::{
-    FieldFault, FieldList, FieldPlace, FieldReader, Lines, Next, Options, Place, keep, options,
+    FieldFault, FieldList, FieldPlace, FieldRange, FieldReader, Lines, Next, Options, keep, options,
 };
 use super::framing::{Framing, Known, is_chunked};
 use super::request_line::{self, Origin, RequestLine};
@@ -156,7 +156,7 @@ fn framing_refused() -> Rejection {
 /// The fields that determine the message's end, its host and the connection's end.
 #[derive(Debug, Default)]
 struct Noted {
-    host: Option<Place>,
+    host: Option<FieldRange>,
     length: Option<u64>,
     chunked: bool,
     options: Options,
@@ -222,7 +222,7 @@ pub struct RequestPlaces {
     end: usize,
     line: RequestLine,
     fields: Vec<FieldPlace>,
-    host: Option<Place>,
+    host: Option<FieldRange>,
     framing: Framing,
     keeps_open: bool,
     expects_continue: bool,

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use http::Method;
 
-use super::fields::Place;
+use super::fields::FieldRange;
 use super::{HeadBounds, TOKEN, Version, connect_refused, is_host, unreadable};
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::target::{Absolute, Target, TargetError};
@@ -24,7 +24,7 @@ pub(super) struct RequestLine {
     /// The target in origin-form.
     pub(super) target: Origin,
     /// The authority of a target in absolute-form.
-    pub(super) authority: Option<Place>,
+    pub(super) authority: Option<FieldRange>,
     pub(super) version: Version,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct RequestLine {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
     /// As sent.
-    Sent(Place),
+    Sent(FieldRange),
     /// With the `/` that an absolute-form may omit.
     Made(Box<[u8]>),
 }
@@ -110,11 +110,11 @@ fn origin(
     target: &[u8],
     start: usize,
     method: &Method,
-) -> Result<(Origin, Option<Place>), TargetError> {
+) -> Result<(Origin, Option<FieldRange>), TargetError> {
     let end = start + target.len();
     let Some(absolute) = Absolute::of(target) else {
         Target::parse(target)?;
-        return Ok((Origin::Sent(Place::new(start, end)), None));
+        return Ok((Origin::Sent(FieldRange::new(start, end)), None));
     };
     if !is_host(absolute.authority) {
         return Err(TargetError::InvalidAuthority);
@@ -126,9 +126,9 @@ fn origin(
     let origin = absolute.origin_form();
     Target::parse(&origin)?;
     let authority_end = end - absolute.rest_bytes();
-    let authority = Place::new(authority_end - absolute.authority.len(), authority_end);
+    let authority = FieldRange::new(authority_end - absolute.authority.len(), authority_end);
     let origin = match origin {
-        Cow::Borrowed(sent) => Origin::Sent(Place::new(end - sent.len(), end)),
+        Cow::Borrowed(sent) => Origin::Sent(FieldRange::new(end - sent.len(), end)),
         Cow::Owned(made) => Origin::Made(made.into()),
     };
     Ok((origin, Some(authority)))

@@ -22,7 +22,7 @@ pub struct ToClient;
 
 /// The fate of the connection after a message, as its head announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Connection {
+pub enum ConnectionFate {
     /// Not announced: HTTP/1.1 keeps the connection open.
     Implied,
     /// `keep-alive`, for clients of HTTP/1.0.
@@ -65,16 +65,16 @@ impl<'a> HeadWriter<'a, ToUpstream> {
     }
 
     /// Ends the head; returns the writer of its body.
-    pub fn end(self, framing: Framing, connection: Connection) -> BodyWriter {
+    pub fn end(self, framing: Framing, connection: ConnectionFate) -> BodyWriter {
         let body = match framing {
-            Framing::Empty => Body::Length(0),
+            Framing::Empty => BodyForm::Length(0),
             Framing::Length(bytes) => {
                 push_length(self.out, bytes);
-                Body::Length(bytes)
+                BodyForm::Length(bytes)
             }
             Framing::Chunked => {
                 push_field(self.out, b"transfer-encoding", b"chunked");
-                Body::Chunked
+                BodyForm::Chunked
             }
         };
         push_end(self.out, connection);
@@ -101,7 +101,7 @@ impl<'a> HeadWriter<'a, ToClient> {
 
     /// Ends the head; returns the writer of its body. There is no body if the status has none; the head announces a close if the
     /// body ends with the connection.
-    pub fn end_answer(self, framing: AnswerFraming, connection: Connection) -> BodyWriter {
+    pub fn end_answer(self, framing: AnswerFraming, connection: ConnectionFate) -> BodyWriter {
         let framing = match framing {
             _ if is_lengthless(self.status) => AnswerFraming::Bodiless(None),
             AnswerFraming::Bodiless(announced) => AnswerFraming::Bodiless(announced),
@@ -116,20 +116,20 @@ impl<'a> HeadWriter<'a, ToClient> {
                 announced
                     .into_iter()
                     .for_each(|bytes| push_length(self.out, bytes));
-                Body::Length(0)
+                BodyForm::Length(0)
             }
             AnswerFraming::Length(bytes) => {
                 push_length(self.out, bytes);
-                Body::Length(bytes)
+                BodyForm::Length(bytes)
             }
             AnswerFraming::Chunked => {
                 push_field(self.out, b"transfer-encoding", b"chunked");
-                Body::Chunked
+                BodyForm::Chunked
             }
-            AnswerFraming::ByClose => Body::ByClose,
+            AnswerFraming::ByClose => BodyForm::ByClose,
         };
         let connection = match framing {
-            AnswerFraming::ByClose => Connection::Close,
+            AnswerFraming::ByClose => ConnectionFate::Close,
             _ => connection,
         };
         push_end(self.out, connection);
@@ -143,7 +143,7 @@ impl<Direction> HeadWriter<'_, Direction> {
         pass(self.out, field);
     }
 
-    /// Adds a field, except those that are written separately: `Host`, framing and `Connection`.
+    /// Adds a field, except those that are written separately: `Host`, framing and `ConnectionFate`.
     pub fn add(&mut self, name: &HeaderName, value: &HeaderValue) {
         let name = name.as_str().as_bytes();
         match Known::of(name) {
@@ -174,11 +174,11 @@ fn push_length(out: &mut Vec<u8>, bytes: u64) {
     push_field(out, b"content-length", digits.format(bytes).as_bytes());
 }
 
-fn push_end(out: &mut Vec<u8>, connection: Connection) {
+fn push_end(out: &mut Vec<u8>, connection: ConnectionFate) {
     out.extend_from_slice(match connection {
-        Connection::Implied => b"\r\n",
-        Connection::KeepAlive => b"connection: keep-alive\r\n\r\n",
-        Connection::Close => b"connection: close\r\n\r\n",
+        ConnectionFate::Implied => b"\r\n",
+        ConnectionFate::KeepAlive => b"connection: keep-alive\r\n\r\n",
+        ConnectionFate::Close => b"connection: close\r\n\r\n",
     });
 }
 
@@ -189,10 +189,10 @@ pub struct WrongLength;
 
 /// The writer of the body of a written head.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BodyWriter(Body);
+pub struct BodyWriter(BodyForm);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Body {
+enum BodyForm {
     /// Bytes still to come.
     Length(u64),
     Chunked,
@@ -251,16 +251,16 @@ impl Wrapping {
 }
 
 impl BodyWriter {
-    fn new(body: Body) -> BodyWriter {
+    fn new(body: BodyForm) -> BodyWriter {
         BodyWriter(match body {
-            Body::Length(0) => Body::Done,
+            BodyForm::Length(0) => BodyForm::Done,
             body => body,
         })
     }
 
     /// Whether the body has been written completely. A body that ends with the connection never is.
     pub fn is_done(&self) -> bool {
-        self.0 == Body::Done
+        self.0 == BodyForm::Done
     }
 
     /// Announces a part of `bytes` bytes; returns the bytes to write around it. An empty part writes nothing and does not end the
@@ -273,13 +273,13 @@ impl BodyWriter {
             return Ok(Wrapping::NONE);
         }
         match &mut self.0 {
-            Body::Done => Err(WrongLength),
-            Body::ByClose => Ok(Wrapping::NONE),
-            Body::Chunked => Ok(Wrapping::chunk(bytes)),
-            Body::Length(left) => {
+            BodyForm::Done => Err(WrongLength),
+            BodyForm::ByClose => Ok(Wrapping::NONE),
+            BodyForm::Chunked => Ok(Wrapping::chunk(bytes)),
+            BodyForm::Length(left) => {
                 *left = left.checked_sub(bytes as u64).ok_or(WrongLength)?;
                 if *left == 0 {
-                    self.0 = Body::Done;
+                    self.0 = BodyForm::Done;
                 }
                 Ok(Wrapping::NONE)
             }
@@ -309,16 +309,16 @@ impl BodyWriter {
         out: &mut Vec<u8>,
     ) -> Result<(), WrongLength> {
         match self.0 {
-            Body::Length(_) => Err(WrongLength),
+            BodyForm::Length(_) => Err(WrongLength),
             // A body that ends with the connection has no other end.
-            Body::Done | Body::ByClose => Ok(()),
-            Body::Chunked => {
+            BodyForm::Done | BodyForm::ByClose => Ok(()),
+            BodyForm::Chunked => {
                 out.extend_from_slice(b"0\r\n");
                 for field in trailers {
                     pass(out, field);
                 }
                 out.extend_from_slice(b"\r\n");
-                self.0 = Body::Done;
+                self.0 = BodyForm::Done;
                 Ok(())
             }
         }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use super::Api;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
 use crate::policy::rejection::{Malformed, Rejection};
 use crate::policy::token_bucket::Rate;
 
@@ -122,7 +122,7 @@ enum Sender {
 
 /// The caller who may get an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Caller {
+enum ClientKind {
     Anybody,
     Authenticated,
 }
@@ -172,7 +172,7 @@ impl Sort {
         }
     }
 
-    fn caller(self) -> Caller {
+    fn caller(self) -> ClientKind {
         match self {
             Sort::TierInsufficient
             | Sort::NotFound
@@ -180,7 +180,7 @@ impl Sort {
             | Sort::UsageMethodNotAllowed
             | Sort::DailyQuotaExceeded
             | Sort::UsageReadTooOften
-            | Sort::Internal => Caller::Authenticated,
+            | Sort::Internal => ClientKind::Authenticated,
             Sort::BadRequest
             | Sort::Unauthorized
             | Sort::DocumentMethodNotAllowed
@@ -189,17 +189,17 @@ impl Sort {
             | Sort::HeadersTooLarge
             | Sort::OwnBadRequest
             | Sort::OwnUriTooLong
-            | Sort::OwnHeadersTooLarge => Caller::Anybody,
+            | Sort::OwnHeadersTooLarge => ClientKind::Anybody,
         }
     }
 
     /// Whether an authenticated caller of an endpoint can receive it.
     fn is_of_endpoints(self) -> bool {
-        self.caller() == Caller::Authenticated && ENDPOINT_ERRORS.contains(&self)
+        self.caller() == ClientKind::Authenticated && ENDPOINT_ERRORS.contains(&self)
     }
 
     fn rejections(self, example: &Example) -> Vec<Rejection> {
-        let standing = example.standing;
+        let quota_status = example.quota_status;
         vec![match self {
             Sort::BadRequest | Sort::OwnBadRequest => Rejection::BadRequest(Malformed::Host),
             Sort::Unauthorized => return vec![Rejection::MissingApiKey, Rejection::InvalidApiKey],
@@ -220,7 +220,7 @@ impl Sort {
             Sort::UriTooLong | Sort::OwnUriTooLong => Rejection::UriTooLong,
             Sort::DailyQuotaExceeded => return example.exceeded(),
             Sort::UsageReadTooOften => Rejection::UsageReadTooOften {
-                standing,
+                quota_status,
                 wait: Duration::from_secs(1),
             },
             Sort::HeadersTooLarge | Sort::OwnHeadersTooLarge => Rejection::HeadersTooLarge,
@@ -231,7 +231,7 @@ impl Sort {
 
 /// The values of all examples.
 struct Example {
-    standing: Standing,
+    quota_status: QuotaStatus,
     tier: Option<TierName>,
     required: Vec<TierName>,
     burst: Option<Rate>,
@@ -266,20 +266,20 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         .into_iter()
         .map(|sort| (sort.name(), error(sort, &example, api)))
         .collect();
-    let standing = header_references(Caller::Authenticated, announced(api));
+    let quota_status = header_references(ClientKind::Authenticated, announced(api));
     let anything = json!({ "*/*": {} });
     all.extend([
         ("Served".to_owned(), json!({
             "description": "The answer of the service; charged.",
-            "headers": standing, "content": anything,
+            "headers": quota_status, "content": anything,
         })),
         ("Passed".to_owned(), json!({
             "description": "Any other answer of the service, forwarded unchanged; charged.",
-            "headers": standing, "content": anything,
+            "headers": quota_status, "content": anything,
         })),
         ("Usage".to_owned(), json!({
-            "description": "The standing of the key.",
-            "headers": header_references(Caller::Authenticated, &[CACHE_CONTROL.as_str()]),
+            "description": "The quota status of the key.",
+            "headers": header_references(ClientKind::Authenticated, &[CACHE_CONTROL.as_str()]),
             "content": { "application/json": {
                 "schema": { "$ref": "#/components/schemas/Usage" },
                 "example": usage_example(&example),
@@ -287,12 +287,12 @@ pub fn responses(api: &Api<'_>) -> Map<String, Value> {
         })),
         ("Document".to_owned(), json!({
             "description": "This description.",
-            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+            "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
             "content": { "application/json": { "schema": { "type": "object" } } },
         })),
         ("DocumentHeld".to_owned(), json!({
             "description": "The description has not changed.",
-            "headers": header_references(Caller::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
+            "headers": header_references(ClientKind::Anybody, &[ETAG.as_str(), CACHE_CONTROL.as_str()]),
         })),
     ]);
     let mut named = Map::new();
@@ -373,11 +373,11 @@ fn error(sort: Sort, example: &Example, api: &Api<'_>) -> Value {
     })
 }
 
-fn header_references(caller: Caller, more: &[&str]) -> Value {
+fn header_references(caller: ClientKind, more: &[&str]) -> Value {
     let names = headers();
-    let standing: &[&str] = match caller {
-        Caller::Anybody => &[],
-        Caller::Authenticated => &[
+    let quota_status: &[&str] = match caller {
+        ClientKind::Anybody => &[],
+        ClientKind::Authenticated => &[
             "X-RateLimit-Limit",
             "X-RateLimit-Remaining",
             "X-RateLimit-Reset",
@@ -387,7 +387,7 @@ fn header_references(caller: Caller, more: &[&str]) -> Value {
     };
     let wanted = |name: &str| {
         name == "X-Request-Id"
-            || standing.contains(&name)
+            || quota_status.contains(&name)
             || more.iter().any(|more| more.eq_ignore_ascii_case(name))
     };
     names
@@ -409,10 +409,10 @@ pub fn headers() -> Map<String, Value> {
         let header = json!({ "description": description, "schema": schema, "example": example });
         (name.to_owned(), header)
     };
-    let standing = Example::of(&[]).standing;
+    let quota_status = Example::of(&[]).quota_status;
     let now = Timestamp::from_second(EXAMPLE_SECOND).unwrap_or_default();
     let shown = |wanted: &str| {
-        let mut all = standing.headers(now);
+        let mut all = quota_status.headers(now);
         let value = all.find(|(name, _)| name.as_str().eq_ignore_ascii_case(wanted));
         let value = value.and_then(|(_, value)| value.to_str().ok().map(str::to_owned));
         let value = value.unwrap_or_default();
@@ -420,27 +420,27 @@ pub fn headers() -> Map<String, Value> {
             .parse::<u64>()
             .map_or(json!(value), |number| json!(number))
     };
-    let of_standing = |name: &str, description: &str, schema: &Value| {
+    let of_quota_status = |name: &str, description: &str, schema: &Value| {
         named(name, description, schema, shown(name))
     };
     [
-        of_standing("X-RateLimit-Limit", "Units of the key today.", &integer),
-        of_standing(
+        of_quota_status("X-RateLimit-Limit", "Units of the key today.", &integer),
+        of_quota_status(
             "X-RateLimit-Remaining",
             "Units left today; omitted if unknown.",
             &integer,
         ),
-        of_standing(
+        of_quota_status(
             "X-RateLimit-Reset",
             "Unix seconds of the next quota day.",
             &integer,
         ),
-        of_standing(
+        of_quota_status(
             "RateLimit-Policy",
             "draft-ietf-httpapi-ratelimit-headers-11.",
             &text,
         ),
-        of_standing(
+        of_quota_status(
             "RateLimit",
             "draft-ietf-httpapi-ratelimit-headers-11; omitted if unknown.",
             &text,
@@ -511,13 +511,13 @@ impl Example {
             Some((name, daily)) => (Some((*name).clone()), *daily),
             None => (None, 1_000),
         };
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit,
             used: Some(limit),
             day: EXAMPLE_DAY,
         };
         Example {
-            standing,
+            quota_status,
             tier: name,
             required: tiers
                 .iter()
@@ -531,16 +531,17 @@ impl Example {
 
     /// The 429 of every policy.
     fn exceeded(&self) -> Vec<Rejection> {
-        let standing = self.standing;
-        let daily = Rejection::DailyQuotaExceeded { standing };
+        let quota_status = self.quota_status;
+        let daily = Rejection::DailyQuotaExceeded { quota_status };
         let burst = self.burst.map(|rate| Rejection::BurstExceeded {
-            standing,
+            quota_status,
             rate,
             wait: rate.interval,
         });
-        let concurrent = self
-            .concurrent
-            .map(|allowed| Rejection::TooManyConcurrent { standing, allowed });
+        let concurrent = self.concurrent.map(|allowed| Rejection::TooManyConcurrent {
+            quota_status,
+            allowed,
+        });
         [Some(daily), burst, concurrent]
             .into_iter()
             .flatten()
@@ -549,13 +550,13 @@ impl Example {
 }
 
 fn usage_example(example: &Example) -> Value {
-    let standing = example.standing;
+    let quota_status = example.quota_status;
     json!({
         "tier": example.tier,
-        "limit": standing.limit,
-        "used": standing.limit,
+        "limit": quota_status.limit,
+        "used": quota_status.limit,
         "remaining": 0,
-        "reset": Timestamp::from_second(standing.day.end).unwrap_or_default(),
+        "reset": Timestamp::from_second(quota_status.day.end).unwrap_or_default(),
         "subscription_expires": null,
         "endpoints": [],
         "days": [],

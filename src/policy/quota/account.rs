@@ -74,7 +74,7 @@ pub struct Call<C> {
 
 /// The result for a waiter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
+pub enum WaiterResult {
     /// Its units are granted. `used` includes them, and differs for every waiter of a day unless units are refunded or a call is
     /// abandoned.
     Granted {
@@ -272,7 +272,12 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     /// does not fit is refused and the next one tried; the rest is returned. If the store granted everything and yet one does not
     /// fit, because units served meanwhile without the store took its place, it waits for the next call. Nothing happens if that
     /// call was abandoned.
-    pub fn settle(&mut self, number: u64, reply: &Reply, now: Instant) -> Vec<(W, u32, Verdict)> {
+    pub fn settle(
+        &mut self,
+        number: u64,
+        reply: &Reply,
+        now: Instant,
+    ) -> Vec<(W, u32, WaiterResult)> {
         let Some(awaited) = self.awaited.take_if(|awaited| awaited.number == number) else {
             return Vec::new();
         };
@@ -448,16 +453,16 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
     }
 }
 
-fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> Verdict {
+fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> WaiterResult {
     if cost == 0 && reply.code != Code::OtherCalendar {
-        return Verdict::Told { used };
+        return WaiterResult::Told { used };
     }
     match (reply.code, granted) {
-        (Code::Granted | Code::Exhausted, Some(used)) => Verdict::Granted { used },
-        (Code::Granted | Code::Exhausted, None) => Verdict::Exhausted { used },
-        (Code::KeyChanged, _) => Verdict::KeyChanged,
-        (Code::OtherDay, _) => Verdict::OtherDay { now: reply.now },
-        (Code::OtherCalendar, _) => Verdict::OtherCalendar,
+        (Code::Granted | Code::Exhausted, Some(used)) => WaiterResult::Granted { used },
+        (Code::Granted | Code::Exhausted, None) => WaiterResult::Exhausted { used },
+        (Code::KeyChanged, _) => WaiterResult::KeyChanged,
+        (Code::OtherDay, _) => WaiterResult::OtherDay { now: reply.now },
+        (Code::OtherCalendar, _) => WaiterResult::OtherCalendar,
     }
 }
 

@@ -51,7 +51,7 @@ pub struct Marks {
 
 /// The counts of one key on one day.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct KeyDay {
+pub struct ModelDay {
     /// Units granted minus units refunded. Below zero only after the store lost writes.
     pub used: i64,
     /// The first second of the day and of the next one, once something was counted.
@@ -62,7 +62,7 @@ pub struct KeyDay {
     pub adjustments: BTreeMap<i64, i64>,
 }
 
-impl KeyDay {
+impl ModelDay {
     /// Merges the producer's totals, then grants within the limit. `stored` is the key's record, `now` the store's time (Unix
     /// seconds).
     pub fn charge(
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn grants_end_at_the_limit_and_a_repeated_call_takes_nothing_more() {
-        let (mut day, mut stored) = (KeyDay::default(), None);
+        let (mut day, mut stored) = (ModelDay::default(), None);
         let first = day.charge(&mut stored, &call("a", 0, 0, 7), 50);
         assert_eq!((first.code, first.grant, first.used), (Code::Granted, 7, 7));
         let again = day.charge(&mut stored, &call("a", 0, 0, 7), 50);
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_caller_with_an_older_record_gets_the_newer_one_and_no_grant() {
-        let (mut day, mut stored) = (KeyDay::default(), None);
+        let (mut day, mut stored) = (ModelDay::default(), None);
         let newer = StoredRecord {
             version: 2,
             packed: "newer".into(),
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn yesterday_and_other_boundaries_merge_without_a_grant() {
-        let (mut day, mut stored) = (KeyDay::default(), None);
+        let (mut day, mut stored) = (ModelDay::default(), None);
         let late = day.charge(&mut stored, &call("a", 3, 1, 5), 100);
         assert_eq!((late.code, late.grant, late.used), (Code::OtherDay, 0, 2));
         let other = day.charge(
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn what_is_merged_into_a_closed_day_is_counted_and_stands_apart() {
-        let (mut day, mut stored) = (KeyDay::default(), None);
+        let (mut day, mut stored) = (ModelDay::default(), None);
         day.charge(&mut stored, &call("a", 0, 0, 4), 50);
         day.charge(&mut stored, &call("b", 3, 1, 0), 149);
         assert_eq!((day.used, day.adjustments.len()), (6, 0));

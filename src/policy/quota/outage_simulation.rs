@@ -1,4 +1,4 @@
-//! Random outages with the real [`Account`], [`KeyDay`] and [`Share`]: every node is cut off, serves its share based on its last
+//! Random outages with the real [`Account`], [`ModelDay`] and [`Share`]: every node is cut off, serves its share based on its last
 //! count and a journal, crashes and restarts, and settles when the store returns.
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 
 use super::simulation::{Run, runner};
-use super::{Account, Call, KeyDay, ModelCall, Share, StoredRecord, Terms, Verdict};
+use super::{Account, Call, ModelCall, ModelDay, Share, StoredRecord, Terms, WaiterResult};
 
 const COLD_PERCENT: u64 = 10;
 
@@ -68,7 +68,7 @@ struct Node {
 struct World {
     limit: u64,
     share: Share,
-    day: KeyDay,
+    day: ModelDay,
     stored: Option<StoredRecord>,
     nodes: Vec<Node>,
     boots: u32,
@@ -84,7 +84,7 @@ impl World {
                 nodes: NonZeroU64::new(nodes as u64).unwrap(),
                 cold_percent: COLD_PERCENT,
             },
-            day: KeyDay::default(),
+            day: ModelDay::default(),
             stored: None,
             nodes: Vec::new(),
             boots: 0,
@@ -132,14 +132,14 @@ impl World {
     }
 
     /// Runs the account's next call in the store and passes the reply back, if a call is due.
-    fn exchange(&mut self, node: usize) -> Vec<(u32, Verdict)> {
+    fn exchange(&mut self, node: usize) -> Vec<(u32, WaiterResult)> {
         let Some(call) = self.nodes[node].account.begin(|_| true) else {
             return Vec::new();
         };
         self.run(node, &call)
     }
 
-    fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, Verdict)> {
+    fn run(&mut self, node: usize, call: &Call<()>) -> Vec<(u32, WaiterResult)> {
         let sent = self.call_of(&self.nodes[node].producer, call.ack, call.rack, call.want);
         let reply = self.day.charge(&mut self.stored, &sent, 50);
         let node = &mut self.nodes[node];
@@ -199,7 +199,7 @@ impl World {
         let now = Instant::now();
         self.nodes[node].account.ask(0, cost, terms, now);
         for (cost, verdict) in self.exchange(node) {
-            if let Verdict::Granted { .. } = verdict {
+            if let WaiterResult::Granted { .. } = verdict {
                 self.nodes[node].served.push(cost);
             }
         }

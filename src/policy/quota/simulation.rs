@@ -1,5 +1,5 @@
 //! Random schedules of charges, lost, late and duplicated calls, crashes, refunds, lost writes and service without the store,
-//! with the real [`Account`] and the real [`KeyDay`]. Long runs of the same are part of `make soak`.
+//! with the real [`Account`] and the real [`ModelDay`]. Long runs of the same are part of `make soak`.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Account, Asked, Call, KeyDay, ModelCall, Reply, StoredRecord, Terms, Verdict};
+use super::{Account, Asked, Call, ModelCall, ModelDay, Reply, StoredRecord, Terms, WaiterResult};
 
 const NOW: i64 = 50;
 
@@ -71,9 +71,9 @@ struct Node {
 
 struct World {
     limit: u64,
-    day: KeyDay,
+    day: ModelDay,
     stored: Option<StoredRecord>,
-    past: Vec<KeyDay>,
+    past: Vec<ModelDay>,
     nodes: Vec<Node>,
     dead: Vec<Node>,
     late: Vec<ModelCall>,
@@ -91,7 +91,7 @@ impl World {
     fn new(limit: u64, nodes: usize) -> World {
         let mut world = World {
             limit,
-            day: KeyDay::default(),
+            day: ModelDay::default(),
             stored: None,
             past: Vec::new(),
             nodes: Vec::new(),
@@ -158,11 +158,11 @@ impl World {
         let node = &mut self.nodes[node];
         for (_, cost, verdict) in node.account.settle(number, reply, self.now) {
             match verdict {
-                Verdict::Granted { used } => {
+                WaiterResult::Granted { used } => {
                     node.admitted.push(cost);
                     self.granted_counts.push(used);
                 }
-                Verdict::Exhausted { .. } => {}
+                WaiterResult::Exhausted { .. } => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -264,7 +264,7 @@ impl World {
         let Some(earlier) = self.past.iter().rev().nth(age) else {
             return;
         };
-        let granted = |day: &KeyDay, name: &str| {
+        let granted = |day: &ModelDay, name: &str| {
             day.producers
                 .get(name)
                 .map_or(0, |producer| producer.granted)

@@ -17,7 +17,7 @@ use crate::proxy::gate::Gate;
 
 mod http2;
 
-use http2::Http2;
+use http2::Http2Guard;
 
 /// A connection over HTTP/2, below the library.
 pub struct Guard {
@@ -25,7 +25,7 @@ pub struct Guard {
     connection: Arc<Connection>,
     transport: Transport,
     unread: BytesMut,
-    http2: Box<Http2>,
+    http2: Box<Http2Guard>,
     writes: Writes,
     requests_max: u64,
 }
@@ -44,7 +44,7 @@ impl Guard {
             connection,
             transport,
             unread,
-            http2: Box::new(Http2::new(rates_of(limits))),
+            http2: Box::new(Http2Guard::new(rates_of(limits))),
             writes: Writes::new(patience_of(limits)),
             requests_max: limits.requests_per_connection,
         }

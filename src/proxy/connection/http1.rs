@@ -59,7 +59,7 @@ struct Deadlines {
 }
 
 /// A connection.
-pub struct Http1 {
+pub struct Http1Connection {
     gate: Arc<Gate>,
     connection: Arc<Connection>,
     transport: Transport,
@@ -90,7 +90,7 @@ enum Next {
     Over,
 }
 
-impl Http1 {
+impl Http1Connection {
     /// A connection on which `unread` was received so far.
     pub(super) fn new(
         gate: Arc<Gate>,
@@ -98,8 +98,8 @@ impl Http1 {
         transport: Transport,
         unread: BytesMut,
         limits: &Limits,
-    ) -> Http1 {
-        Http1 {
+    ) -> Http1Connection {
+        Http1Connection {
             gate,
             connection,
             transport,
@@ -296,7 +296,7 @@ impl Http1 {
     }
 }
 
-impl Drop for Http1 {
+impl Drop for Http1Connection {
     /// The written part of an interrupted answer is still sent, as far as the socket accepts it at once, so that the client sees
     /// the head and the cut.
     fn drop(&mut self) {
@@ -315,7 +315,7 @@ fn broke(error: io::Error) -> Failure {
 
 /// One request on its connection.
 pub struct Http1Side<'c> {
-    wire: &'c mut Http1,
+    wire: &'c mut Http1Connection,
     body: BodyReader,
     is_body_empty: bool,
     deadline: Instant,
@@ -425,7 +425,10 @@ impl Http1Side<'_> {
         }
         if is_interim {
             // An interim answer has no body, so its writer has nothing to write.
-            out.end_answer(AnswerFraming::Bodiless(None), writer::Connection::Implied);
+            out.end_answer(
+                AnswerFraming::Bodiless(None),
+                writer::ConnectionFate::Implied,
+            );
         } else {
             out.add(&DATE, &get_cached_date());
             let framing = self.framing(head, ends);
@@ -433,8 +436,8 @@ impl Http1Side<'_> {
                 self.keeps_open = false;
             }
             let connection = match self.keeps_open {
-                true => writer::Connection::KeepAlive,
-                false => writer::Connection::Close,
+                true => writer::ConnectionFate::KeepAlive,
+                false => writer::ConnectionFate::Close,
             };
             self.answer = Some(out.end_answer(framing, connection));
             self.is_whole = ends;

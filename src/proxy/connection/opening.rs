@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::Connection;
 use super::guard::Guard;
-use super::http1::{Http1, READ_BYTES};
+use super::http1::{Http1Connection, READ_BYTES};
 use super::streams::{self, Terms};
 use super::transport::{Agreed, Transport};
 use crate::config::Limits;
@@ -20,7 +20,7 @@ use crate::proxy::gate::Gate;
 /// A connection whose protocol is known.
 pub enum Opened {
     /// HTTP/1, with the connection's start.
-    Http1(Box<Http1>, Instant),
+    Http1(Box<Http1Connection>, Instant),
     /// HTTP/2.
     Http2(Box<Guard>, Arc<Terms>),
 }
@@ -72,7 +72,7 @@ pub async fn open(
         let guard = Guard::new(gate, connection, transport, unread, limits);
         Opened::Http2(Box::new(guard), Arc::new(terms))
     } else {
-        let http1 = Http1::new(gate, connection, transport, unread, limits);
+        let http1 = Http1Connection::new(gate, connection, transport, unread, limits);
         Opened::Http1(Box::new(http1), start)
     })
 }

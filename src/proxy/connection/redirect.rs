@@ -14,7 +14,7 @@ use super::http1::{LINGER, LINGER_BYTES, READ_BYTES};
 use super::limits::bounds_of;
 use super::refusal;
 use crate::config::Limits;
-use crate::policy::forwarded::Client;
+use crate::policy::forwarded::RequestSender;
 use crate::policy::http1::refused;
 use crate::policy::http1::request::{RequestHead, RequestReader};
 use crate::policy::redirect::{self, Redirect, Rule};
@@ -145,7 +145,7 @@ impl Redirected<'_> {
         gate.access_log.write(&Line {
             time: now,
             request_id: &id,
-            client: Some(Client::Connected(self.client)),
+            client: Some(RequestSender::Connected(self.client)),
             protocol: "HTTP/1.1",
             method: &api_key::redacted(&method, prefix),
             path: &api_key::redacted(&path, prefix),

@@ -5,13 +5,13 @@ use http::StatusCode;
 use std::time::Instant;
 
 use super::compressing;
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::proxy::client::{Client, Head, Piece};
 use crate::proxy::exchange::{Exchange, Forwarding};
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::forward;
 use crate::proxy::gate::Gate;
-use crate::proxy::respond::{self, announce, insert_standing};
+use crate::proxy::respond::{self, announce, insert_quota_status};
 
 /// The piece to write to the client, and whether the answer ends with it.
 pub(super) type Made = (Piece, bool);
@@ -25,22 +25,22 @@ pub(super) fn pass(
     client: &mut Client<'_>,
     exchange: &Exchange,
     forwarding: &mut Forwarding,
-    event: Event,
+    event: LinkEvent,
 ) -> Result<Option<Made>, Failure> {
     match event {
-        Event::Written => Ok(None),
-        Event::Interim(mut head) => {
+        LinkEvent::Written => Ok(None),
+        LinkEvent::Interim(mut head) => {
             check_time(client, forwarding)?;
             let denied = &exchange.snapshot.answer_denied;
             forward::clean_answer(head.status, &mut head.fields, denied);
             Ok(Some((Piece::Head(head, false), false)))
         }
-        Event::Head(head, ends) => {
+        LinkEvent::Head(head, ends) => {
             check(client, forwarding, head.status)?;
             let head = begin(gate, client, exchange, forwarding, head, ends);
             Ok(Some((Piece::Head(head, ends), ends)))
         }
-        Event::Part(part, ends) => {
+        LinkEvent::Part(part, ends) => {
             let part = pass_part(client, forwarding, part, ends)?;
             Ok(Some((Piece::Part(part.unwrap_or_default(), ends), ends)))
         }
@@ -96,7 +96,7 @@ fn begin(
     respond::insert_common(fields, exchange);
     forward::confine_answer(fields);
     announce(fields, &forwarding.endpoint.retirement);
-    insert_standing(fields, forwarding.standing, now);
+    insert_quota_status(fields, forwarding.quota_status, now);
     compressing::begin(forwarding, client, &mut head, ends);
     if ends {
         forwarding.leave();

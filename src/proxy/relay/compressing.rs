@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::Method;
 
-use crate::policy::compression::Verdict;
+use crate::policy::compression::BodyCoding;
 use crate::proxy::client::{Client, Head};
 use crate::proxy::encoder::Encoder;
 use crate::proxy::exchange::Forwarding;
@@ -17,11 +17,11 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
     };
     let (asked, status) = (client.head.fields(), head.status);
     let mut verdict = compression.verdict(asked, status, head.length, &head.fields);
-    if let Verdict::Coded(coding) = verdict
+    if let BodyCoding::Coded(coding) = verdict
         && *client.head.method() != Method::HEAD
     {
         if ends {
-            verdict = Verdict::Plain;
+            verdict = BodyCoding::Plain;
         } else {
             // Without memory for an encoder, the answer is sent unchanged.
             let Ok(encoder) = Encoder::new(coding) else {
@@ -32,7 +32,7 @@ pub(super) fn begin(forwarding: &mut Forwarding, client: &Client<'_>, head: &mut
         }
     }
     verdict.mark(asked, status, &mut head.fields);
-    if let Verdict::Coded(_) = verdict {
+    if let BodyCoding::Coded(_) = verdict {
         // Unknown until the body is compressed.
         head.length = None;
     }

@@ -12,12 +12,12 @@ use bytes::{Bytes, BytesMut};
 use pingora::protocols::Stream;
 use tokio::io::{AsyncReadExt, AsyncWrite};
 
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader, LastHead, Reusable};
 use crate::policy::http1::body::{BodyReader, ChunkLimits};
 use crate::policy::http1::fields::FieldBounds;
 use crate::policy::http1::framing::AnswerFraming;
-use crate::policy::http1::writer::{BodyWriter, Connection, HeadWriter, WrongLength};
+use crate::policy::http1::writer::{BodyWriter, ConnectionFate, HeadWriter, WrongLength};
 use crate::proxy::client::Head;
 use crate::proxy::failure::{Failure, ServerFault};
 use crate::proxy::forward::Outgoing;
@@ -44,12 +44,12 @@ pub struct Http1 {
     is_reported: bool,
     write_error: Option<Failure>,
     incoming: BytesMut,
-    reading: Reading,
+    reading: Http1Reading,
     /// Whether any part of an answer has arrived.
     has_answered: bool,
 }
 
-enum Reading {
+enum Http1Reading {
     Head(AnswerReader),
     Body(LastHead, BodyReader),
 }
@@ -67,7 +67,7 @@ impl Http1 {
         let mut head = HeadWriter::request(&mut outgoing, method, target, request.host);
         let written = request.fields(|field| head.pass(field));
         written.map_err(Failure::gateway)?;
-        let upload = head.end(request.framing, Connection::Implied);
+        let upload = head.end(request.framing, ConnectionFate::Implied);
         Ok(Http1 {
             stream,
             outgoing,
@@ -77,7 +77,7 @@ impl Http1 {
             upload,
             write_error: None,
             incoming: BytesMut::new(),
-            reading: Reading::Head(AnswerReader::new(method)),
+            reading: Http1Reading::Head(AnswerReader::new(method)),
             has_answered: false,
         })
     }
@@ -103,11 +103,11 @@ impl Http1 {
         Ok(())
     }
 
-    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
+    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
         poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         match self.poll_write(context) {
             Poll::Ready(Err(error)) => {
                 // The server may have answered before it disconnected.
@@ -116,7 +116,7 @@ impl Http1 {
             }
             Poll::Ready(Ok(())) if !self.is_reported => {
                 self.is_reported = true;
-                return Poll::Ready(Ok(Event::Written));
+                return Poll::Ready(Ok(LinkEvent::Written));
             }
             Poll::Ready(Ok(())) | Poll::Pending => {}
         }
@@ -144,7 +144,7 @@ impl Http1 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Event, Failure>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<LinkEvent, Failure>> {
         loop {
             if let Some(event) = self.read()? {
                 return Poll::Ready(Ok(event));
@@ -163,22 +163,22 @@ impl Http1 {
     }
 
     /// The next event in the bytes received so far, if complete.
-    fn read(&mut self) -> Result<Option<Event>, Failure> {
+    fn read(&mut self) -> Result<Option<LinkEvent>, Failure> {
         match &mut self.reading {
-            Reading::Head(reader) => {
+            Http1Reading::Head(reader) => {
                 let read = reader.take(&mut self.incoming, &BOUNDS);
                 let Some(head) = read.map_err(malformed)? else {
                     return Ok(None);
                 };
                 let Some(last) = head.last() else {
-                    return Ok(Some(Event::Interim(Box::new(passed_on(head)))));
+                    return Ok(Some(LinkEvent::Interim(Box::new(passed_on(head)))));
                 };
                 let body = head.body(&ChunkLimits::STANDARD);
                 let ends = body.is_done();
-                self.reading = Reading::Body(last, body);
-                Ok(Some(Event::Head(Box::new(passed_on(head)), ends)))
+                self.reading = Http1Reading::Body(last, body);
+                Ok(Some(LinkEvent::Head(Box::new(passed_on(head)), ends)))
             }
-            Reading::Body(_, body) => {
+            Http1Reading::Body(_, body) => {
                 if body.is_done() || self.incoming.is_empty() {
                     return Ok(None);
                 }
@@ -190,29 +190,29 @@ impl Http1 {
                     read.truncate(taken.data.end);
                     part = read.freeze().slice(taken.data.start..);
                 }
-                Ok((ends || !part.is_empty()).then_some(Event::Part(part, ends)))
+                Ok((ends || !part.is_empty()).then_some(LinkEvent::Part(part, ends)))
             }
         }
     }
 
     /// The event or failure when the server has closed the connection.
-    fn closed(&mut self) -> Result<Event, Failure> {
-        if let Reading::Body(_, body) = &mut self.reading
+    fn closed(&mut self) -> Result<LinkEvent, Failure> {
+        if let Http1Reading::Body(_, body) = &mut self.reading
             && body.close().is_ok()
         {
-            return Ok(Event::Part(Bytes::new(), true));
+            return Ok(LinkEvent::Part(Bytes::new(), true));
         }
         let cause = "closed the connection before the end of its answer";
         Err(Failure::broken(!self.has_answered, cause))
     }
 
     fn is_read(&self) -> bool {
-        matches!(&self.reading, Reading::Body(_, body) if body.is_done())
+        matches!(&self.reading, Http1Reading::Body(_, body) if body.is_done())
     }
 
     /// The connection, if its state is proven.
     pub(super) fn into_reusable(self) -> Option<Stream> {
-        let Reading::Body(head, body) = &self.reading else {
+        let Http1Reading::Body(head, body) = &self.reading else {
             return None;
         };
         let is_sent = self.is_flushed && self.write_error.is_none();

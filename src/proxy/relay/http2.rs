@@ -14,7 +14,7 @@ use pingora::Error;
 use pingora::http::RequestHeader;
 
 use super::connections::Lease;
-use super::link::Event;
+use super::link::LinkEvent;
 use crate::policy::http1;
 use crate::policy::http1::framing::Framing;
 use crate::proxy::client::Head;
@@ -34,14 +34,14 @@ pub struct Http2 {
     /// Whether writing was reported, or needs no report.
     is_reported: bool,
     write_error: Option<Failure>,
-    reading: Reading,
+    reading: Http2Reading,
     /// The remaining length of the answer's body, if its head announced one.
     left: Option<u64>,
     answers_head: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reading {
+enum Http2Reading {
     Head,
     Body,
     Trailers,
@@ -71,7 +71,7 @@ impl Http2 {
             ends,
             is_reported: true,
             write_error: None,
-            reading: Reading::Head,
+            reading: Http2Reading::Head,
             left: None,
             answers_head,
         })
@@ -92,7 +92,7 @@ impl Http2 {
         self.ends = ends;
     }
 
-    pub(super) async fn next(&mut self) -> Result<Event, Failure> {
+    pub(super) async fn next(&mut self) -> Result<LinkEvent, Failure> {
         let event = poll_fn(|context| self.poll_next(context)).await?;
         if let Some(event) = event {
             return Ok(event);
@@ -103,18 +103,18 @@ impl Http2 {
             .read_trailers()
             .await
             .map_err(|error| failed(false, error))?;
-        self.reading = Reading::Over;
-        Ok(Event::Part(Bytes::new(), true))
+        self.reading = Http2Reading::Over;
+        Ok(LinkEvent::Part(Bytes::new(), true))
     }
 
     /// Waits for the end of the stream after a complete answer.
     async fn end(mut self) {
-        while self.reading != Reading::Over && self.next().await.is_ok() {}
+        while self.reading != Http2Reading::Over && self.next().await.is_ok() {}
     }
 
     /// Ends the exchange after a complete answer.
     pub(super) async fn finish(mut self: Box<Self>) {
-        while self.reading != Reading::Over {
+        while self.reading != Http2Reading::Over {
             match look_at(self.next()).await {
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(_)) => return,
@@ -128,7 +128,7 @@ impl Http2 {
     }
 
     /// The next event, or `None` for the trailers.
-    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
         if let Poll::Ready(Err(error)) = self.poll_write(context) {
             // The server may have answered before it disconnected.
             self.outgoing.clear();
@@ -137,7 +137,7 @@ impl Http2 {
         }
         if self.outgoing.is_empty() && !self.is_reported {
             self.is_reported = true;
-            return Poll::Ready(Ok(Some(Event::Written)));
+            return Poll::Ready(Ok(Some(LinkEvent::Written)));
         }
         let read = ready!(self.poll_read(context));
         Poll::Ready(read.map_err(|failure| match failure.fault {
@@ -178,11 +178,11 @@ impl Http2 {
         Poll::Ready(Ok(()))
     }
 
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Event>, Failure>> {
+    fn poll_read(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<LinkEvent>, Failure>> {
         let reading = self.reading;
         let session = self.lease.session().ok_or_else(over)?;
         let (event, reading) = match reading {
-            Reading::Head => {
+            Http2Reading::Head => {
                 let head = ready!(session.poll_read_response_header(context));
                 head.map_err(|error| ended(true, &error))?;
                 let ends = session
@@ -197,12 +197,16 @@ impl Http2 {
                     fields: header.headers.clone().into(),
                 };
                 self.left = length.filter(|_| !self.answers_head);
-                let reading = if ends { Reading::Over } else { Reading::Body };
+                let reading = if ends {
+                    Http2Reading::Over
+                } else {
+                    Http2Reading::Body
+                };
                 // The end of the stream may arrive after that of the body.
                 let ends = ends || self.left == Some(0);
-                (Some(Event::Head(Box::new(head), ends)), reading)
+                (Some(LinkEvent::Head(Box::new(head), ends)), reading)
             }
-            Reading::Body => match ready!(session.poll_read_response_body(context)) {
+            Http2Reading::Body => match ready!(session.poll_read_response_body(context)) {
                 Some(part) => {
                     let part = part.map_err(|error| ended(false, &error))?;
                     let checked = match session.response_finished() {
@@ -210,20 +214,24 @@ impl Http2 {
                         false => Ok(false),
                     };
                     if checked.map_err(|error| failed(false, error))? {
-                        (Some(Event::Part(part, true)), Reading::Over)
+                        (Some(LinkEvent::Part(part, true)), Http2Reading::Over)
                     } else {
                         // The end of the stream may arrive after that of the body.
                         self.left = self.left.map(|left| left.saturating_sub(part.len() as u64));
-                        (Some(Event::Part(part, self.left == Some(0))), Reading::Body)
+                        (
+                            Some(LinkEvent::Part(part, self.left == Some(0))),
+                            Http2Reading::Body,
+                        )
                     }
                 }
-                None if session.response_finished() => {
-                    (Some(Event::Part(Bytes::new(), true)), Reading::Over)
-                }
-                None => (None, Reading::Trailers),
+                None if session.response_finished() => (
+                    Some(LinkEvent::Part(Bytes::new(), true)),
+                    Http2Reading::Over,
+                ),
+                None => (None, Http2Reading::Trailers),
             },
-            Reading::Trailers => (None, Reading::Trailers),
-            Reading::Over => return Poll::Pending,
+            Http2Reading::Trailers => (None, Http2Reading::Trailers),
+            Http2Reading::Over => return Poll::Pending,
         };
         self.reading = reading;
         Poll::Ready(Ok(event))

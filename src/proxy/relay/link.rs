@@ -20,7 +20,7 @@ pub enum Link {
 
 /// The next event of an exchange.
 #[derive(Debug)]
-pub enum Event {
+pub enum LinkEvent {
     /// All pushed bytes are written, and more are expected.
     Written,
     /// The head of an interim answer.
@@ -47,7 +47,7 @@ impl Link {
     ///
     /// # Errors
     /// If the exchange cannot continue.
-    pub async fn next(&mut self) -> Result<Event, Failure> {
+    pub async fn next(&mut self) -> Result<LinkEvent, Failure> {
         match self {
             Link::Http1(http1) => http1.next().await,
             Link::Http2(http2) => http2.next().await,

@@ -9,7 +9,9 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use crate::policy::choice::identity;
-use crate::policy::server_health::{Change, Checked, Ejection, ServerHealth, Thresholds};
+use crate::policy::server_health::{
+    Ejection, HealthChange, HealthCheckResult, ServerHealth, Thresholds,
+};
 
 /// The result of the last request to a server, or its last check.
 const UNTRIED: u8 = 0;
@@ -115,7 +117,7 @@ impl Server {
         servers.iter().any(|other| Arc::ptr_eq(self, other))
     }
 
-    pub(super) fn served(&self) -> Option<Change> {
+    pub(super) fn served(&self) -> Option<HealthChange> {
         self.note_last(ANSWERED);
         if !self.blemished.load(Ordering::Acquire) {
             return None;
@@ -123,15 +125,19 @@ impl Server {
         self.judge(ServerHealth::served)
     }
 
-    pub(super) fn failed(&self, ejection: Ejection) -> Option<Change> {
+    pub(super) fn failed(&self, ejection: Ejection) -> Option<HealthChange> {
         self.note_last(FAILED);
         self.judge(|health| health.failed(ejection, Instant::now()))
     }
 
-    pub(super) fn checked(&self, checked: Checked, thresholds: Thresholds) -> Option<Change> {
+    pub(super) fn checked(
+        &self,
+        checked: HealthCheckResult,
+        thresholds: Thresholds,
+    ) -> Option<HealthChange> {
         self.note_last(match checked {
-            Checked::Passed => ANSWERED,
-            Checked::Failed => FAILED,
+            HealthCheckResult::Passed => ANSWERED,
+            HealthCheckResult::Failed => FAILED,
         });
         self.judge(|health| health.checked(checked, thresholds))
     }
@@ -143,7 +149,10 @@ impl Server {
         });
     }
 
-    fn judge(&self, note: impl FnOnce(&mut ServerHealth) -> Option<Change>) -> Option<Change> {
+    fn judge(
+        &self,
+        note: impl FnOnce(&mut ServerHealth) -> Option<HealthChange>,
+    ) -> Option<HealthChange> {
         let mut health = self.health.lock();
         let change = note(&mut health);
         let blemished = !health.is_unblemished();

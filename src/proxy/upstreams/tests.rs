@@ -117,7 +117,11 @@ fn a_configuration_without_checks_forgets_what_they_said() {
     let metrics = Metrics::new().unwrap();
     let checked = "{servers: [127.0.0.1:1, 127.0.0.1:2], health: {path: /h, unhealthy_after: 1}}";
     let before = Upstream::new(&configured(checked), None);
-    before.note_checked(&before.places()[0].server, Checked::Failed, &metrics);
+    before.note_checked(
+        &before.places()[0].server,
+        HealthCheckResult::Failed,
+        &metrics,
+    );
     assert_eq!(asked(&before, 2), [2, 2]);
     let unchecked = configured("{servers: [127.0.0.1:1, 127.0.0.1:2]}");
     let after = Upstream::new(&unchecked, Some(&before));

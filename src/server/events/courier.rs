@@ -13,9 +13,9 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use tokio::task::JoinSet;
 
 use crate::config::Webhook;
-use crate::policy::crossing::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
+use crate::policy::threshold_event::{Event, ID_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER};
 use crate::proxy::Gate;
-use crate::server::outgoing::Caller;
+use crate::server::outgoing::OutgoingClient;
 use crate::store::NodeName;
 
 /// The pause between two readings of the pending events.
@@ -34,13 +34,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(300);
 pub struct Courier {
     gate: Arc<Gate>,
     node: NodeName,
-    caller: Caller,
+    caller: OutgoingClient,
     /// Events that failed.
-    failed: HashMap<String, Failed>,
+    failed: HashMap<String, FailedDelivery>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Failed {
+struct FailedDelivery {
     times: u32,
     again: Instant,
 }
@@ -51,7 +51,7 @@ impl Courier {
         Courier {
             gate,
             node,
-            caller: Caller::default(),
+            caller: OutgoingClient::default(),
             failed: HashMap::new(),
         }
     }
@@ -140,7 +140,7 @@ impl Courier {
                     .saturating_mul(2_u32.saturating_pow(times))
                     .min(PAUSE_MAX)
                     .mul_f64(0.75 + fastrand::f64() / 2.0);
-                let failed = Failed {
+                let failed = FailedDelivery {
                     times: times.saturating_add(1),
                     again: Instant::now() + pause,
                 };

@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::audit::{Author, Entry};
 use crate::policy::key_record::tests::key_of;
-use crate::store::carried::{Account, CarriedEvent, CarriedKey, KeyDay, Late, Sheet};
+use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, Late, ProducerAccount, Sheet};
 
 fn header() -> Header {
     Header {
@@ -13,7 +13,7 @@ fn header() -> Header {
     }
 }
 
-fn pieces() -> Vec<Carried> {
+fn pieces() -> Vec<Exported> {
     let (_, record) = key_of("pro");
     let key = record.id;
     let trail = vec![Entry::of(&record)];
@@ -22,7 +22,7 @@ fn pieces() -> Vec<Carried> {
         date: "2026-11-21".parse().unwrap(),
         start: 0,
         end: 86_400,
-        accounts: vec![Account {
+        accounts: vec![ProducerAccount {
             producer: "a.0".into(),
             granted: u64::MAX,
             returned: 1,
@@ -40,7 +40,7 @@ fn pieces() -> Vec<Carried> {
             units: -1,
         }],
     };
-    let event = CarriedEvent {
+    let event = ExportedEvent {
         id: "e".into(),
         claim: None,
         waiting: None,
@@ -52,10 +52,10 @@ fn pieces() -> Vec<Carried> {
     let epoch = Timestamp::UNIX_EPOCH;
     let forgotten = Entry::of_forgotten("web-1-7", epoch, epoch, &author);
     vec![
-        Carried::Key(Box::new(CarriedKey { record, trail })),
-        Carried::KeyDay(Box::new(day)),
-        Carried::Event(event),
-        Carried::Audit(Box::new(forgotten)),
+        Exported::Key(Box::new(ExportedKey { record, trail })),
+        Exported::KeyDay(Box::new(day)),
+        Exported::Event(event),
+        Exported::Audit(Box::new(forgotten)),
     ]
 }
 
@@ -69,7 +69,7 @@ fn written() -> String {
     String::from_utf8(out).unwrap()
 }
 
-fn read(text: &str) -> Result<Vec<Carried>, Fault> {
+fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
     let mut reader = Reader::begin(text.as_bytes())?;
     assert_eq!(reader.header().zone, "UTC");
     let mut pieces = Vec::new();

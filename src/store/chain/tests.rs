@@ -34,21 +34,21 @@ fn digest(rows: &[Piece]) -> Rows {
 }
 
 /// A chain of these changes; those that close say with which rows.
-fn chain(changes: &[(&str, State, &[Piece])]) -> Vec<Entry> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn chain(changes: &[(&str, DayState, &[Piece])]) -> Vec<ChainEntry> {
+    let mut entries: Vec<ChainEntry> = Vec::new();
     for (at, (day, state, rows)) in (1_000..).zip(changes) {
         let last = entries.last();
         let last = last.map(|entry| (entry.number, entry.digest.clone()));
-        let rows = (*state == State::Closed).then(|| digest(rows));
-        entries.push(Entry::after(last, (date(day), at), *state, rows));
+        let rows = (*state == DayState::Closed).then(|| digest(rows));
+        entries.push(ChainEntry::after(last, (date(day), at), *state, rows));
     }
     entries
 }
 
 const DAYS: [&str; 3] = ["2026-11-01", "2026-11-02", "2026-11-03"];
 
-fn checked(entries: &[Entry], rows: &[Piece]) -> Checked {
-    let mut check = Check::of(Some((date(DAYS[0]), date(DAYS[2]))), None);
+fn checked(entries: &[ChainEntry], rows: &[Piece]) -> CheckedChain {
+    let mut check = ChainCheck::of(Some((date(DAYS[0]), date(DAYS[2]))), None);
     for entry in entries {
         check.take(Piece::Entry(entry.clone()));
     }
@@ -57,7 +57,7 @@ fn checked(entries: &[Entry], rows: &[Piece]) -> Checked {
 }
 
 /// The days and faults that are found.
-fn faults(entries: &[Entry], rows: &[Piece]) -> Vec<String> {
+fn faults(entries: &[ChainEntry], rows: &[Piece]) -> Vec<String> {
     let faults = checked(entries, rows).faults.into_iter();
     faults
         .map(|one| format!("{} {}", one.date, one.fault))
@@ -72,8 +72,8 @@ fn the_canonical_form_is_this_text() {
     let told = digest(&rows);
     assert_eq!((told.count, told.sha256), (2, hex(&Sha256::digest(text))));
     let entries = chain(&[
-        (DAYS[0], State::Closed, &rows),
-        (DAYS[0], State::Reopened, &[]),
+        (DAYS[0], DayState::Closed, &rows),
+        (DAYS[0], DayState::Reopened, &[]),
     ]);
     let first = format!(
         "touchline-ledger-1\t1\t2026-11-01\tclosed\t1000\t2\t{}\t{NO_DIGEST}\n",
@@ -122,7 +122,7 @@ fn a_row_has_its_numbers_by_their_names() {
 #[test]
 fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
     let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
-    let closed = |at: usize| (DAYS[at], State::Closed, &rows[at..=at]);
+    let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
     let entries = chain(&[closed(0), closed(1)]);
     let whole = checked(&entries, &rows);
     assert_eq!(whole.faults, []);
@@ -147,7 +147,7 @@ fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
         );
     }
     // Of days that were not asked for nothing is known.
-    let mut alone = Check::of(None, None);
+    let mut alone = ChainCheck::of(None, None);
     alone.take(Piece::Entry(entries[0].clone()));
     assert_eq!(alone.finish().faults, []);
 }
@@ -155,7 +155,7 @@ fn what_was_changed_added_or_deleted_in_a_closed_day_is_found() {
 #[test]
 fn an_entry_that_was_changed_left_out_or_moved_is_found() {
     let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
-    let closed = |at: usize| (DAYS[at], State::Closed, &rows[at..=at]);
+    let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
     let entries = chain(&[closed(0), closed(1), closed(2)]);
     let mut changed = entries.clone();
     changed[1].rows_sha256 = digest(&[row(DAYS[1], "/a", 4)]).sha256;
@@ -184,9 +184,9 @@ fn an_entry_that_was_changed_left_out_or_moved_is_found() {
 fn a_reopened_day_may_change_until_it_is_closed_again() {
     let (then, now) = ([row(DAYS[0], "/a", 3)], [row(DAYS[0], "/a", 5)]);
     let changes = [
-        (DAYS[0], State::Closed, &then[..]),
-        (DAYS[0], State::Reopened, &[]),
-        (DAYS[0], State::Closed, &now[..]),
+        (DAYS[0], DayState::Closed, &then[..]),
+        (DAYS[0], DayState::Reopened, &[]),
+        (DAYS[0], DayState::Closed, &now[..]),
     ];
     assert_eq!(faults(&chain(&changes[..2]), &now), [""; 0]);
     let whole = checked(&chain(&changes), &now);
@@ -197,8 +197,8 @@ fn a_reopened_day_may_change_until_it_is_closed_again() {
 #[test]
 fn the_retention_drops_the_oldest_days_and_their_entries_stay() {
     let rows: Vec<Piece> = DAYS.iter().map(|day| row(day, "/a", 3)).collect();
-    let closed = |at: usize| (DAYS[at], State::Closed, &rows[at..=at]);
-    let dropped = |at: usize| (DAYS[at], State::Dropped, &rows[..0]);
+    let closed = |at: usize| (DAYS[at], DayState::Closed, &rows[at..=at]);
+    let dropped = |at: usize| (DAYS[at], DayState::Dropped, &rows[..0]);
     let all = [closed(0), closed(1), closed(2), dropped(0)];
     let left = checked(&chain(&all), &rows[1..]);
     assert_eq!((left.faults.len(), left.closed_days), (0, 2));
@@ -213,12 +213,12 @@ fn the_retention_drops_the_oldest_days_and_their_entries_stay() {
 fn a_digest_that_was_kept_is_looked_for_in_the_chain() {
     let rows = [row(DAYS[0], "/a", 3)];
     let entries = chain(&[
-        (DAYS[0], State::Closed, &rows),
-        (DAYS[0], State::Reopened, &[]),
-        (DAYS[0], State::Closed, &rows),
+        (DAYS[0], DayState::Closed, &rows),
+        (DAYS[0], DayState::Reopened, &[]),
+        (DAYS[0], DayState::Closed, &rows),
     ]);
     let missing = |kept: &str| {
-        let mut check = Check::of(None, Some(kept));
+        let mut check = ChainCheck::of(None, Some(kept));
         for entry in &entries {
             check.take(Piece::Entry(entry.clone()));
         }

@@ -1,10 +1,10 @@
-//! What is not in the ledger yet: everything that one transaction charged, refunded and refused is one row, appended.
+//! Appended groups: one row has everything that one transaction charged, refunded and refused, until it is folded into the ledger.
 //!
-//! The row is of bytes: the format, the places (date, tier and endpoint) that its entries are of, and the entries, each a
-//! key, the number of a place, and those of its numbers that are not 0. Whole numbers are LEB128.
+//! The row consists of bytes: the format, the rows of the ledger (date, tier and endpoint) that its entries add to, and the entries,
+//! each a key, the number of a row, and its numbers other than 0. Whole numbers are LEB128.
 //!
-//! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger; groups, mark and
-//! ledger are read in one transaction, so that each unit is seen once, wherever it is at that instant.
+//! Groups are numbered without gaps. The `folding` row has the last number that was moved into the ledger. Groups, mark and ledger are
+//! read in one transaction, so that each unit is counted once, in the groups or in the ledger.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -24,8 +24,8 @@ pub(super) const TABLES: &str = "
         number INTEGER PRIMARY KEY,
         entries BLOB NOT NULL
     ) STRICT;
-    -- One row. through: the last group that is being moved into the ledger, or was; reached: of these groups, the ledger has what is
-    -- of a date and key up to this one; rewritten: raised when counts change in another way than by groups.
+    -- One row. through: the last group that is being moved into the ledger, or was; reached: the date and key up to which the ledger
+    -- has the entries of these groups; rewritten: increased when counts change in another way than by groups.
     CREATE TABLE folding (
         only INTEGER PRIMARY KEY CHECK (only = 1),
         through INTEGER NOT NULL,
@@ -44,7 +44,7 @@ const FORMAT: u8 = 1;
 const KEY_BYTES: usize = 12;
 /// The numbers of an entry: the totals, the limit, the units granted.
 const NUMBERS: usize = Totals::NUMBERS + 2;
-/// Stands in the `folding` row behind every date.
+/// The value of `reached` when all is moved: it sorts after every date.
 const ALL_REACHED: &str = "~";
 
 /// Why a group cannot be read.
@@ -59,7 +59,7 @@ enum Unreadable {
     Damaged,
 }
 
-/// A group that is being put together.
+/// A group in the making.
 #[derive(Default)]
 pub(super) struct Packing {
     places: Vec<(Date, TierName, Arc<str>)>,
@@ -76,7 +76,7 @@ impl Packing {
         totals: &Totals,
         ceiling: Ceiling,
     ) {
-        // One endpoint is one name in memory; another copy of it only makes another place.
+        // An endpoint's name is shared in memory. Another copy of it only adds another place.
         let known = self
             .places
             .iter()
@@ -103,12 +103,12 @@ impl Packing {
         self.count += 1;
     }
 
-    /// How many entries there are.
+    /// The number of entries.
     pub(super) fn len(&self) -> usize {
         self.count
     }
 
-    /// The dates of the entries, some more than once.
+    /// The dates of the entries, with repetitions.
     pub(super) fn dates(&self) -> impl Iterator<Item = Date> {
         self.places.iter().map(|(date, ..)| *date)
     }
@@ -137,10 +137,10 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number.to_le_bytes()[0]);
 }
 
-/// What is left to read of a group.
-struct Bytes<'b>(&'b [u8]);
+/// The unread bytes of a group.
+struct UnreadBytes<'b>(&'b [u8]);
 
-impl<'b> Bytes<'b> {
+impl<'b> UnreadBytes<'b> {
     fn take(&mut self, count: usize) -> Result<&'b [u8], Unreadable> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(Unreadable::Damaged)?;
         self.0 = rest;
@@ -178,27 +178,27 @@ impl<'b> Bytes<'b> {
 }
 
 /// A group whose entries are still to be read.
-pub(super) struct Group<'b> {
+pub(super) struct StoredGroup<'b> {
     /// Its number.
     pub(super) number: i64,
-    /// Date and place in the ledger (the tier, a space, the endpoint) of the entries, by their numbers.
+    /// Date and row of the ledger (the tier, a space, the endpoint) for each number in the entries.
     places: Vec<(Date, &'b str)>,
-    entries: Bytes<'b>,
+    entries: UnreadBytes<'b>,
 }
 
-/// What one charge, refund or refusal added.
-pub(super) struct Entry {
+/// The numbers that one charge, refund or refusal added.
+pub(super) struct GroupEntry {
     pub(super) date: Date,
     pub(super) key: KeyId,
-    /// The number of its place in the group.
+    /// The number of its row in the group.
     place: usize,
     pub(super) totals: Totals,
     pub(super) ceiling: Ceiling,
 }
 
-impl<'b> Group<'b> {
-    fn of(number: i64, bytes: &'b [u8]) -> Result<Group<'b>, Unreadable> {
-        let mut bytes = Bytes(bytes);
+impl<'b> StoredGroup<'b> {
+    fn of(number: i64, bytes: &'b [u8]) -> Result<StoredGroup<'b>, Unreadable> {
+        let mut bytes = UnreadBytes(bytes);
         match bytes.byte()? {
             FORMAT => {}
             other => return Err(Unreadable::OtherFormat(other)),
@@ -212,14 +212,14 @@ impl<'b> Group<'b> {
                 .ok_or(Unreadable::Damaged)?;
             places.push((date.parse().map_err(|_| Unreadable::Damaged)?, place));
         }
-        Ok(Group {
+        Ok(StoredGroup {
             number,
             places,
             entries: bytes,
         })
     }
 
-    fn next(&mut self) -> Result<Option<Entry>, Unreadable> {
+    fn next(&mut self) -> Result<Option<GroupEntry>, Unreadable> {
         let bytes = &mut self.entries;
         if bytes.0.is_empty() {
             return Ok(None);
@@ -238,7 +238,7 @@ impl<'b> Group<'b> {
             }
         }
         let [totals @ .., limit, granted] = numbers;
-        Ok(Some(Entry {
+        Ok(Some(GroupEntry {
             date: *date,
             key: key.parse().map_err(|_| Unreadable::Damaged)?,
             place,
@@ -247,8 +247,8 @@ impl<'b> Group<'b> {
         }))
     }
 
-    /// Hands over the entries, in their order; how many there are.
-    pub(super) fn each(&mut self, mut each: impl FnMut(&Entry)) -> rusqlite::Result<usize> {
+    /// Passes on the entries in their order; returns their number.
+    pub(super) fn each(&mut self, mut each: impl FnMut(&GroupEntry)) -> rusqlite::Result<usize> {
         let mut count = 0;
         while let Some(entry) = self.next().map_err(unreadable)? {
             each(&entry);
@@ -262,17 +262,17 @@ fn unreadable(why: Unreadable) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(1, rusqlite::types::Type::Blob, Box::new(why))
 }
 
-/// Reads the groups after one through another, in their order, until it is enough.
+/// Reads the groups after one through another, in their order, until `each` breaks.
 pub(super) fn groups(
     connection: &Connection,
     (after, through): (i64, i64),
-    mut each: impl FnMut(Group<'_>) -> rusqlite::Result<ControlFlow<()>>,
+    mut each: impl FnMut(StoredGroup<'_>) -> rusqlite::Result<ControlFlow<()>>,
 ) -> rusqlite::Result<()> {
     let mut groups = connection.prepare_cached(GROUPS)?;
     let mut rows = groups.query((after, through))?;
     while let Some(row) = rows.next()? {
         let bytes = row.get_ref(1)?.as_blob()?;
-        let group = Group::of(row.get(0)?, bytes).map_err(unreadable)?;
+        let group = StoredGroup::of(row.get(0)?, bytes).map_err(unreadable)?;
         if each(group)?.is_break() {
             break;
         }
@@ -280,7 +280,7 @@ pub(super) fn groups(
     Ok(())
 }
 
-/// Up to where something has come, in the order of dates and keys.
+/// The progress of a fold, in the order of dates and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reached {
     Nothing,
@@ -288,14 +288,14 @@ pub(super) enum Reached {
     All,
 }
 
-/// How far groups have been moved into the ledger.
+/// The mark of the groups that are in the ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Mark {
     /// The last group that is being moved, or was.
     pub(super) through: i64,
-    /// What of these groups has been moved.
+    /// The date and key up to which these groups have been moved.
     pub(super) reached: Reached,
-    /// Raised when counts change in another way than by groups.
+    /// Increased when counts change in another way than by groups.
     pub(super) rewritten: i64,
 }
 
@@ -325,7 +325,7 @@ impl Mark {
         connection.prepare_cached(MARK)?.query_row([], Mark::of)
     }
 
-    /// What the column `reached` has of it.
+    /// The progress as the column `reached` has it.
     pub(super) fn reached_text(&self) -> String {
         match self.reached {
             Reached::Nothing => String::new(),
@@ -335,23 +335,23 @@ impl Mark {
     }
 
     /// Whether the ledger has the entry of a group.
-    pub(super) fn has(&self, number: i64, entry: &Entry) -> bool {
+    pub(super) fn has(&self, number: i64, entry: &GroupEntry) -> bool {
         number <= self.through && Reached::Key(entry.date, entry.key) <= self.reached
     }
 }
 
-/// Notes that counts changed in another way than by groups, so that no process relies on those it remembers.
+/// Records that counts changed in another way than by groups, so that no process relies on its known counts.
 pub(super) fn note_rewritten(connection: &Connection) -> rusqlite::Result<()> {
     connection.prepare_cached(REWRITTEN)?.execute([])?;
     Ok(())
 }
 
-/// What a row of the ledger is to get.
+/// The numbers to be added to a row of the ledger.
 pub(super) type Addition = (Totals, Ceiling);
-/// What the rows of a key's day are to get, by place.
+/// The numbers to be added to the rows of a key and day, by row name.
 pub(super) type Additions = Vec<(Arc<str>, Addition)>;
 
-/// Whether the ledger lacks anything of a date. To be asked in the transaction that relies on it.
+/// Whether groups have entries of a date that are not in the ledger. Must run in the transaction that relies on the result.
 pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<bool> {
     let lacking = lacking(connection, |of, _| of == date)?;
     Ok(lacking.first().is_some())
@@ -360,18 +360,18 @@ pub(super) fn lacks(connection: &Connection, date: Date) -> rusqlite::Result<boo
 /// Entries summed up by date, key and place.
 #[derive(Default)]
 pub(super) struct Sums {
-    /// The places by their numbers, and the other way round.
+    /// The row names by number, and the numbers by row name.
     places: Vec<Arc<str>>,
     numbers: HashMap<Arc<str>, u32>,
     rows: BTreeMap<(Date, KeyId, u32), Addition>,
 }
 
 impl Sums {
-    /// Adds those entries of a group that are wanted; how many entries it has.
+    /// Adds the wanted entries of a group; returns the number of all its entries.
     pub(super) fn add(
         &mut self,
-        mut group: Group<'_>,
-        wanted: impl Fn(i64, &Entry) -> bool,
+        mut group: StoredGroup<'_>,
+        wanted: impl Fn(i64, &GroupEntry) -> bool,
     ) -> rusqlite::Result<usize> {
         let number = group.number;
         let places = group.places.iter().map(|(_, place)| self.number(place));
@@ -397,7 +397,7 @@ impl Sums {
         number
     }
 
-    /// Takes out the first row, in the order of dates and keys.
+    /// Removes and returns the first row, in the order of dates and keys.
     pub(super) fn pop_first(&mut self) -> Option<((Date, KeyId), Arc<str>, Addition)> {
         let ((date, key, place), addition) = self.rows.pop_first()?;
         let place = self.places.get(place as usize)?.clone();
@@ -410,7 +410,7 @@ impl Sums {
         Some((*date, *key))
     }
 
-    /// All rows by date and key, then place.
+    /// All rows by date and key, then row name.
     pub(super) fn by_day(mut self) -> BTreeMap<(Date, KeyId), Additions> {
         let mut days: BTreeMap<(Date, KeyId), Additions> = BTreeMap::new();
         while let Some((day, place, addition)) = self.pop_first() {
@@ -420,7 +420,7 @@ impl Sums {
     }
 }
 
-/// What the ledger lacks of what is wanted. To be read in the transaction in which the ledger is read.
+/// The wanted entries that are not in the ledger yet. Must run in the transaction that reads the ledger.
 pub(super) fn lacking(
     connection: &Connection,
     wanted: impl Fn(Date, KeyId) -> bool,
@@ -429,7 +429,7 @@ pub(super) fn lacking(
     let mut sums = Sums::default();
     groups(connection, (0, i64::MAX), |group| {
         let lacking =
-            |number, entry: &Entry| wanted(entry.date, entry.key) && !mark.has(number, entry);
+            |number, entry: &GroupEntry| wanted(entry.date, entry.key) && !mark.has(number, entry);
         sums.add(group, lacking).map(|_| ControlFlow::Continue(()))
     })?;
     Ok(sums)
@@ -442,7 +442,7 @@ mod tests {
     use super::*;
     use crate::policy::api_key::os_entropy;
 
-    /// Format, one place, its length, its text: what is before the entries.
+    /// The bytes before the entries: the format, the number of places, and the length and text of one.
     const HEAD_BYTES: usize = 3 + "2026-11-21 pro /markets".len();
 
     fn key() -> KeyId {
@@ -471,7 +471,7 @@ mod tests {
             let key = key();
             let bytes = packed(key, numbers);
             let mut read = Vec::new();
-            let mut group = Group::of(7, &bytes).unwrap();
+            let mut group = StoredGroup::of(7, &bytes).unwrap();
             let count = group.each(|entry| {
                 let numbers = entry.totals.numbers().into_iter();
                 let numbers = numbers.chain([entry.ceiling.limit, entry.ceiling.granted]);
@@ -484,8 +484,8 @@ mod tests {
         }
 
         #[test]
-        fn whatever_bytes_there_are_they_are_read_or_refused(bytes: Vec<u8>, cut in 0..200_usize) {
-            let refused = |bytes: &[u8]| match Group::of(1, bytes) {
+        fn any_bytes_are_read_or_refused(bytes: Vec<u8>, cut in 0..200_usize) {
+            let refused = |bytes: &[u8]| match StoredGroup::of(1, bytes) {
                 Ok(mut group) => group.each(|_| {}).is_err(),
                 Err(_) => true,
             };
@@ -503,10 +503,10 @@ mod tests {
     fn a_group_of_another_format_is_refused() {
         let mut bytes = packed(key(), [1; NUMBERS]);
         bytes[0] = FORMAT + 1;
-        let refused = Group::of(1, &bytes).map(|_| ());
+        let refused = StoredGroup::of(1, &bytes).map(|_| ());
         let message = refused.unwrap_err().to_string();
         assert!(message.contains("has format 2"), "{message}");
-        assert!(matches!(Group::of(1, &[]), Err(Unreadable::Damaged)));
+        assert!(matches!(StoredGroup::of(1, &[]), Err(Unreadable::Damaged)));
     }
 
     #[test]

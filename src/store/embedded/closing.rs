@@ -1,13 +1,13 @@
 //! Closing days: the entries of the chain (`store::chain`) for the days of this database.
 //!
-//! A day is closed when its settle window is over. Its rows are digested a few at a time, so that charges pass between two
-//! turns; each gateway on the file does so, and the first to finish writes the entry. The rows must not change meanwhile: the
-//! gateway that begins leaves a mark in the database, and every group with entries of a day that is closed or marked removes the mark
-//! and reopens the day, in the same transaction. A day is not begun while groups hold anything of it that the ledger lacks, so that moving
-//! them into the ledger changes no row of a closed or marked day. A day that was reopened is closed again in the next turn.
+//! A day is closed when its settle window is over. Its rows are digested a few at a time, so that charges are served between two
+//! turns. Each gateway on the file does this, and the first to finish writes the entry. The rows must not change meanwhile: the first
+//! gateway writes a mark into the database, and each group with entries of a closed or marked day removes the mark and reopens the
+//! day, in the same transaction. Closing starts only when the ledger has all entries of the day, so that folding groups into the
+//! ledger changes no row of a closed or marked day. A reopened day is closed again in the next turn.
 //!
-//! It goes by the wall clock, also by one that has just leapt: it deletes nothing, and a day that was closed too early is
-//! reopened by its next charge.
+//! The wall clock decides, even after a leap: closing deletes nothing, and a day that was closed too early is reopened by its next
+//! charge.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +17,21 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use tokio::sync::mpsc;
 
 use super::appended::{self, Addition};
-use super::group::{signed, unsigned};
-use super::keys::unreadable;
-use super::usage::place_of;
+use super::columns::{signed, unreadable, unsigned};
+use super::ledger_row::tier_and_endpoint;
 use crate::policy::api_key::os_entropy;
 use crate::store::Keeping;
-use crate::store::chain::{Entry, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest, State};
+use crate::store::chain::{
+    ChainEntry, DayState, LateRow, LedgerRow, Piece, ROW_NUMBERS, Rows, RowsDigest,
+};
 
-/// Rows that one turn digests, about: one or two milliseconds of the writer. A day of 100,000 keys with five endpoints each is
-/// closed in some eight minutes.
+/// The number of rows that one turn digests, approximately: one or two milliseconds of the writer. A day of 100,000 keys with five
+/// endpoints each is closed in some eight minutes.
 const ROWS_MAX: usize = 1_000;
 /// The same for SQLite.
 const ROWS_LIMIT: i64 = 1_000;
 
-/// The table; the columns are the fields of `store::chain::Entry`.
+/// The table; the columns are the fields of `store::chain::ChainEntry`.
 pub(super) const TABLE: &str = "
     -- at: Unix seconds. No row is ever changed or deleted.
     CREATE TABLE chain (
@@ -45,11 +46,11 @@ pub(super) const TABLE: &str = "
     ) STRICT;
     CREATE INDEX chain_by_date ON chain (date, number, state);";
 
-// A day that the retention drops, or is about to, is not closed any more.
+// A day whose retention is over is no longer closed.
 const DUE: &str = "SELECT date FROM days WHERE next <= ?1 AND next > ?2 AND coalesce(
         (SELECT state FROM chain WHERE chain.date = days.date ORDER BY number DESC LIMIT 1), '') NOT IN ('closed', 'dropped')
     ORDER BY date LIMIT 1";
-// The mark: a date, a space, and a word that is another one each time.
+// The mark: a date, a space and a random word.
 const MARK: &str = "SELECT value FROM meta WHERE name = 'closing'";
 const PUT_MARK: &str = "INSERT INTO meta (name, value) VALUES ('closing', ?1)
     ON CONFLICT DO UPDATE SET value = excluded.value";
@@ -59,7 +60,7 @@ const LAST: &str = "SELECT number, digest FROM chain ORDER BY number DESC LIMIT 
 const APPEND: &str =
     "INSERT INTO chain (number, date, state, at, row_count, rows_sha256, previous, digest)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-/// The last date of which a write may have to reopen something; empty where there is none.
+/// The last date that a write may have to reopen; empty if there is none.
 pub(super) const GUARDED: &str = "SELECT max(coalesce((SELECT max(date) FROM chain), ''),
     coalesce((SELECT substr(value, 1, 10) FROM meta WHERE name = 'closing'), ''))";
 const ENTRIES: &str = "SELECT number, date, state, at, row_count, rows_sha256, previous, digest FROM chain ORDER BY number";
@@ -73,7 +74,7 @@ const LEDGER: &str =
 const LATE: &str = "SELECT key, came, units FROM adjustments
     WHERE date = ?1 AND (key, came) > (?2, ?3) ORDER BY key, came LIMIT ?4";
 
-/// The day that this process is closing.
+/// The closing of a day by this process.
 #[derive(Default)]
 pub(super) struct Closer {
     is_due: bool,
@@ -92,8 +93,8 @@ impl Closer {
         self.is_due = is_due;
     }
 
-    /// One turn on the writer's connection, where a day is to be closed: digests some rows of the oldest such day, and closes it
-    /// after the last of them. After a failure the day is begun anew.
+    /// One turn on the writer's connection: digests some rows of the oldest day that is due, and closes the day after its last row.
+    /// After a failure the day starts over.
     pub(super) fn turn(
         &mut self,
         connection: &Connection,
@@ -131,7 +132,7 @@ pub(super) fn is_due(
     Ok(due(connection, keeping, now)?.is_some())
 }
 
-/// The oldest day that is to be closed.
+/// The oldest day that is due.
 fn due(
     connection: &Connection,
     keeping: Keeping,
@@ -144,7 +145,7 @@ fn due(
         .optional()
 }
 
-/// Marks the oldest day that is to be closed, or finds it marked by another process.
+/// Marks the oldest day that is due, or uses the mark of another process.
 fn begin(
     connection: &Connection,
     keeping: Keeping,
@@ -176,7 +177,7 @@ fn begin(
     }))
 }
 
-/// Closes the day, unless something was written to it since it was marked, or another process has closed it.
+/// Closes the day, unless it was written since it was marked, or another process has closed it.
 fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusqlite::Result<()> {
     let UnderWay {
         mark: own,
@@ -190,7 +191,7 @@ fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusql
     transaction.prepare_cached(DROP_MARK)?.execute([&text])?;
     let rows = digest.finish();
     let place = (date, now.as_second());
-    let entry = append(&transaction, place, State::Closed, Some(rows))?;
+    let entry = append(&transaction, place, DayState::Closed, Some(rows))?;
     transaction.commit()?;
     tracing::info!(
         %date, rows = entry.rows, rows_sha256 = entry.rows_sha256, entry = entry.number, digest = entry.digest,
@@ -199,25 +200,25 @@ fn finish(connection: &Connection, under_way: UnderWay, now: Timestamp) -> rusql
     Ok(())
 }
 
-/// Reopens a day that is closed and removes its mark: rows of it are about to be written in this transaction, at `at` (Unix
-/// seconds). Returns whether it was closed.
+/// Removes the mark of a day and reopens it at `at` (Unix seconds) if it is closed: this transaction writes rows of it. Returns
+/// whether it was closed.
 pub(super) fn reopen(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<bool> {
     connection.prepare_cached(DROP_MARK)?.execute([date])?;
-    let is_closed = state(connection, date)?.as_deref() == Some(State::Closed.as_str());
+    let is_closed = state(connection, date)?.as_deref() == Some(DayState::Closed.as_str());
     if is_closed {
         let day = date.parse().map_err(unreadable)?;
-        append(connection, (day, at), State::Reopened, None)?;
+        append(connection, (day, at), DayState::Reopened, None)?;
     }
     Ok(is_closed)
 }
 
-/// Notes that the retention begins to drop a day, or goes on with it.
+/// Records that the retention drops a day.
 pub(super) fn let_go(connection: &Connection, date: &str, at: i64) -> rusqlite::Result<()> {
     connection.prepare_cached(DROP_MARK)?.execute([date])?;
     match state(connection, date)?.as_deref() {
         Some("closed" | "reopened") => {
             let day = date.parse().map_err(unreadable)?;
-            append(connection, (day, at), State::Dropped, None).map(|_| ())
+            append(connection, (day, at), DayState::Dropped, None).map(|_| ())
         }
         Some(_) | None => Ok(()),
     }
@@ -228,24 +229,24 @@ fn mark(connection: &Connection) -> rusqlite::Result<Option<String>> {
     mark.query_row([], |row| row.get(0)).optional()
 }
 
-/// The day's state by its last entry.
+/// The day's state in its last entry.
 fn state(connection: &Connection, date: &str) -> rusqlite::Result<Option<String>> {
     let mut state = connection.prepare_cached(STATE)?;
     state.query_row([date], |row| row.get(0)).optional()
 }
 
-/// Appends an entry. Where another process appends at the same time, one of the two fails, because a number is unique.
+/// Appends an entry. If two processes append at the same time, one of them fails, because a number is unique.
 fn append(
     connection: &Connection,
     place: (Date, i64),
-    state: State,
+    state: DayState,
     closed: Option<Rows>,
-) -> rusqlite::Result<Entry> {
+) -> rusqlite::Result<ChainEntry> {
     let last = connection
         .prepare_cached(LAST)?
         .query_row([], |row| Ok((unsigned(row.get(0)?), row.get(1)?)))
         .optional()?;
-    let entry = Entry::after(last, place, state, closed);
+    let entry = ChainEntry::after(last, place, state, closed);
     connection.prepare_cached(APPEND)?.execute((
         signed(entry.number),
         entry.date.to_string(),
@@ -259,7 +260,7 @@ fn append(
     Ok(entry)
 }
 
-/// What the ledger lacks of a day, by key and place.
+/// The entries of a day that are not in the ledger yet, by key and row name.
 type Lacking = BTreeMap<(String, String), Addition>;
 
 /// The rows of a day in their canonical order, page by page.
@@ -352,7 +353,7 @@ fn numbers_of(row: &Row<'_>) -> rusqlite::Result<Numbers> {
     Ok(numbers)
 }
 
-/// The last two are the largest limit and the largest grant.
+/// Adds to a row. The last two numbers are the largest limit and the largest grant.
 fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
     let [sums @ .., limit, granted] = numbers;
     for (sum, number) in sums.iter_mut().zip(totals.numbers()) {
@@ -363,7 +364,7 @@ fn add(numbers: &mut Numbers, (totals, ceiling): Addition) {
 }
 
 fn ledger_row(date: Date, ((key, place), numbers): ((String, String), Numbers)) -> Piece {
-    let (tier, endpoint) = place_of(&place);
+    let (tier, endpoint) = tier_and_endpoint(&place);
     Piece::Ledger(LedgerRow {
         date,
         key,
@@ -419,10 +420,12 @@ pub(super) fn read(
     }
 }
 
-fn entry(row: &Row<'_>) -> rusqlite::Result<Entry> {
+fn entry(row: &Row<'_>) -> rusqlite::Result<ChainEntry> {
     let (date, state): (String, String) = (row.get(1)?, row.get(2)?);
-    let known = State::ALL.into_iter().find(|known| known.as_str() == state);
-    Ok(Entry {
+    let known = DayState::ALL
+        .into_iter()
+        .find(|known| known.as_str() == state);
+    Ok(ChainEntry {
         number: unsigned(row.get(0)?),
         date: date.parse().map_err(unreadable)?,
         state: known.ok_or_else(|| {

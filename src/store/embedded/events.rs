@@ -1,18 +1,18 @@
-//! Events of keys near their limits: claimed once, kept until they are delivered.
+//! Events of keys near their limits: claimed once, stored until they are delivered.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
-use crate::policy::crossing::{Crossing, Event};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::status::EventFacts;
 use crate::store::{
     CLAIMS_KEPT_SECONDS, Claim, Delivery, EVENTS_KEPT_SECONDS, EVENTS_MAX, EVENTS_TOLD_MAX,
     NodeName,
 };
 
-/// Rows of what is over that one claim deletes.
+/// The most expired rows that one claim deletes.
 const SWEPT_MAX: i64 = 100;
 
 const CLAIM: &str =
@@ -32,19 +32,19 @@ const LEASE: &str = "SELECT until FROM courier WHERE node = ?1";
 const OLDEST: &str = "SELECT since, event, body FROM events ORDER BY since, event LIMIT ?1";
 const DROP: &str = "DELETE FROM events WHERE since = ?1 AND event = ?2";
 
-/// Claims an event for a node and keeps it, in one transaction; drops some that are over at `settled`, the present instant of a
-/// clock that can be relied on.
+/// Claims an event for a node and stores it, in one transaction. Deletes some rows that have expired at `settled`, the present
+/// instant of a reliable clock.
 pub(super) fn claim(
     connection: &Connection,
-    crossing: &Crossing,
+    threshold_event: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
     settled: Option<Timestamp>,
 ) -> rusqlite::Result<Claim> {
     let transaction =
         rusqlite::Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
-    let event = crossing.event();
-    let until = crossing.standing.day.end + CLAIMS_KEPT_SECONDS;
+    let event = threshold_event.event();
+    let until = threshold_event.quota_status.day.end + CLAIMS_KEPT_SECONDS;
     if transaction.execute(CLAIM, (&event.id, &node.0, until))? == 0 {
         let holder: Option<String> = transaction
             .query_row(HOLDER, [&event.id], |row| row.get(0))
@@ -77,7 +77,7 @@ fn keep(connection: &Connection, event: &Event) -> rusqlite::Result<Claim> {
     Ok(Claim::Made)
 }
 
-/// The events that the courier is to deliver; `None` where it is another.
+/// The events that the courier must deliver; `None` if another node is the courier.
 pub(super) fn undelivered(
     connection: &Connection,
     courier: &NodeName,
@@ -86,7 +86,7 @@ pub(super) fn undelivered(
 ) -> rusqlite::Result<Option<Vec<Event>>> {
     let now = now.as_millisecond();
     let until = now.saturating_add(i64::try_from(lease.as_millis()).unwrap_or(i64::MAX));
-    // Written anew only when half of it is over: whoever waits for events need not write twice a second.
+    // Renewed only when half of the lease is over, so that polling does not write twice a second.
     let held = connection.query_row(LEASE, [&courier.0], |row| row.get::<_, i64>(0));
     let (left, whole) = (held.optional()?.unwrap_or(0) - now, until - now);
     let lasts = left > whole / 2 && left <= whole;
@@ -106,13 +106,13 @@ pub(super) fn undelivered(
     rows.collect::<rusqlite::Result<Vec<Event>>>().map(Some)
 }
 
-/// Lets another node deliver at once, if it is this one that does.
+/// Lets another node deliver at once, if this one is the courier.
 pub(super) fn resign(connection: &Connection, courier: &NodeName) -> rusqlite::Result<()> {
     connection.execute("DELETE FROM courier WHERE node = ?1", [&courier.0])?;
     Ok(())
 }
 
-/// What waits to be delivered.
+/// The pending events.
 pub(super) fn waiting(connection: &Connection, now: Timestamp) -> rusqlite::Result<EventFacts> {
     let (waiting, oldest) =
         connection.query_row("SELECT count(*), min(since) FROM events", [], |row| {

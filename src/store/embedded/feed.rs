@@ -242,7 +242,7 @@ fn send_heartbeat(
 ) {
     let writer = desk.clone();
     let sent = under_way.clone();
-    let errand = move |connection: &Connection| {
+    let job = move |connection: &Connection| {
         if !stop.is_told() && writer.file_trouble().is_none() {
             if let Some(now) = writer.clock_watch.settled_at()
                 && let Err(error) = drop_old(connection, writer.keeping, now)
@@ -262,7 +262,7 @@ fn send_heartbeat(
         }
         sent.store(false, Ordering::Release);
     };
-    if desk.inbox.put_errand(Box::new(errand)).is_err() {
+    if desk.inbox.put_job(Box::new(job)).is_err() {
         under_way.store(false, Ordering::Release);
     }
 }

@@ -1,11 +1,11 @@
-//! Moving appended groups into the ledger, a few rows at a time, so that charges pass between two turns.
+//! Moving appended groups into the ledger, a few rows at a time, so that charges are served between two turns.
 //!
-//! Of the groups that there are when it begins, the entries are summed up by key, date and place, and the sums are added to
-//! the ledger in the order of dates and keys; the transaction that adds some also moves the mark behind them. When all are
-//! in the ledger the groups are deleted, some at a time. So a process that dies leaves a mark from which any other goes on,
-//! and however many entries a row has had, it is written once.
+//! The entries of the present groups are summed by date, key and row, and the sums are added to the ledger in the order of dates and
+//! keys. The transaction that adds some sums also moves the mark past them. When all sums are in the ledger, the groups are deleted,
+//! some at a time. So another process continues from the mark of a process that has ended, and a row is written once for all its
+//! entries.
 //!
-//! Two processes may fold at the same time: the one that finds the mark elsewhere than it left it leaves the work to the other.
+//! Two processes may fold at the same time: a process whose mark was moved by another one leaves the work to it.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -14,22 +14,22 @@ use jiff::civil::Date;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::appended::{self, Addition, Mark, Reached, Sums};
-use super::group::signed;
+use super::columns::signed;
 use crate::policy::api_key::KeyId;
 
-/// So many entries are moved at once: the more, the more of them are of the same rows and pages. Some 4 MB of memory.
+/// The number of entries after which folding starts. The more entries, the more of them share rows and pages. Some 4 MB of memory.
 const ENTRIES_MANY: usize = 32_768;
-/// Fewer are moved after at most this time, those of processes that have ended too.
+/// The time after which fewer entries are folded, including those of processes that have ended.
 const ENTRIES_KEPT: Duration = Duration::from_secs(5);
-/// So many groups at most, which bounds memory where much was left: the rest is for the next time.
+/// The most groups folded at once, which bounds the memory in use. The rest is folded the next time.
 const GROUPS_MANY: i64 = 32_768;
-/// Rows that one turn writes at least: some 0.3 ms.
+/// The least number of rows that one turn writes: some 0.3 ms.
 const ROWS_MIN: usize = 64;
-/// Entries that one turn sums up, about: some 0.3 ms.
+/// The number of entries that one turn sums, approximately: some 0.3 ms.
 const ENTRIES_MAX: usize = 1_024;
-/// Groups that one turn deletes: the same.
+/// The number of groups that one turn deletes: some 0.3 ms.
 const GROUPS_MAX: i64 = 256;
-/// The pause between two turns where nothing else is to be done: other processes get the lock.
+/// The pause between two turns of an idle writer, in which other processes get the lock.
 const PAUSE: Duration = Duration::from_millis(1);
 
 // Two searches; both in one would read every group.
@@ -54,11 +54,11 @@ const ADD_TO_LEDGER: &str = "
         day_limit = max(day_limit, excluded.day_limit),
         granted = max(granted, excluded.granted)";
 
-/// How far the work has come.
+/// The stage of the work.
 enum Stage {
-    /// There is none.
+    /// There is no work.
     Idle,
-    /// The groups are read, those through `read` have been.
+    /// The groups are read; those through `read` have been.
     Summing { mark: Mark, read: i64, sums: Sums },
     /// The sums are added to the ledger.
     Moving { mark: Mark, sums: Sums },
@@ -69,14 +69,14 @@ enum Stage {
 /// The work of one process.
 pub(super) struct Folder {
     stage: Stage,
-    /// Entries that this process appended since it last began.
+    /// The number of entries that this process appended since then.
     entries: usize,
-    /// When it last began.
+    /// When the work last started.
     began: Instant,
 }
 
 impl Folder {
-    /// Has no work yet.
+    /// A folder without work.
     pub(super) fn new() -> Folder {
         Folder {
             stage: Stage::Idle,
@@ -90,7 +90,7 @@ impl Folder {
         self.entries += entries;
     }
 
-    /// How long to wait for other work until the next turn; `None` where there is none to be had.
+    /// How long to wait for other work before the next turn; `None` if there is no turn to take.
     pub(super) fn pause(&self) -> Option<Duration> {
         match self.stage {
             Stage::Idle => None,
@@ -98,8 +98,8 @@ impl Folder {
         }
     }
 
-    /// One turn, if there is anything to do: at least as many rows as a group of `size` appends, so that the work ends. Returns
-    /// whether there was.
+    /// One turn, if there is work: it writes at least as many rows as a group of `size` appends, so that the work ends. Returns whether
+    /// there was work.
     pub(super) fn turn(&mut self, connection: &Connection, size: usize) -> rusqlite::Result<bool> {
         let is_due = self.entries >= ENTRIES_MANY || self.began.elapsed() >= ENTRIES_KEPT;
         if matches!(self.stage, Stage::Idle) && !is_due {
@@ -109,7 +109,7 @@ impl Folder {
         Ok(true)
     }
 
-    /// Begins or goes on; `rows` are those of the ledger that are written at most, but for all of a key's day.
+    /// Starts or continues. `rows` is the most rows of the ledger to write, except that those of a key and day are written together.
     fn step(&mut self, connection: &Connection, rows: usize) -> rusqlite::Result<()> {
         let stage = std::mem::replace(&mut self.stage, Stage::Idle);
         let behavior = match stage {
@@ -120,7 +120,7 @@ impl Folder {
             }
         };
         let transaction = Transaction::new_unchecked(connection, behavior)?;
-        // A failure leaves nothing to go on with: the work begins anew with the next entries.
+        // After a failure the work starts over with the next entries.
         let stage = match stage {
             Stage::Idle => {
                 self.entries = 0;
@@ -135,12 +135,12 @@ impl Folder {
     }
 }
 
-/// Moves all that there is into the ledger, in the caller's transaction.
+/// Moves all groups into the ledger, in the caller's transaction.
 pub(super) fn fold_all(transaction: &Connection) -> rusqlite::Result<()> {
     let mut stage = begin(transaction)?;
     while !matches!(stage, Stage::Idle) {
         stage = match go_on(transaction, stage, usize::MAX)? {
-            // After the groups that another process was moving, those that came since.
+            // The groups that another process was moving are done; later ones follow.
             Stage::Idle => begin(transaction)?,
             stage => stage,
         };
@@ -148,7 +148,7 @@ pub(super) fn fold_all(transaction: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Takes up the work where it was left, or begins it.
+/// Continues the work from the mark, or starts it.
 fn begin(connection: &Connection) -> rusqlite::Result<Stage> {
     let mut mark = Mark::read(connection)?;
     let Some((first, last)) = first_and_last(connection)? else {
@@ -177,7 +177,7 @@ fn go_on(connection: &Connection, stage: Stage, rows: usize) -> rusqlite::Result
     };
     let found = Mark::read(connection)?;
     if (found.through, found.reached) != (mark.through, mark.reached) {
-        // Another process moves the same groups.
+        // Another process is moving the same groups.
         return Ok(Stage::Idle);
     }
     match stage {
@@ -208,7 +208,7 @@ fn sum(connection: &Connection, mark: Mark, read: i64, mut sums: Sums) -> rusqli
     })
 }
 
-/// Adds rows to the ledger, all of a key's day or none.
+/// Adds rows to the ledger: for a key and day, all or none.
 fn add_some(
     connection: &Connection,
     mut mark: Mark,

@@ -10,7 +10,7 @@
 //! counts.
 //!
 //! Invariant: each key and date of which groups hold anything that the ledger lacks has its count among the known ones. So the
-//! count of a key and date that is not known is what the ledger says.
+//! count of a key and date that is not known is the ledger's.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -22,16 +22,16 @@ use rusqlite::{Connection, OptionalExtension, Statement};
 
 use super::appended::{self, Mark, Packing};
 use super::closing::{self, GUARDED};
+use super::columns::{signed, unsigned};
+use super::days::{ADD_DAY, DAY};
 use super::folding::first_and_last;
 use super::inbox::{Refund, Refusals};
 use super::keys::{Follower, MARK};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::ledger::{ADJUSTMENT_STEP_SECONDS, Ceiling};
-use crate::store::{Charge, Keeping, StoreError, Totals};
+use crate::store::{Charge, Keeping, Totals};
 
-const DAY: &str = "SELECT first, next FROM days WHERE date = ?1";
-const ADD_DAY: &str = "INSERT INTO days (date, first, next) VALUES (?1, ?2, ?3)";
 // A sum over the few endpoints of a key, which lie side by side, and what came after the day was closed.
 const COUNT: &str = "SELECT coalesce(sum(charged - refunded), 0)
     + (SELECT coalesce(sum(units), 0) FROM adjustments WHERE date = ?1 AND key = ?2)
@@ -81,7 +81,7 @@ pub(super) struct Statements<'c> {
     known: HashMap<(KeyId, Date), Known>,
     /// How many counts there may be before those are forgotten that can be.
     known_max: usize,
-    /// The last group whose entries are in the counts, and what the `folding` row said of rewritten counts; `None` where nothing is
+    /// The last group whose entries are in the counts, and the number of rewrites in the `folding` row; `None` if nothing is
     /// known.
     seen: Option<(i64, i64)>,
     /// Counts the groups of this process.
@@ -145,7 +145,7 @@ impl<'c> Statements<'c> {
             self.known.clear();
         }
         let seen = seen.map_or(first - 1, |(seen, _)| seen);
-        let mut changed: HashMap<(KeyId, Date), Change> = HashMap::new();
+        let mut changed: HashMap<(KeyId, Date), CountChange> = HashMap::new();
         if seen < last {
             appended::groups(self.connection, (seen, last), |mut group| {
                 let number = group.number;
@@ -213,7 +213,7 @@ impl<'c> Statements<'c> {
 
 /// The changes of a count by other processes' groups.
 #[derive(Default)]
-struct Change {
+struct CountChange {
     units: i64,
     /// Those among them that the ledger lacks.
     lacking: i64,
@@ -517,28 +517,4 @@ pub(super) struct Committed {
     pub(super) counts: Vec<(KeyId, Day, u64)>,
     /// How many entries it has.
     pub(super) entries: usize,
-}
-
-/// The error for a caller whose day has other boundaries.
-pub(super) fn other_calendar(path: &std::path::Path, asked: Day, stored: Day) -> StoreError {
-    StoreError::OtherCalendar(format!(
-        "{} has the day {} from {} to {} (Unix seconds), but the request has {} to {}: two time zone tables or \
-         calendars are in use",
-        path.display(),
-        stored.date,
-        stored.start,
-        stored.end,
-        asked.start,
-        asked.end
-    ))
-}
-
-/// As SQLite keeps it; counts stay below the limit, which is below 2^63.
-pub(super) fn signed(number: u64) -> i64 {
-    i64::try_from(number).unwrap_or(i64::MAX)
-}
-
-/// As Rust counts it; nothing negative is ever written.
-pub(super) fn unsigned(number: i64) -> u64 {
-    u64::try_from(number).unwrap_or(0)
 }

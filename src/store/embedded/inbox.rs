@@ -1,10 +1,10 @@
-//! The queue of the writer thread: charges, refunds, readings, refusals and errands.
+//! The queue of the writer thread: charges, refunds, readings, refusals and writer jobs.
 //!
 //! Callers never wait to enqueue; the writer takes the whole queue. Each kind has its own bound:
 //! - charges and readings: [`WAITING_MAX`] together, then callers get an error at once;
 //! - refunds: none is ever rejected; there are at most as many as receipts, which only grants create;
 //! - refusals: summed by key, day and endpoint, [`REFUSALS_MAX`] such sums, then further ones are not counted;
-//! - errands (changes of keys, heartbeats): [`ERRANDS_MAX`].
+//! - writer jobs (changes of keys, heartbeats): [`JOBS_MAX`].
 
 use std::collections::HashMap;
 use std::mem;
@@ -25,38 +25,38 @@ const WAITING_MAX: usize = 16_384;
 /// Keys times endpoints that can be refused within a second before the ledger misses some: 16 MB at most.
 const REFUSALS_MAX: usize = 100_000;
 /// Commands change keys one at a time; a gateway has one heartbeat under way.
-const ERRANDS_MAX: usize = 256;
+const JOBS_MAX: usize = 256;
 /// Refusals are written so long after the first of them, or with the next group.
 const REFUSALS_KEPT: Duration = Duration::from_millis(500);
 
 /// A charge or a reading that waits for the database.
 pub(super) enum Waiting {
     /// A charge and the sender of its result.
-    Charge(Charge, oneshot::Sender<Result<Verdict, StoreError>>),
+    Charge(Charge, oneshot::Sender<Result<ChargeAnswer, StoreError>>),
     /// A reading of a count.
     Used(KeyId, Day, oneshot::Sender<Result<u64, StoreError>>),
 }
 
 /// The answer to a charge on its way to the caller.
-pub(super) enum Verdict {
+pub(super) enum ChargeAnswer {
     /// Units were charged; they are refunded unless the caller accepts them.
-    Granted(Grant),
+    Granted(UnclaimedGrant),
     /// No units were charged.
     Other(Decision),
 }
 
 /// Units charged for a caller that has not received them yet. If it is dropped because the caller is gone, it puts its refund
 /// into the inbox.
-pub(super) struct Grant {
+pub(super) struct UnclaimedGrant {
     used: u64,
     receipt: Option<Receipt>,
     inbox: Arc<Inbox>,
 }
 
-impl Grant {
+impl UnclaimedGrant {
     /// A grant that is committed.
-    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> Grant {
-        Grant {
+    pub(super) fn new(used: u64, receipt: Receipt, inbox: Arc<Inbox>) -> UnclaimedGrant {
+        UnclaimedGrant {
             used,
             receipt: Some(receipt),
             inbox,
@@ -72,7 +72,7 @@ impl Grant {
     }
 }
 
-impl Drop for Grant {
+impl Drop for UnclaimedGrant {
     fn drop(&mut self) {
         if let Some(receipt) = self.receipt.take() {
             self.inbox.put_refund(receipt, None);
@@ -90,7 +90,7 @@ pub(super) struct Refund {
 pub(super) type Refusals = HashMap<(KeyId, Day, TierName, Arc<str>), Totals>;
 
 /// A piece of work on the writer's connection, in a transaction of its own making.
-pub(super) type Errand = Box<dyn FnOnce(&Connection) + Send>;
+pub(super) type WriterJob = Box<dyn FnOnce(&Connection) + Send>;
 
 /// The contents of the queue at one moment.
 #[derive(Default)]
@@ -98,11 +98,11 @@ pub(super) struct Taken {
     pub(super) waiting: Vec<Waiting>,
     pub(super) refunds: Vec<Refund>,
     pub(super) refusals: Refusals,
-    pub(super) errands: Vec<Errand>,
+    pub(super) jobs: Vec<WriterJob>,
 }
 
 #[derive(Default)]
-struct Contents {
+struct QueueContents {
     taken: Taken,
     first_refusal: Option<Instant>,
     closed: bool,
@@ -111,7 +111,7 @@ struct Contents {
 /// The place itself.
 #[derive(Default)]
 pub(super) struct Inbox {
-    contents: Mutex<Contents>,
+    contents: Mutex<QueueContents>,
     filled: Condvar,
 }
 
@@ -184,15 +184,15 @@ impl Inbox {
         }
     }
 
-    /// Enqueues an errand.
-    pub(super) fn put_errand(&self, errand: Errand) -> Result<(), StoreError> {
+    /// Enqueues a writer job.
+    pub(super) fn put_job(&self, job: WriterJob) -> Result<(), StoreError> {
         let mut contents = self.contents.lock();
-        if contents.closed || contents.taken.errands.len() >= ERRANDS_MAX {
+        if contents.closed || contents.taken.jobs.len() >= JOBS_MAX {
             return Err(StoreError::Unavailable(
                 "the store is closed or overloaded".into(),
             ));
         }
-        contents.taken.errands.push(errand);
+        contents.taken.jobs.push(job);
         drop(contents);
         self.filled.notify_one();
         Ok(())
@@ -213,7 +213,7 @@ impl Inbox {
             let due = contents.first_refusal.map(|first| first + REFUSALS_KEPT);
             let taken = &contents.taken;
             let idle =
-                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.errands.is_empty();
+                taken.waiting.is_empty() && taken.refunds.is_empty() && taken.jobs.is_empty();
             let refusals_due = due.is_some_and(|due| Instant::now() >= due || contents.closed);
             if !idle || refusals_due {
                 break;
@@ -315,7 +315,7 @@ mod tests {
                 endpoint: "markets".into(),
                 units: 3,
             };
-            Grant::new(3, receipt, inbox.clone())
+            UnclaimedGrant::new(3, receipt, inbox.clone())
         };
         assert!(grant().accept().is_some());
         let (caller, answer) = oneshot::channel();

@@ -1,7 +1,7 @@
 //! The key table in the database: changing it and following its changes.
 //!
-//! Every change takes the next place in one order of changes; rows are never deleted, so the highest place says
-//! whether anything is new, and a follower that has applied up to a place has all that came before.
+//! Changes are numbered in one order, and rows are never deleted. So the highest number shows whether there are new changes, and a
+//! follower that has applied a number has all changes before it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -9,31 +9,31 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, Statement, Transaction, TransactionBehavior};
 
-use super::group::signed;
+use super::columns::{packed, signed, unpacked, unreadable};
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::key_record::KeyRecord;
-use crate::store::carried::{CarriedKey, Taken, secret_in_use};
+use crate::store::export::{ExportedKey, ImportCounts, secret_in_use};
 use crate::store::{Imported, KeyTable, StoreError};
 
-/// The place of the last change.
+/// The number of the last change.
 pub(super) const MARK: &str = "SELECT coalesce(max(change), 0) FROM keys";
 const CHANGES: &str = "SELECT record, change FROM keys WHERE change > ?1 ORDER BY change";
-/// The same for who has none yet: in the order in which the rows lie, which costs no search for each.
+/// All records, in the order of storage, which costs no search for each.
 const ALL: &str = "SELECT record, change FROM keys NOT INDEXED";
 const PAGE: &str =
     "SELECT record, change, born FROM keys WHERE change > ?1 ORDER BY change LIMIT ?2";
 const TRAIL: &str = "SELECT place, entry FROM audit WHERE place > ?1 ORDER BY place LIMIT ?2";
 const TRAIL_OF_KEY: &str =
     "SELECT place, entry FROM audit WHERE place > ?1 AND key = ?3 ORDER BY place LIMIT ?2";
-/// In the place of a key's id where an entry is of no key.
+/// The key id of an entry that belongs to no key.
 const NO_KEY: &str = "";
 const WHOLE_TRAIL: &str = "SELECT entry FROM audit WHERE key = ?1";
 const TELL_BEFORE: &str = "INSERT INTO audit (place, key, entry)
     VALUES ((SELECT min(0, coalesce(min(place), 0)) - 1 FROM audit), ?1, ?2)";
-/// Records or entries read at once, so that reading 100,000 holds nobody up.
+/// Records or entries read at once, so that reading 100,000 of them blocks no other caller.
 const PAGE_RECORDS: i64 = 5_000;
-/// Customers read at once: each is within a record that is read for it.
+/// Customers read at once. Each read loads a whole record.
 const PAGE_HOLDERS: i64 = 1_000;
 const ONE: &str = "SELECT record FROM keys WHERE id = ?1";
 const HOLDERS: &str = "SELECT id, json_extract(record, '$.customer') FROM keys
@@ -46,25 +46,25 @@ const ADD_DIGEST: &str = "INSERT INTO digests (digest, id) VALUES (?1, ?2)
     ON CONFLICT (digest) DO NOTHING";
 const DROP_DIGESTS: &str = "DELETE FROM digests WHERE digest IN (?1, ?2)";
 
-/// What is kept in memory of the key table.
+/// The part of the key table that is in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kept {
-    /// All of it, for a gateway: 1 kB a key.
+pub(super) enum KeptRecords {
+    /// All records, for a gateway: 1 kB a key.
     Whole,
-    /// Nothing: a command reads records where they are.
+    /// No record: a command reads them from the database.
     Nothing,
 }
 
-/// Keeps the key table in memory up with the database.
+/// Applies changes of the database to the key table in memory.
 pub(super) struct Follower {
-    kept: Kept,
+    kept: KeptRecords,
     table: KeyTable,
     applied: AtomicI64,
 }
 
 impl Follower {
-    /// Has not read anything yet.
-    pub(super) fn new(kept: Kept) -> Follower {
+    /// A follower that has read no change yet.
+    pub(super) fn new(kept: KeptRecords) -> Follower {
         Follower {
             kept,
             table: KeyTable::default(),
@@ -72,25 +72,25 @@ impl Follower {
         }
     }
 
-    /// The table that is kept up.
+    /// The table in memory.
     pub(super) fn table(&self) -> &KeyTable {
         &self.table
     }
 
-    /// The place of the last change that is in the table, and all before it.
+    /// The number of the last change in the table. All changes before it are in the table too.
     pub(super) fn applied(&self) -> i64 {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Applies what is new, and says whether anything was. Threads may do this at the same time: versions only rise.
+    /// Applies new changes; returns whether there were any. Threads may do this at the same time: versions only rise.
     pub(super) fn catch_up(
         &self,
         connection: &Connection,
         mark: &mut Statement<'_>,
     ) -> rusqlite::Result<bool> {
         match self.kept {
-            Kept::Whole => {}
-            Kept::Nothing => return Ok(false),
+            KeptRecords::Whole => {}
+            KeptRecords::Nothing => return Ok(false),
         }
         let applied = self.applied();
         let last: i64 = mark.query_row([], |row| row.get(0))?;
@@ -112,9 +112,9 @@ impl Follower {
     }
 }
 
-/// What became of a wish to change the table.
-pub(super) enum Changed {
-    /// It was made; the record as it is now, and its place.
+/// The result of a change of the table.
+pub(super) enum ChangeResult {
+    /// The change was made: the new record and the number of the change.
     Made(Box<KeyRecord>, i64),
     /// There is no such key.
     Unknown,
@@ -129,10 +129,10 @@ pub(super) fn create(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     if one(&transaction, record.id)?.is_some() {
-        return Ok(Changed::Taken);
+        return Ok(ChangeResult::Taken);
     }
     record.created = now;
     record.updated = now;
@@ -146,13 +146,13 @@ pub(super) fn update(
     connection: &Connection,
     mut record: KeyRecord,
     now: Timestamp,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
     let Some(old) = one(&transaction, record.id)? else {
-        return Ok(Changed::Unknown);
+        return Ok(ChangeResult::Unknown);
     };
     if old.version != record.version {
-        return Ok(Changed::Conflict);
+        return Ok(ChangeResult::Conflict);
     }
     record.created = old.created;
     record.updated = now;
@@ -161,20 +161,21 @@ pub(super) fn update(
     made(transaction, record, put)
 }
 
-/// Commits what was put; nothing where a digest is in use.
+/// Commits a written record; nothing if a digest is in use.
 fn made(
     transaction: Transaction<'_>,
     record: KeyRecord,
     place: Option<i64>,
-) -> rusqlite::Result<Changed> {
+) -> rusqlite::Result<ChangeResult> {
     let Some(place) = place else {
-        return Ok(Changed::Taken);
+        return Ok(ChangeResult::Taken);
     };
     transaction.commit()?;
-    Ok(Changed::Made(Box::new(record), place))
+    Ok(ChangeResult::Made(Box::new(record), place))
 }
 
-/// Adds, in one transaction, those keys whose ids and digests nobody has; answers what became of each and the place of the last.
+/// Adds, in one transaction, the keys whose ids and digests are not in use. Returns the result for each key and the number of the last
+/// change.
 pub(super) fn import(
     connection: &Connection,
     records: Vec<KeyRecord>,
@@ -224,8 +225,8 @@ impl<'c> Put<'c> {
         })
     }
 
-    /// Writes a record, its digests instead of the old one's, and its entry in the audit trail; answers the place of the change,
-    /// or `None` if another key holds one of the digests. Then nothing may be committed.
+    /// Writes a record, its digests in place of the old ones, and its audit entry. Returns the number of the change, or `None` if
+    /// another key has one of the digests: then the transaction must not be committed.
     fn put(
         &mut self,
         record: &KeyRecord,
@@ -281,7 +282,7 @@ pub(super) fn one(connection: &Connection, id: KeyId) -> rusqlite::Result<Option
     connection.query_row(ONE, [id.as_str()], read).optional()
 }
 
-/// The records of some keys; a key without one is left out.
+/// The records of some keys; unknown keys are left out.
 pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<Vec<KeyRecord>> {
     let mut one = connection.prepare_cached(ONE)?;
     let records = ids
@@ -290,7 +291,7 @@ pub(super) fn some(connection: &Connection, ids: &[KeyId]) -> rusqlite::Result<V
     records.collect()
 }
 
-/// Some keys after one, in the order of their ids, each with its customer.
+/// A page of keys after one, in the order of their ids, each with its customer.
 pub(super) fn holders(
     connection: &Connection,
     after: Option<KeyId>,
@@ -304,7 +305,7 @@ pub(super) fn holders(
     holders.collect()
 }
 
-/// Some records after a place in the order of changes, each with its own place and that of its creation.
+/// A page of records after a change, each with the number of its last change and of its creation.
 pub(super) fn page(
     connection: &Connection,
     after: i64,
@@ -317,7 +318,7 @@ pub(super) fn page(
         .collect()
 }
 
-/// Some entries of the audit trail after a place, of one key if asked, each with its own place.
+/// A page of audit entries after a change, of all keys or of one, each with the number of its change.
 pub(super) fn trail(
     connection: &Connection,
     after: i64,
@@ -336,12 +337,12 @@ pub(super) fn trail(
     }
 }
 
-/// The whole trail of one key, in the order of time.
+/// The whole audit trail of one key, in the order of time.
 pub(super) fn trail_of(connection: &Connection, key: KeyId) -> rusqlite::Result<Vec<Entry>> {
     whole_trail(connection, key.as_str())
 }
 
-/// The entries that are of no key, in the order of time. They come from another store: the embedded one keeps no register of gateways.
+/// The audit entries that belong to no key, in the order of time. They were imported: the embedded store has no register of gateways.
 pub(super) fn trail_of_none(connection: &Connection) -> rusqlite::Result<Vec<Entry>> {
     whole_trail(connection, NO_KEY)
 }
@@ -355,33 +356,33 @@ fn whole_trail(connection: &Connection, key: &str) -> rusqlite::Result<Vec<Entry
     Ok(entries)
 }
 
-/// Takes in an entry that was carried here and is of no key.
-pub(super) fn take_in_entry(
+/// Imports an audit entry that belongs to no key.
+pub(super) fn import_entry(
     connection: &Connection,
     entry: &Entry,
-    taken: &mut Taken,
+    counts: &mut ImportCounts,
 ) -> rusqlite::Result<()> {
     let known = trail_of_none(connection)?;
     if known.iter().all(|known| known.version != entry.version) {
         let mut tell = connection.prepare_cached(TELL_BEFORE)?;
         tell.execute((NO_KEY, packed(entry)?))?;
-        taken.audit_entries_added += 1;
+        counts.audit_entries_added += 1;
     }
     Ok(())
 }
 
-/// Takes in a key that was carried here: its record if it is newer than the stored one, and what its trail lacks. Entries of
-/// changes that were made elsewhere lie before the first place; the record's own lies at the change's place, as ever.
+/// Imports an exported key: its record if it is newer than the stored one, and the missing entries of its trail. Entries of changes
+/// that were made elsewhere get places before the first one; the record's own entry gets the place of the change.
 ///
 /// # Errors
-/// Where another key has one of its secrets; then nothing may be committed.
-pub(super) fn take_in(
+/// If another key has one of its secrets; then nothing may be committed.
+pub(super) fn import_exported(
     connection: &Connection,
     put: &mut Put<'_>,
-    key: &CarriedKey,
-    taken: &mut Taken,
+    key: &ExportedKey,
+    counts: &mut ImportCounts,
 ) -> rusqlite::Result<Result<(), StoreError>> {
-    let CarriedKey { record, trail } = key;
+    let ExportedKey { record, trail } = key;
     let stored = one(connection, record.id)?;
     let known: BTreeSet<u64> = trail_of(connection, record.id)?
         .iter()
@@ -389,7 +390,7 @@ pub(super) fn take_in(
         .collect();
     let mut told = known.clone();
     match &stored {
-        Some(stored) if stored.version >= record.version => taken.keys_held += 1,
+        Some(stored) if stored.version >= record.version => counts.keys_held += 1,
         Some(_) | None => {
             if put.put(record, stored.as_ref())?.is_none() {
                 let others = digests(record).filter_map(|digest| put.holder(&digest).transpose());
@@ -400,8 +401,8 @@ pub(super) fn take_in(
             }
             told.insert(record.version);
             match stored {
-                Some(_) => taken.keys_replaced += 1,
-                None => taken.keys_added += 1,
+                Some(_) => counts.keys_replaced += 1,
+                None => counts.keys_added += 1,
             }
         }
     }
@@ -412,27 +413,12 @@ pub(super) fn take_in(
         }
     }
     let added = told.difference(&known).count();
-    taken.audit_entries_added += u64::try_from(added).unwrap_or(0);
+    counts.audit_entries_added += u64::try_from(added).unwrap_or(0);
     Ok(Ok(()))
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<KeyRecord> {
     unpacked(row, 0)
-}
-
-fn unpacked<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> rusqlite::Result<T> {
-    let text: String = row.get(column)?;
-    serde_json::from_str(&text).map_err(unreadable)
-}
-
-/// What is said of a value that cannot be read.
-pub(super) fn unreadable(error: impl std::error::Error + Send + Sync + 'static) -> rusqlite::Error {
-    rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
-}
-
-fn packed(value: &impl serde::Serialize) -> rusqlite::Result<String> {
-    serde_json::to_string(value)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 fn micros(now: Timestamp) -> u64 {

@@ -12,13 +12,13 @@ use tokio::sync::watch;
 
 use super::feed::{self, Polled, Stop};
 use super::inbox::Inbox;
-use super::keys::{Follower, Kept, MARK};
+use super::keys::{Follower, KeptRecords, MARK};
 use super::learnt::Learnt;
 use super::writer::{self, Desk};
 use super::{Durability, EmbeddedStore, Settings, schema};
 use crate::clock::Clock;
 use crate::store::clock_watch::ClockWatch;
-use crate::store::held_file::{HeldConnection, HeldFile, Identity, Purpose};
+use crate::store::held_file::{FileIdentity, FilePurpose, HeldConnection, HeldFile};
 use crate::store::{NodeName, Role, StoreError};
 
 /// How often the log is folded into the database where every commit is synced anyway.
@@ -41,7 +41,7 @@ pub(super) fn open(
     schema::create_file(&path)?;
     let mut writing = schema::connect(&path, durability)?;
     schema::prepare(&mut writing, &path, zone)?;
-    let opened = Identity::at(&path);
+    let opened = FileIdentity::at(&path);
     let [following, syncing, reading] = connect_more(&path, durability)?;
     let gateway = match role {
         Role::Gateway(name) => Some(name),
@@ -52,15 +52,15 @@ pub(super) fn open(
         None => None,
     };
     let held = |connection| HeldConnection::new(connection, file.clone());
-    let connections = Connections {
+    let connections = ThreadConnections {
         writing: held(writing),
         following: held(following),
         syncing: held(syncing),
     };
     let reading = held(reading);
     let keys = Follower::new(match gateway {
-        Some(_) => Kept::Whole,
-        None => Kept::Nothing,
+        Some(_) => KeptRecords::Whole,
+        None => KeptRecords::Nothing,
     });
     load(&connections.writing, &keys, gateway.as_ref())
         .map_err(|error| schema::failure(&path, &error))?;
@@ -98,7 +98,7 @@ pub(super) fn open(
 }
 
 /// A connection for each thread that lives as long as the store.
-struct Connections {
+struct ThreadConnections {
     writing: HeldConnection,
     following: HeldConnection,
     syncing: HeldConnection,
@@ -117,8 +117,8 @@ fn connect_more<const N: usize>(
 }
 
 /// Holds the file that was opened first; it must be the one that the path leads to still.
-fn hold(path: &Path, opened: io::Result<Identity>) -> Result<HeldFile, StoreError> {
-    let held = HeldFile::hold(path, Purpose::Database);
+fn hold(path: &Path, opened: io::Result<FileIdentity>) -> Result<HeldFile, StoreError> {
+    let held = HeldFile::hold(path, FilePurpose::Database);
     match (held, opened) {
         (Ok(held), Ok(opened)) if held.is(opened) => Ok(held),
         (Ok(_), Ok(_)) => Err(StoreError::Unavailable(format!(
@@ -179,12 +179,12 @@ impl EmbeddedStore {
     /// Starts the writer, the follower of the key table and the checkpointer; they end when the store is told to stop.
     fn start_threads(
         &self,
-        connections: Connections,
+        connections: ThreadConnections,
         gateway: Option<NodeName>,
         interval: Duration,
         at_work: watch::Sender<()>,
     ) -> Result<(), StoreError> {
-        let Connections {
+        let ThreadConnections {
             writing,
             following,
             syncing,

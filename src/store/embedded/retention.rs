@@ -1,20 +1,19 @@
-//! Dropping days of the ledger that were kept long enough, a few rows at a time.
+//! Deletion of days of the ledger after their retention, a few rows at a time.
 //!
-//! Charges pass between two turns: a turn deletes at most [`ROWS_MAX`] rows, about a millisecond of the writer. The
-//! oldest day goes first, and its entry in the table of days last, so that a day that was begun is gone on with.
+//! Charges are served between two turns: a turn deletes at most [`ROWS_MAX`] rows, about a millisecond of the writer. The oldest day is
+//! deleted first, and its row in the table of days last, so that a started deletion is continued.
 //!
-//! What is gone cannot be brought back, so `now` must be an instant of a settled clock (`clock_watch`), and the two days
-//! that were charged last stay whatever it is: a process that starts under a wrong clock drops nothing before its second
-//! wrong day.
+//! A deletion cannot be undone, so `now` must be an instant of a settled clock (`clock_watch`), and the two days that were charged last
+//! are kept at any time: a process that starts with a wrong clock deletes nothing before its second wrong day.
 
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
-use super::keys::unreadable;
+use super::columns::unreadable;
 use super::{appended, closing};
 use crate::store::Keeping;
 
-/// Rows that one turn deletes: a day of 100,000 keys with five endpoints each is gone in some eight minutes.
+/// The most rows that one turn deletes. A day of 100,000 keys with five endpoints each is deleted in some eight minutes.
 const ROWS_MAX: i64 = 1_000;
 
 const OLDEST: &str = "SELECT date FROM days WHERE next <= ?1
@@ -27,7 +26,7 @@ const DROP_COPIED: &str = "DELETE FROM copied WHERE (date, key) IN
     (SELECT date, key FROM copied WHERE date <= ?1 LIMIT ?2)";
 const DROP_DAY: &str = "DELETE FROM days WHERE date = ?1";
 
-/// One turn; how many rows went.
+/// One turn; returns the number of deleted rows.
 pub(super) fn drop_old(
     connection: &Connection,
     keeping: Keeping,
@@ -40,7 +39,7 @@ pub(super) fn drop_old(
     let Some(date) = oldest else {
         return Ok(0);
     };
-    // What comes to the ledger after its day is gone would stay.
+    // Entries that reach the ledger after the deletion of their day would stay forever.
     if appended::lacks(connection, date.parse().map_err(unreadable)?)? {
         return Ok(0);
     }

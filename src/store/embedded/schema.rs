@@ -1,8 +1,8 @@
-//! The database file: where it lies, what is in it, and how a connection to it is set up.
+//! The database file: its creation, its tables, and the setup of its connections.
 //!
-//! Every table is `WITHOUT ROWID`, so that a row is found by its name in one search. Dates are text (`2026-11-21`),
-//! so that operators can read the file with the `sqlite3` shell. A file of another program, of another zone or of a
-//! another version is refused and left unchanged.
+//! Most tables are `WITHOUT ROWID`, so that a row is found by its name in one search. Dates are text (`2026-11-21`), so that operators
+//! can read the file with the `sqlite3` shell. A file of another program, another zone or another version is refused and left
+//! unchanged.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -15,21 +15,20 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use super::{Durability, appended, closing};
 use crate::store::StoreError;
 
-/// What `PRAGMA user_version` says of a file that this code understands.
+/// `PRAGMA user_version` of a file with this schema.
 const SCHEMA_VERSION: i64 = 4;
-/// What `PRAGMA application_id` says of our files: "TCLN".
+/// `PRAGMA application_id` of the gateway's files: "TCLN".
 const APPLICATION_ID: i64 = 0x54_43_4C_4E;
-/// How long a connection waits for a lock that another process holds, before it says that the store is unavailable.
+/// How long a connection waits for a lock that another process holds, before the store is unavailable.
 pub(super) const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
-/// The write-ahead log is folded into the database by the writer itself beyond so many pages (64 MiB), where the
-/// checkpointer cannot keep up.
+/// The size of the write-ahead log (64 MiB) from which the writer itself checkpoints it, because the checkpointer cannot keep up.
 const LOG_PAGES_MAX: i64 = 65_536;
-/// Bytes per page of a new file. A group of charges has some hundred bytes, and of a day of many keys each row that is changed
-/// is in a page of its own: a quarter of SQLite's default makes the log, and the stalls of folding it in, that much smaller.
+/// Bytes per page of a new file. A group of charges has some hundred bytes, and on a day with many keys each changed row is in a page
+/// of its own. A quarter of SQLite's default makes the log, and the stalls of its checkpoints, that much smaller.
 const PAGE_BYTES: i64 = 1_024;
 /// Statements that a connection keeps prepared.
 const STATEMENTS_KEPT: usize = 64;
-/// Pages that a connection remembers, in KiB: the ledger of a day of 100,000 keys.
+/// The page cache of a connection in KiB: the ledger of a day of 100,000 keys.
 const CACHE_KIB: i64 = 16_384;
 
 const TABLES: &str = "
@@ -37,7 +36,7 @@ const TABLES: &str = "
         name TEXT PRIMARY KEY,
         value TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- change: place in the order of all changes; born: the change that created the key; record: its JSON form.
+    -- change: the number of the last change; born: that of the change that created the key; record: its JSON form.
     CREATE TABLE keys (
         id TEXT PRIMARY KEY,
         version INTEGER NOT NULL,
@@ -50,18 +49,18 @@ const TABLES: &str = "
         digest BLOB PRIMARY KEY,
         id TEXT NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- Unix seconds: the first of the day, the first of the next.
+    -- first, next: the first second of the day and of the next day (Unix seconds).
     CREATE TABLE days (
         date TEXT PRIMARY KEY,
         first INTEGER NOT NULL,
         next INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- What the quota counts is charged - refunded, summed over the endpoints of a key and day, with what is appended and not moved
-    -- here yet: there is no second count that could disagree.
+    -- The count of the quota is charged - refunded, summed over the endpoints of a key and day, plus appended entries that are not
+    -- here yet. There is no second count that could differ.
     CREATE TABLE ledger (
         date TEXT NOT NULL,
         key TEXT NOT NULL,
-        -- The tier, a space, the endpoint; without tier where what was carried here has none.
+        -- The tier, a space, the endpoint; the endpoint alone if an imported row has no tier.
         endpoint TEXT NOT NULL,
         requests INTEGER NOT NULL,
         charged INTEGER NOT NULL,
@@ -72,7 +71,7 @@ const TABLES: &str = "
         refused_concurrent INTEGER NOT NULL,
         refused_not_found INTEGER NOT NULL,
         refused_method INTEGER NOT NULL,
-        -- The largest limit that a charge of the row was judged by, and the granted units in it.
+        -- The largest limit of a charge of the row, and the granted units in it.
         day_limit INTEGER NOT NULL,
         granted INTEGER NOT NULL,
         PRIMARY KEY (date, key, endpoint)
@@ -83,14 +82,14 @@ const TABLES: &str = "
         applied INTEGER NOT NULL,
         seen INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
-    -- place: that of the change in the order of all changes; entry: the JSON form of an entry of policy::audit.
+    -- place: the number of the change; entry: the JSON form of an entry of policy::audit.
     CREATE TABLE audit (
         place INTEGER PRIMARY KEY,
         key TEXT NOT NULL,
         entry TEXT NOT NULL
     ) STRICT;
     CREATE INDEX audit_by_key ON audit (key, place);
-    -- What came after a day was closed; came: Unix seconds, units: charged minus refunded.
+    -- Units settled after the day was closed. came: Unix seconds; units: charged minus refunded.
     CREATE TABLE adjustments (
         date TEXT NOT NULL,
         key TEXT NOT NULL,
@@ -98,40 +97,40 @@ const TABLES: &str = "
         units INTEGER NOT NULL,
         PRIMARY KEY (date, key, came)
     ) STRICT, WITHOUT ROWID;
-    -- The node that reports an event; until: Unix seconds after which the claim has no use.
+    -- The node that reports an event. until: Unix seconds after which the claim is no longer needed.
     CREATE TABLE claims (
         event TEXT PRIMARY KEY,
         node TEXT NOT NULL,
         until INTEGER NOT NULL
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX claims_by_end ON claims (until);
-    -- Events to be delivered; since: Unix milliseconds.
+    -- Events to be delivered. since: Unix milliseconds.
     CREATE TABLE events (
         since INTEGER NOT NULL,
         event TEXT NOT NULL,
         body TEXT NOT NULL,
         PRIMARY KEY (since, event)
     ) STRICT, WITHOUT ROWID;
-    -- The node that delivers them; until: Unix milliseconds. One row at most.
+    -- The node that delivers the events. until: Unix milliseconds. At most one row.
     CREATE TABLE courier (
         only INTEGER PRIMARY KEY CHECK (only = 1),
         node TEXT NOT NULL,
         until INTEGER NOT NULL
     ) STRICT;
-    -- What other stores counted of a key's day and was carried here (JSON); it is in the ledger too.
+    -- Imported counts of a key and day (JSON). They are also in the ledger.
     CREATE TABLE copied (
         date TEXT NOT NULL,
         key TEXT NOT NULL,
         body TEXT NOT NULL,
         PRIMARY KEY (date, key)
     ) STRICT, WITHOUT ROWID;
-    -- The name under which this database's counts are carried to others: no other database has it.
+    -- The name under which this database's counts are exported. No other database has it.
     INSERT INTO meta (name, value) VALUES ('producer', lower(hex(randomblob(12))));";
 
 const ZONE_OF_FILE: &str = "SELECT value FROM meta WHERE name = 'zone'";
 const REMEMBER_ZONE: &str = "INSERT INTO meta (name, value) VALUES ('zone', ?1)";
 
-/// Makes the file and its directory where they are missing, readable by their owner only: key digests are in them.
+/// Creates the file and its directory if they are missing, readable by their owner only: the file has key digests.
 pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     let told = |error: io::Error| {
         StoreError::Failed(format!(
@@ -150,8 +149,8 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
             .create(directory)
             .map_err(told)?;
     }
-    // Only ever created here, never opened beside SQLite: closing any descriptor of a file gives up all locks that this
-    // process holds on it (POSIX), which another handle may rely on.
+    // The file is only created here, never opened beside SQLite: closing any descriptor of a file releases all locks that this
+    // process holds on it (POSIX), on which another handle may rely.
     match OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -163,7 +162,7 @@ pub(super) fn create_file(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// A connection to the existing file, set up but not looked into.
+/// A connection to the existing file, set up. The content is not checked.
 pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection, StoreError> {
     let told = |error| failure(path, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -171,7 +170,7 @@ pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection,
     connection
         .busy_handler(Some(wait_for_lock()))
         .map_err(told)?;
-    // Without effect on a file that has pages already.
+    // Without effect on a file that already has pages.
     connection
         .execute_batch(&format!("PRAGMA page_size = {PAGE_BYTES}"))
         .map_err(told)?;
@@ -192,7 +191,7 @@ pub(super) fn connect(path: &Path, durability: Durability) -> Result<Connection,
     Ok(connection)
 }
 
-/// Switching to the log is the one step for which SQLite does not ask the busy handler, so it is tried again here.
+/// Switching to the log is the one step for which SQLite does not call the busy handler, so it is retried here.
 fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
     let mut wait = wait_for_lock();
     let mut tried = 0;
@@ -209,7 +208,7 @@ fn use_write_ahead_log(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Sleeps 50 to 400 µs per try: another process holds the lock for one group of charges, and SQLite's own back-off
-/// of up to 100 ms would starve whoever loses twice. Jittered, so that two processes do not fall into step.
+/// of up to 100 ms would starve a process that loses twice. Jittered, so that two processes do not stay synchronized.
 fn wait_for_lock() -> impl FnMut(i32) -> bool + Send + 'static {
     let mut since = Instant::now();
     let mut random = 0x9E37_79B9_7F4A_7C15_u64 ^ u64::from(std::process::id());
@@ -226,7 +225,7 @@ fn wait_for_lock() -> impl FnMut(i32) -> bool + Send + 'static {
     }
 }
 
-/// Creates the tables in an empty file, or checks that the file is ours, of this version and of this zone.
+/// Creates the tables in an empty file, or checks that the file is a gateway's, of this version and of this zone.
 pub(super) fn prepare(
     connection: &mut Connection,
     path: &Path,
@@ -289,7 +288,7 @@ fn is_contention(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// What a failure of SQLite means for the store, with the file's name and what to do about it.
+/// The store's error for a failure of SQLite, with the file's name and a remedy.
 pub(super) fn failure(path: &Path, error: &rusqlite::Error) -> StoreError {
     let path = path.display();
     if is_contention(error) {

@@ -1,5 +1,5 @@
-//! Reading the ledger: what each key used on each day, by tier and endpoint; and holding its rows against each other. What groups hold
-//! that the ledger lacks is read in the same transaction and added.
+//! Reading the ledger: the usage of each key and day by tier and endpoint, and the check of its rows. Entries of groups that are not
+//! in the ledger yet are read in the same transaction and added.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,11 +9,9 @@ use jiff::civil::Date;
 use rusqlite::{Connection, Row};
 
 use super::appended;
-use super::carrying::copied_places;
-use super::copied::UNATTRIBUTED;
-use super::group::{signed, unsigned};
+use super::columns::{signed, unsigned};
+use super::ledger_row::{UNATTRIBUTED, tier_and_endpoint};
 use crate::policy::api_key::KeyId;
-use crate::policy::key_record::TierName;
 use crate::store::ledger::{Ceiling, Cell};
 use crate::store::{Adjustment, DayUsage, Proof, Totals};
 
@@ -29,9 +27,8 @@ const LEDGER: &str = concat!(
     columns!(),
     " FROM ledger WHERE date BETWEEN ?1 AND ?2"
 );
-// The tables are in the order of dates first and then of keys, so a stretch of keys is looked up date by date; a scan would read
-// every key's rows.
-macro_rules! stretch_of {
+// The tables are sorted by date, then by key, so a range of keys is looked up date by date; a scan would read every key's rows.
+macro_rules! range_of {
     ($table:literal, $columns:expr) => {
         concat!(
             "WITH RECURSIVE asked (day) AS (
@@ -51,19 +48,19 @@ macro_rules! stretch_of {
     };
 }
 
-const LEDGER_OF_KEYS: &str = stretch_of!("ledger", columns!());
+const LEDGER_OF_KEYS: &str = range_of!("ledger", columns!());
 const ADJUSTMENTS_OF_KEYS: &str = concat!(
-    stretch_of!("adjustments", "date, key, came, units"),
+    range_of!("adjustments", "date, key, came, units"),
     " ORDER BY date, key, came"
 );
-const COPIED_OF_KEYS: &str = stretch_of!("copied", "date, key");
-/// How many keys lie in a stretch, as far as that is asked for.
+const COPIED_OF_KEYS: &str = range_of!("copied", "date, key");
+/// The number of keys in a range, counted up to a limit.
 const KEYS_BETWEEN: &str =
     "SELECT count(*) FROM (SELECT 1 FROM keys WHERE id BETWEEN ?1 AND ?2 LIMIT ?3)";
 const ADJUSTMENTS: &str = "SELECT date, key, came, units FROM adjustments
     WHERE date BETWEEN ?1 AND ?2 ORDER BY date, key, came";
 
-type Place = (Date, KeyId);
+type KeyDate = (Date, KeyId);
 
 /// The numbers of a row: the totals, the largest limit and the largest grant.
 type Numbers = [i64; Totals::NUMBERS + 2];
@@ -72,8 +69,8 @@ type Numbers = [i64; Totals::NUMBERS + 2];
 struct OneDay {
     rows: Vec<(Arc<str>, Numbers)>,
     adjustments: Vec<Adjustment>,
-    /// Whether others told something of it, who may have served above the limit.
-    is_copied: bool,
+    /// Whether the day has imported counts. Their producers may have served above the limit.
+    is_imported: bool,
 }
 
 /// The ledger from `from` through `to`, in the order of date and key.
@@ -85,10 +82,10 @@ pub(super) fn read(
 ) -> rusqlite::Result<Vec<DayUsage>> {
     let instant = connection.unchecked_transaction()?;
     let days = days(&instant, from, to, key)?.into_iter();
-    Ok(days.map(|(place, day)| day.told(place)).collect())
+    Ok(days.map(|(place, day)| day.usage(place)).collect())
 }
 
-/// The same of some keys: in one stretch where they are next to each other among all keys, or nearly, else one by one.
+/// The ledger of some keys: in one range if they are neighbours among all keys, or nearly, otherwise one by one.
 pub(super) fn read_of(
     connection: &Connection,
     from: Date,
@@ -112,10 +109,10 @@ pub(super) fn read_of(
     let wanted = |date, key| (from..=to).contains(&date) && wanted.contains(&key);
     add_appended(&mut days, &instant, wanted)?;
     let days = days.into_iter();
-    Ok(days.map(|(place, day)| day.told(place)).collect())
+    Ok(days.map(|(place, day)| day.usage(place)).collect())
 }
 
-/// Whether less than half of the keys from the first to the last are others.
+/// Whether less than half of the keys from the first to the last are other keys.
 fn are_neighbours(
     connection: &Connection,
     wanted: &BTreeSet<KeyId>,
@@ -127,8 +124,8 @@ fn are_neighbours(
     Ok(between.query_row(asked, |row| row.get::<_, i64>(0))? < most)
 }
 
-/// The days that [`read`] tells, each with what is wrong with it. The rows are the count, so there is no second one to compare them with:
-/// what is told is what no charge and no refund could have written.
+/// The days of [`read`], each with its faults. The rows are the count, so there is no second count to compare them with: a fault is a
+/// row that no charge and no refund could have written.
 pub(super) fn prove(
     connection: &Connection,
     from: Date,
@@ -142,7 +139,7 @@ pub(super) fn prove(
         let cells: Vec<Cell> = day.rows.iter().map(cell).collect();
         let net: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         let ceiling = cells.iter().map(|cell| cell.ceiling.limit).max();
-        let by_older = day.is_copied || cells.iter().any(|cell| cell.tier.is_none());
+        let by_older = day.is_imported || cells.iter().any(|cell| cell.tier.is_none());
         if let Some(limit) = ceiling.filter(|limit| *limit > 0 && !by_older)
             && net > signed(limit)
         {
@@ -151,7 +148,7 @@ pub(super) fn prove(
             ));
         }
         Proof {
-            usage: day.told(place),
+            usage: day.usage(place),
             faults: faults.into_iter().collect(),
         }
     });
@@ -159,20 +156,20 @@ pub(super) fn prove(
 }
 
 impl OneDay {
-    fn told(self, place: Place) -> DayUsage {
+    fn usage(self, place: KeyDate) -> DayUsage {
         let mut cells: Vec<Cell> = self.rows.iter().map(cell).collect();
         let adjustments = self.adjustments;
-        if !self.is_copied {
+        if !self.is_imported {
             return DayUsage::of_cells(place, None, cells, adjustments);
         }
-        // The rows are the count; the one of units without endpoint is none of the ledger's entries.
+        // The rows are the count, but the row of units without an endpoint is no entry of the ledger.
         let late: i64 = adjustments.iter().map(|adjustment| adjustment.units).sum();
         let used: i64 = cells.iter().map(|cell| cell.totals.net()).sum();
         cells.retain(|cell| cell.endpoint != UNATTRIBUTED);
         DayUsage::of_cells(place, Some(used + late), cells, adjustments)
     }
 
-    /// Adds to the row of a place.
+    /// Adds to a row.
     fn add(&mut self, place: Arc<str>, added: Numbers) {
         let Some((_, numbers)) = self.rows.iter_mut().find(|(known, _)| *known == place) else {
             self.rows.push((place, added));
@@ -188,7 +185,7 @@ impl OneDay {
     }
 }
 
-/// A row of the ledger: its place, and its numbers.
+/// A row of the ledger: its name and its numbers.
 fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
     let mut numbers = Numbers::default();
     for (number, column) in numbers.iter_mut().zip(3..) {
@@ -198,7 +195,7 @@ fn row_of(row: &Row<'_>) -> rusqlite::Result<(Arc<str>, Numbers)> {
 }
 
 fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
-    let (tier, endpoint) = place_of(place);
+    let (tier, endpoint) = tier_and_endpoint(place);
     let [totals @ .., limit, granted] = numbers.map(unsigned);
     Cell {
         tier,
@@ -208,14 +205,14 @@ fn cell((place, numbers): &(Arc<str>, Numbers)) -> Cell {
     }
 }
 
-/// What no charge and no refund could have written.
+/// The reasons why no charge and no refund could have written the row.
 fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
     let [totals @ .., _, _] = numbers.map(unsigned);
     let (totals, mut faults) = (Totals::of_numbers(totals), Vec::new());
     if numbers.iter().any(|number| *number < 0) {
         faults.push(format!("{place}: a number is below zero"));
     }
-    if totals.refunded > totals.charged && place_of(place).1 != UNATTRIBUTED {
+    if totals.refunded > totals.charged && tier_and_endpoint(place).1 != UNATTRIBUTED {
         faults.push(format!(
             "{place}: {} units were refunded of {} charged",
             totals.refunded, totals.charged
@@ -230,24 +227,13 @@ fn faults_of((place, numbers): &(Arc<str>, Numbers)) -> Vec<String> {
     faults
 }
 
-/// Tier and endpoint of a row: an endpoint begins with a slash or is one word, a tier's name has no space.
-pub(super) fn place_of(text: &str) -> (Option<TierName>, &str) {
-    let parts = text
-        .split_once(' ')
-        .and_then(|(tier, endpoint)| Some((tier.parse::<TierName>().ok()?, endpoint)));
-    match parts {
-        Some((tier, endpoint)) => (Some(tier), endpoint),
-        None => (None, text),
-    }
-}
-
 fn days(
     connection: &Connection,
     from: Date,
     to: Date,
     key: Option<KeyId>,
-) -> rusqlite::Result<BTreeMap<Place, OneDay>> {
-    let mut days: BTreeMap<Place, OneDay> = BTreeMap::new();
+) -> rusqlite::Result<BTreeMap<KeyDate, OneDay>> {
+    let mut days: BTreeMap<KeyDate, OneDay> = BTreeMap::new();
     if let Some(key) = key {
         add_days_of(&mut days, connection, (from, to), (&key, &key))?;
         let wanted = |date, of| (from..=to).contains(&date) && of == key;
@@ -268,18 +254,18 @@ fn days(
         let day = days.entry(place(row)?).or_default();
         day.adjustments.push(adjustment(row)?);
     }
-    for (date, key) in copied_places(connection, &from, &to)? {
+    for (date, key) in imported_days(connection, &from, &to)? {
         let place = date.parse::<Date>().ok().zip(key.parse::<KeyId>().ok());
         if let Some(day) = place.and_then(|place| days.get_mut(&place)) {
-            day.is_copied = true;
+            day.is_imported = true;
         }
     }
     Ok(days)
 }
 
-/// Adds what groups hold that the ledger lacks.
+/// Adds the entries of groups that are not in the ledger yet.
 fn add_appended(
-    days: &mut BTreeMap<Place, OneDay>,
+    days: &mut BTreeMap<KeyDate, OneDay>,
     instant: &Connection,
     wanted: impl Fn(Date, KeyId) -> bool,
 ) -> rusqlite::Result<()> {
@@ -295,7 +281,7 @@ fn add_appended(
 
 /// Adds the days of the keys from the first through the last.
 fn add_days_of(
-    days: &mut BTreeMap<Place, OneDay>,
+    days: &mut BTreeMap<KeyDate, OneDay>,
     connection: &Connection,
     (from, to): (Date, Date),
     (first, last): (&KeyId, &KeyId),
@@ -318,7 +304,7 @@ fn add_days_of(
     let mut rows = copied.query(asked)?;
     while let Some(row) = rows.next()? {
         if let Some(day) = days.get_mut(&place(row)?) {
-            day.is_copied = true;
+            day.is_imported = true;
         }
     }
     Ok(())
@@ -331,7 +317,7 @@ fn adjustment(row: &Row<'_>) -> rusqlite::Result<Adjustment> {
     })
 }
 
-fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
+fn place(row: &Row<'_>) -> rusqlite::Result<KeyDate> {
     fn parsed<T: std::str::FromStr>(row: &Row<'_>, column: usize) -> rusqlite::Result<T>
     where
         T::Err: std::error::Error + Send + Sync + 'static,
@@ -346,4 +332,17 @@ fn place(row: &Row<'_>) -> rusqlite::Result<Place> {
         })
     }
     Ok((parsed(row, 0)?, parsed(row, 1)?))
+}
+
+/// The dates and keys with imported counts.
+fn imported_days(
+    connection: &Connection,
+    from: &str,
+    to: &str,
+) -> rusqlite::Result<BTreeSet<(String, String)>> {
+    let mut places =
+        connection.prepare_cached("SELECT date, key FROM copied WHERE date BETWEEN ?1 AND ?2")?;
+    places
+        .query_map((from, to), |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect()
 }

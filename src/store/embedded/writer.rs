@@ -2,7 +2,7 @@
 //!
 //! It takes the whole queue, decides and writes it in one transaction, and replies after the commit. If a group cannot be
 //! committed, each of its charges gets the error and no units are charged; its refunds and refusals are tried again. Units of
-//! callers that have left are refunded (see [`Grant`]).
+//! callers that have left are refunded (see [`UnclaimedGrant`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::closing::Closer;
+use super::days::other_calendar;
 use super::folding::Folder;
-use super::group::{Group, Ruling, Statements, other_calendar};
-use super::inbox::{Grant, Inbox, Refund, Taken, Verdict, Waiting};
+use super::group::{Group, Ruling, Statements};
+use super::inbox::{ChargeAnswer, Inbox, Refund, Taken, UnclaimedGrant, Waiting};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
@@ -98,7 +99,7 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
     let _ = statements.prepare_counts();
     let mut folder = Folder::new();
     while let Some(mut taken) = desk.inbox.take(GROUP_MAX, folder.pause()) {
-        let errands = std::mem::take(&mut taken.errands);
+        let jobs = std::mem::take(&mut taken.jobs);
         let size = taken.waiting.len();
         if size > 0 || !taken.refunds.is_empty() || !taken.refusals.is_empty() {
             match settle(&mut statements, desk, taken) {
@@ -114,8 +115,8 @@ fn run(connection: &Connection, desk: &Desk) -> rusqlite::Result<()> {
                 }
             }
         }
-        for errand in errands {
-            errand(connection);
+        for job in jobs {
+            job(connection);
             statements.look_again();
             desk.dirty.store(true, Ordering::Release);
         }
@@ -144,8 +145,12 @@ fn fold(connection: &Connection, desk: &Desk, folder: &mut Folder, size: usize) 
 }
 
 /// A decided charge or reading that waits for the commit.
-enum Answer {
-    Charge(Charge, Ruling, oneshot::Sender<Result<Verdict, StoreError>>),
+enum DecidedAnswer {
+    Charge(
+        Charge,
+        Ruling,
+        oneshot::Sender<Result<ChargeAnswer, StoreError>>,
+    ),
     Used(
         Day,
         Result<u64, Day>,
@@ -159,7 +164,7 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
         waiting,
         refunds,
         refusals,
-        errands: _,
+        jobs: _,
     } = taken;
     let mut answers = Vec::with_capacity(waiting.len());
     let mut undecided = waiting.into_iter();
@@ -199,14 +204,14 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
 
 /// Sends the error to all callers of a group.
 fn tell_failure(
-    answers: Vec<Answer>,
+    answers: Vec<DecidedAnswer>,
     undecided: impl Iterator<Item = Waiting>,
     failure: impl Fn() -> StoreError,
 ) {
     for answer in answers {
         match answer {
-            Answer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
-            Answer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+            DecidedAnswer::Charge(_, _, caller) => drop(caller.send(Err(failure()))),
+            DecidedAnswer::Used(_, _, caller) => drop(caller.send(Err(failure()))),
         }
     }
     for waiting in undecided {
@@ -221,7 +226,7 @@ fn tell_failure(
 fn decide(
     group: &mut Group<'_, '_>,
     undecided: &mut impl Iterator<Item = Waiting>,
-    answers: &mut Vec<Answer>,
+    answers: &mut Vec<DecidedAnswer>,
 ) -> rusqlite::Result<()> {
     for waiting in undecided {
         match waiting {
@@ -231,17 +236,17 @@ fn decide(
                     Ok(ruling) => ruling,
                     Err(error) => {
                         // Kept among the answers, so that this caller hears of the error too.
-                        answers.push(Answer::Charge(charge, Ruling::KeyChanged, caller));
+                        answers.push(DecidedAnswer::Charge(charge, Ruling::KeyChanged, caller));
                         return Err(error);
                     }
                 };
-                answers.push(Answer::Charge(charge, ruling, caller));
+                answers.push(DecidedAnswer::Charge(charge, ruling, caller));
             }
             Waiting::Used(_, _, caller) if caller.is_closed() => {}
             Waiting::Used(key, day, caller) => match group.used(key, day) {
-                Ok(used) => answers.push(Answer::Used(day, used, caller)),
+                Ok(used) => answers.push(DecidedAnswer::Used(day, used, caller)),
                 Err(error) => {
-                    answers.push(Answer::Used(day, Ok(0), caller));
+                    answers.push(DecidedAnswer::Used(day, Ok(0), caller));
                     return Err(error);
                 }
             },
@@ -251,21 +256,21 @@ fn decide(
 }
 
 /// Sends the results of a committed group.
-fn tell(answer: Answer, desk: &Desk) {
+fn tell(answer: DecidedAnswer, desk: &Desk) {
     match answer {
-        Answer::Charge(charge, ruling, caller) => {
+        DecidedAnswer::Charge(charge, ruling, caller) => {
             let verdict = match ruling {
                 Ruling::Granted(used) => {
                     let receipt = Receipt::of(&charge);
-                    Ok(Verdict::Granted(Grant::new(
+                    Ok(ChargeAnswer::Granted(UnclaimedGrant::new(
                         used,
                         receipt,
                         desk.inbox.clone(),
                     )))
                 }
-                Ruling::Exhausted(used) => Ok(Verdict::Other(Decision::Exhausted { used })),
-                Ruling::KeyChanged => Ok(Verdict::Other(Decision::KeyChanged)),
-                Ruling::OtherDay(now) => Ok(Verdict::Other(Decision::OtherDay { now })),
+                Ruling::Exhausted(used) => Ok(ChargeAnswer::Other(Decision::Exhausted { used })),
+                Ruling::KeyChanged => Ok(ChargeAnswer::Other(Decision::KeyChanged)),
+                Ruling::OtherDay(now) => Ok(ChargeAnswer::Other(Decision::OtherDay { now })),
                 Ruling::OtherCalendar(stored) => {
                     Err(other_calendar(&desk.path, charge.day, stored))
                 }
@@ -273,7 +278,7 @@ fn tell(answer: Answer, desk: &Desk) {
             // If the caller is gone, the verdict is dropped, and a grant in it becomes a refund.
             let _ = caller.send(verdict);
         }
-        Answer::Used(day, used, caller) => {
+        DecidedAnswer::Used(day, used, caller) => {
             let _ = caller.send(used.map_err(|stored| other_calendar(&desk.path, day, stored)));
         }
     }

@@ -24,7 +24,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::identity::StoreIdentity;
 use super::yielding::CooperativeYield;
 use crate::store::StoreError;
-use crate::store::held_file::{HeldConnection, HeldFile, Purpose};
+use crate::store::held_file::{FilePurpose, HeldConnection, HeldFile};
 
 mod file;
 mod processes;
@@ -411,7 +411,7 @@ impl Desk {
     fn hold(&mut self, connection: Connection) -> Result<(), StoreError> {
         let held = match &self.file {
             Some(file) => file.reopened().map(|()| file.clone()),
-            None => HeldFile::hold(&self.path, Purpose::Journal).map(Arc::new),
+            None => HeldFile::hold(&self.path, FilePurpose::Journal).map(Arc::new),
         };
         let file = held.map_err(|error| {
             let path = self.path.display();

@@ -29,7 +29,7 @@ use super::names::Names;
 use super::outage::Outage;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
-use crate::store::carried::process_of;
+use crate::store::export::process_of;
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::keys::feed::Feed;

@@ -140,7 +140,7 @@ fn fraction<const DIGITS: usize>(out: &mut Vec<u8>, mut value: u32) {
 mod tests {
     use super::super::tests::line;
     use super::*;
-    use crate::policy::forwarded::Client;
+    use crate::policy::forwarded::RequestSender;
 
     fn written(line: &Line<'_>) -> serde_json::Value {
         let mut out = Vec::new();
@@ -153,7 +153,9 @@ mod tests {
     fn a_line_says_all_that_is_known() {
         let all = Line {
             time: "2026-11-22T05:10:00.120034567Z".parse().unwrap(),
-            client: Some(Client::Connected("[2001:db8::1]:443".parse().unwrap())),
+            client: Some(RequestSender::Connected(
+                "[2001:db8::1]:443".parse().unwrap(),
+            )),
             endpoint: Some("/e/{id}"),
             key_id: Some("k"),
             tier: Some("pro"),

@@ -7,7 +7,7 @@ use prost::Message;
 use prost::alloc::string::String;
 use prost::alloc::vec::Vec;
 
-use super::{Kind, Span, Value};
+use super::{Span, SpanKind, Value};
 
 #[derive(Clone, PartialEq, Message)]
 struct Request {
@@ -132,9 +132,9 @@ fn message(span: &Span) -> SpanMessage {
         parent_span_id: parent.unwrap_or_default(),
         name: span.name.clone(),
         kind: match span.kind {
-            Kind::Internal => 1,
-            Kind::Server => 2,
-            Kind::Client => 3,
+            SpanKind::Internal => 1,
+            SpanKind::Server => 2,
+            SpanKind::Client => 3,
         },
         start_time_unix_nano: nanos(span.began),
         end_time_unix_nano: nanos(span.ended),

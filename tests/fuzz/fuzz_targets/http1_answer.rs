@@ -12,7 +12,7 @@ use touchline::policy::http1::answer::{AnswerBounds, AnswerHead, AnswerReader};
 use touchline::policy::http1::body::ChunkLimits;
 use touchline::policy::http1::fields::FieldBounds;
 use touchline::policy::http1::framing::AnswerFraming;
-use touchline::policy::http1::writer::{Connection, HeadWriter};
+use touchline::policy::http1::writer::{ConnectionFate, HeadWriter};
 
 const BOUNDS: AnswerBounds = AnswerBounds {
     reason_bytes_max: 32,
@@ -37,7 +37,7 @@ fn forward(method: &Method, client: Version, head: &AnswerHead, body: &split::Bo
     for field in head.fields().end_to_end() {
         writer.pass(field);
     }
-    let mut written = writer.end_answer(framing, Connection::Implied);
+    let mut written = writer.end_answer(framing, ConnectionFate::Implied);
     written.write(&body.data, &mut out).unwrap();
     written.end([], &mut out).unwrap();
     assert_eq!(written.is_done(), framing != AnswerFraming::ByClose);

@@ -9,7 +9,7 @@ use libfuzzer_sys::fuzz_target;
 use touchline::policy::http1::body::{BodyReader, ChunkLimits};
 use touchline::policy::http1::fields::FieldBounds;
 use touchline::policy::http1::framing::{AnswerFraming, Framing};
-use touchline::policy::http1::writer::{Connection, HeadWriter};
+use touchline::policy::http1::writer::{ConnectionFate, HeadWriter};
 
 const LIMITS: ChunkLimits = ChunkLimits {
     extension_bytes_max: 16,
@@ -40,7 +40,7 @@ fuzz_target!(|input: &[u8]| {
     }
     let mut out = Vec::new();
     let head = HeadWriter::answer(&mut out, StatusCode::OK);
-    let mut writer = head.end_answer(AnswerFraming::Chunked, Connection::Implied);
+    let mut writer = head.end_answer(AnswerFraming::Chunked, ConnectionFate::Implied);
     out.clear();
     for part in body.data.chunks(piece) {
         writer.write(part, &mut out).unwrap();

@@ -12,7 +12,7 @@ use touchline::policy::http1::body::ChunkLimits;
 use touchline::policy::http1::fields::FieldBounds;
 use touchline::policy::http1::framing::Framing;
 use touchline::policy::http1::request::{RequestHead, RequestReader};
-use touchline::policy::http1::writer::{Connection, HeadWriter};
+use touchline::policy::http1::writer::{ConnectionFate, HeadWriter};
 
 const BOUNDS: HeadBounds = HeadBounds {
     target_bytes_max: 64,
@@ -35,7 +35,7 @@ fn forward(head: &RequestHead, data: &[u8]) {
     for field in head.fields().end_to_end() {
         writer.pass(field);
     }
-    let mut body = writer.end(head.framing(), Connection::Implied);
+    let mut body = writer.end(head.framing(), ConnectionFate::Implied);
     body.write(data, &mut out).unwrap();
     body.end([], &mut out).unwrap();
     assert!(body.is_done());

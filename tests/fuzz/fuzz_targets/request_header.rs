@@ -10,7 +10,7 @@ use touchline::policy::http1::fields::FieldList;
 use touchline::policy::http1::framing::Framing;
 use touchline::policy::http1::request::RequestHead;
 use touchline::proxy::forward::{
-    DeniedHeaders, Identity, Outgoing, clean_answer, confine_answer,
+    DeniedHeaders, ForwardedIdentity, Outgoing, clean_answer, confine_answer,
 };
 
 const TARGET: &str = "/api/v1/data/markets?a=b";
@@ -87,7 +87,7 @@ fn assert_request(sent: &[(HeaderName, HeaderValue)]) {
         head: &head,
         host: &HeaderValue::from_static("127.0.0.1:9000"),
         framing: Framing::Empty,
-        identity: Identity {
+        identity: ForwardedIdentity {
             request_id: &HeaderValue::from_static("id-1"),
             client: Some(&HeaderValue::from_static("192.0.2.1")),
             scheme: "https",

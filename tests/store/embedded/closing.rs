@@ -2,8 +2,8 @@
 
 use jiff::civil::Date;
 use tokio::sync::mpsc;
-use touchline::store::carried::{Account, Carried, KeyDay, Sheet, Taking};
-use touchline::store::chain::{Check, Checked, Entry, Piece, State};
+use touchline::store::chain::{ChainCheck, ChainEntry, CheckedChain, DayState, Piece};
+use touchline::store::export::{Exported, ImportMode, KeyDay, ProducerAccount, Sheet};
 use touchline::store::{Refusal, Totals};
 
 use super::*;
@@ -21,12 +21,12 @@ async fn gateway_on(path: PathBuf, hands: &Hands, keeping: Keeping) -> Arc<dyn S
 }
 
 /// The entries and rows of a store's chain, and the result of checking them.
-async fn chain_of(store: &Arc<dyn Store>) -> (Vec<Entry>, Vec<Piece>, Checked) {
+async fn chain_of(store: &Arc<dyn Store>) -> (Vec<ChainEntry>, Vec<Piece>, CheckedChain) {
     let (sender, mut pieces) = mpsc::channel::<Piece>(100);
     let chained = store.chained().unwrap();
     let take = async {
         let (mut entries, mut rows, mut check) =
-            (Vec::new(), Vec::new(), Check::of(Some(ALL), None));
+            (Vec::new(), Vec::new(), ChainCheck::of(Some(ALL), None));
         while let Some(piece) = pieces.recv().await {
             check.take(piece.clone());
             match piece {
@@ -42,14 +42,14 @@ async fn chain_of(store: &Arc<dyn Store>) -> (Vec<Entry>, Vec<Piece>, Checked) {
 }
 
 /// The days and states of the entries, in order.
-async fn states(store: &Arc<dyn Store>) -> Vec<(String, State)> {
+async fn states(store: &Arc<dyn Store>) -> Vec<(String, DayState)> {
     let entries = chain_of(store).await.0.into_iter();
     entries
         .map(|one| (one.date.to_string(), one.state))
         .collect()
 }
 
-fn entries(expected: &[(&str, State)]) -> Vec<(String, State)> {
+fn entries(expected: &[(&str, DayState)]) -> Vec<(String, DayState)> {
     let expected = expected.iter();
     expected
         .map(|(date, state)| ((*date).to_owned(), *state))
@@ -57,7 +57,7 @@ fn entries(expected: &[(&str, State)]) -> Vec<(String, State)> {
 }
 
 /// Waits until the chain has these entries, and all of it holds.
-async fn eventually_has(store: &Arc<dyn Store>, expected: &[(&str, State)]) {
+async fn eventually_has(store: &Arc<dyn Store>, expected: &[(&str, DayState)]) {
     let what = format!("the chain has {expected:?}");
     eventually(&what, async || {
         (states(store).await == entries(expected)).then_some(())
@@ -107,12 +107,15 @@ async fn days_are_closed_once_and_in_order_when_their_settle_window_is_over() {
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await, []);
     hands.set("2026-11-10T00:00:00Z");
-    let two = [("2026-11-01", State::Closed), ("2026-11-02", State::Closed)];
+    let two = [
+        ("2026-11-01", DayState::Closed),
+        ("2026-11-02", DayState::Closed),
+    ];
     eventually_has(&store, &two).await;
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await, entries(&two));
     hands.set("2026-11-11T00:00:00Z");
-    eventually_has(&other, &[two[0], two[1], ("2026-11-03", State::Closed)]).await;
+    eventually_has(&other, &[two[0], two[1], ("2026-11-03", DayState::Closed)]).await;
     let (entries, rows, _) = chain_of(&store).await;
     assert!(entries.iter().all(|entry| entry.rows == 1) && rows.len() == 3);
 }
@@ -127,7 +130,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     let day = day_at(&store);
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 2)).await);
     hands.set("2026-11-09T00:00:00Z");
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     // Another process that knows the count learns of the refund.
     let other = gateway_on(fixture.path(), &hands, Keeping::default()).await;
     assert_eq!(other.used(key.record.id, day).await.unwrap(), 2);
@@ -135,7 +138,7 @@ async fn a_refund_of_a_closed_day_reopens_it_and_it_is_closed_again() {
     crate::suite::eventually_used(&other, &key, day, 0).await;
     // What was refused then and could not be written is not counted any more.
     store.refused(&key, day, &"markets".into(), Refusal::Tier);
-    let all = [State::Closed, State::Reopened, State::Closed];
+    let all = [DayState::Closed, DayState::Reopened, DayState::Closed];
     eventually_has(&store, &all.map(|state| ("2026-11-01", state))).await;
     turns(&fixture.path()).await;
     assert_eq!(states(&store).await.len(), 3);
@@ -156,7 +159,7 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
     let day = day_at(&store);
     granted(store.charge(charge(&key, day, 10, 2)).await);
     hands.set("2026-12-01T12:00:00Z");
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     hands.set("2026-11-01T13:00:00Z");
     for used in [4, 6, 8] {
         assert_eq!(
@@ -165,8 +168,8 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
         );
     }
     let reopened = [
-        ("2026-11-01", State::Closed),
-        ("2026-11-01", State::Reopened),
+        ("2026-11-01", DayState::Closed),
+        ("2026-11-01", DayState::Reopened),
     ];
     eventually_has(&store, &reopened).await;
     turns(&fixture.path()).await;
@@ -176,7 +179,7 @@ async fn a_day_that_a_clock_closed_which_was_ahead_goes_on_and_is_closed_again()
 }
 
 /// What another store counted of a key's day at so many endpoints.
-fn key_day(key: &str, date: &str, endpoints: usize) -> Carried {
+fn key_day(key: &str, date: &str, endpoints: usize) -> Exported {
     let calendar = Calendar::of_zone(ZONE).unwrap();
     let day = calendar.day_of(date.parse().unwrap()).unwrap();
     let totals = Totals {
@@ -192,12 +195,12 @@ fn key_day(key: &str, date: &str, endpoints: usize) -> Carried {
         limit: 10_000,
         granted: 0,
     };
-    Carried::KeyDay(Box::new(KeyDay {
+    Exported::KeyDay(Box::new(KeyDay {
         key: key.parse().unwrap(),
         date: day.date,
         start: day.start,
         end: day.end,
-        accounts: vec![Account {
+        accounts: vec![ProducerAccount {
             producer: "other.1".into(),
             granted: endpoints as u64,
             returned: 0,
@@ -218,7 +221,10 @@ async fn what_comes_while_a_day_is_being_closed_is_in_its_digest() {
         key_day("zzzzzzzzzzzz", "2026-11-01", 6_500),
         key_day("000000000000", "2026-11-01", 1),
     );
-    store.take_in(vec![many], Taking::Write).await.unwrap();
+    store
+        .import_exported(vec![many], ImportMode::Write)
+        .await
+        .unwrap();
     let file = Connection::open(fixture.path()).unwrap();
     file.busy_timeout(Duration::from_secs(5)).unwrap();
     eventually("the day is being closed", async || {
@@ -228,14 +234,23 @@ async fn what_comes_while_a_day_is_being_closed_is_in_its_digest() {
     })
     .await;
     assert_eq!(states(&store).await, [], "it is being closed still");
-    store.take_in(vec![one], Taking::Write).await.unwrap();
-    eventually_has(&store, &[("2026-11-01", State::Closed)]).await;
+    store
+        .import_exported(vec![one], ImportMode::Write)
+        .await
+        .unwrap();
+    eventually_has(&store, &[("2026-11-01", DayState::Closed)]).await;
     assert_eq!(chain_of(&store).await.0[0].rows, 6_501);
-    // Carried again it changes nothing; a rehearsal of more neither.
+    // Exported again it changes nothing; a rehearsal of more neither.
     let more = key_day("000000000001", "2026-11-01", 1);
     let again = key_day("000000000000", "2026-11-01", 1);
-    store.take_in(vec![again], Taking::Write).await.unwrap();
-    store.take_in(vec![more], Taking::Rehearse).await.unwrap();
+    store
+        .import_exported(vec![again], ImportMode::Write)
+        .await
+        .unwrap();
+    store
+        .import_exported(vec![more], ImportMode::DryRun)
+        .await
+        .unwrap();
     assert_eq!(states(&store).await.len(), 1);
 }
 
@@ -260,19 +275,21 @@ async fn a_copied_day_has_the_digest_of_its_rows_that_it_had() {
         from.refused(key, day, &"rankings".into(), Refusal::Method);
     }
     hands.set("2026-11-20T12:00:00Z");
-    eventually_has(&from, &[("2026-11-01", State::Closed)]).await;
+    eventually_has(&from, &[("2026-11-01", DayState::Closed)]).await;
     from.refund(late.unwrap()).await;
-    let reopened = [State::Closed, State::Reopened, State::Closed];
+    let reopened = [DayState::Closed, DayState::Reopened, DayState::Closed];
     eventually_has(&from, &reopened.map(|state| ("2026-11-01", state))).await;
     let to = two.gateway_at(ZONE, hands.clock()).await;
     let (sender, mut pieces) = mpsc::channel(1_000);
-    from.carry_out(sender).await.unwrap();
-    let mut carried = Vec::new();
+    from.export(sender).await.unwrap();
+    let mut exported = Vec::new();
     while let Some(piece) = pieces.recv().await {
-        carried.push(piece);
+        exported.push(piece);
     }
-    to.take_in(carried, Taking::Write).await.unwrap();
-    eventually_has(&to, &[("2026-11-01", State::Closed)]).await;
+    to.import_exported(exported, ImportMode::Write)
+        .await
+        .unwrap();
+    eventually_has(&to, &[("2026-11-01", DayState::Closed)]).await;
     let ((before, rows, _), (after, copied, _)) = (chain_of(&from).await, chain_of(&to).await);
     assert_eq!(rows, copied);
     assert_eq!(before[2].rows_sha256, after[0].rows_sha256);
@@ -299,10 +316,10 @@ async fn the_entries_of_days_that_the_retention_dropped_stay_in_the_chain() {
         granted(store.charge(charge(&key, day_at(&store), 10, 2)).await);
     }
     hands.set("2026-03-04T12:00:00Z");
-    let closed = dates.map(|date| (date, State::Closed));
+    let closed = dates.map(|date| (date, DayState::Closed));
     eventually_has(&store, &closed).await;
     hands.set("2026-03-05T12:00:00Z");
-    let dropped = [&closed[..], &[("2026-01-01", State::Dropped)]].concat();
+    let dropped = [&closed[..], &[("2026-01-01", DayState::Dropped)]].concat();
     eventually_has(&store, &dropped).await;
     eventually("the day is gone", async || {
         let (_, rows, _) = chain_of(&store).await;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use touchline::policy::crossing::{Crossing, Event, Share};
-use touchline::policy::rate_limit::Standing;
+use touchline::policy::rate_limit::QuotaStatus;
+use touchline::policy::threshold_event::{Event, Share, ThresholdEvent};
 use touchline::store::{Claim, Delivery, EVENTS_MAX, NodeName, Store};
 
 use super::{Fixture, PATIENCE, eventually, new_record, today};
@@ -19,12 +19,12 @@ fn node(name: &str) -> NodeName {
 }
 
 /// That a new key came to a share, `second` seconds after a fixed instant.
-pub fn crossing(percent: u64, second: i64) -> Crossing {
+pub fn threshold_event(percent: u64, second: i64) -> ThresholdEvent {
     let record = new_record("pro");
-    Crossing {
+    ThresholdEvent {
         key: record.id,
         tier: record.tier,
-        standing: Standing {
+        quota_status: QuotaStatus {
             limit: 10,
             used: Some(8),
             day: today(),
@@ -36,11 +36,14 @@ pub fn crossing(percent: u64, second: i64) -> Crossing {
 
 async fn claimed(
     store: &Arc<dyn Store>,
-    crossing: &Crossing,
+    threshold_event: &ThresholdEvent,
     by: &str,
     delivery: Delivery,
 ) -> Claim {
-    store.claim(crossing, &node(by), delivery).await.unwrap()
+    store
+        .claim(threshold_event, &node(by), delivery)
+        .await
+        .unwrap()
 }
 
 async fn told(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<Vec<String>> {
@@ -50,7 +53,7 @@ async fn told(store: &Arc<dyn Store>, courier: &str, lease: Duration) -> Option<
 
 pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
-    let eighty = crossing(80, 0);
+    let eighty = threshold_event(80, 0);
     let claims = tokio::join!(
         claimed(&one, &eighty, "one", Delivery::Wanted),
         claimed(&other, &eighty, "other", Delivery::Wanted)
@@ -63,7 +66,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
     // A reply that was lost: the call is repeated and answered as before.
     let again = claimed(winner.0, &eighty, winner.1, Delivery::Wanted).await;
     assert_eq!(again, Claim::Made);
-    let later = Crossing {
+    let later = ThresholdEvent {
         at: Timestamp::now(),
         ..eighty.clone()
     };
@@ -72,7 +75,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
         Claim::Held
     );
     let share = Share::of_percent(95).unwrap();
-    let ninety_five = Crossing {
+    let ninety_five = ThresholdEvent {
         share,
         ..eighty.clone()
     };
@@ -81,7 +84,7 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
         Claim::Made
     );
     let mut other_day = eighty.clone();
-    other_day.standing.day.date = "2099-11-22".parse().unwrap();
+    other_day.quota_status.day.date = "2099-11-22".parse().unwrap();
     assert_eq!(
         claimed(loser.0, &other_day, loser.1, Delivery::Wanted).await,
         Claim::Made
@@ -92,20 +95,27 @@ pub async fn an_event_is_claimed_by_one_node_for_a_key_day_and_share(fixture: &d
 
 pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &dyn Fixture) {
     let store = fixture.gateway("one").await;
-    let crossings = [crossing(80, 1), crossing(80, 0), crossing(100, 2)];
-    for crossing in &crossings {
+    let threshold_events = [
+        threshold_event(80, 1),
+        threshold_event(80, 0),
+        threshold_event(100, 2),
+    ];
+    for threshold_event in &threshold_events {
         assert_eq!(
-            claimed(&store, crossing, "one", Delivery::Wanted).await,
+            claimed(&store, threshold_event, "one", Delivery::Wanted).await,
             Claim::Made
         );
     }
-    let silent = crossing(80, 3);
+    let silent = threshold_event(80, 3);
     assert_eq!(
         claimed(&store, &silent, "one", Delivery::Unwanted).await,
         Claim::Made
     );
     let ids = |order: &[usize]| -> Vec<String> {
-        order.iter().map(|index| crossings[*index].id()).collect()
+        order
+            .iter()
+            .map(|index| threshold_events[*index].id())
+            .collect()
     };
     assert_eq!(told(&store, "one", LONG).await, Some(ids(&[1, 0, 2])));
     // They are kept for another process, byte for byte.
@@ -116,7 +126,7 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
         .unwrap()
         .unwrap();
     let expected: Vec<Event> = [1, 0, 2]
-        .map(|index: usize| crossings[index].event())
+        .map(|index: usize| threshold_events[index].event())
         .into();
     assert_eq!(events, expected);
     other.delivered(&events[0]).await.unwrap();
@@ -124,7 +134,7 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
     assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
     // A claim outlives its event.
     assert_eq!(
-        claimed(&other, &crossings[1], "other", Delivery::Wanted).await,
+        claimed(&other, &threshold_events[1], "other", Delivery::Wanted).await,
         Claim::Held
     );
     assert_eq!(told(&store, "one", LONG).await, Some(ids(&[0, 2])));
@@ -132,7 +142,7 @@ pub async fn events_are_kept_in_their_order_until_they_are_delivered(fixture: &d
 
 pub async fn one_node_delivers_until_it_is_silent_for_its_lease(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
-    let seen = crossing(80, 0);
+    let seen = threshold_event(80, 0);
     claimed(&one, &seen, "one", Delivery::Wanted).await;
     assert_eq!(told(&one, "one", LONG).await, Some(vec![seen.id()]));
     assert_eq!(told(&other, "other", LONG).await, None);
@@ -152,7 +162,7 @@ pub async fn one_node_delivers_until_it_is_silent_for_its_lease(fixture: &dyn Fi
 
 pub async fn a_node_that_resigns_lets_another_deliver_at_once(fixture: &dyn Fixture) {
     let (one, other) = (fixture.gateway("one").await, fixture.gateway("other").await);
-    let seen = crossing(80, 0);
+    let seen = threshold_event(80, 0);
     claimed(&one, &seen, "one", Delivery::Wanted).await;
     // Nobody delivers yet.
     one.resign(&node("one")).await.unwrap();
@@ -172,9 +182,13 @@ pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixtu
     assert_eq!((none.waiting, none.oldest_seconds), (0, None));
     assert_eq!(none.courier, None);
     // A hundred seconds ago, and ninety.
-    let crossings = [crossing(80, 10), crossing(95, 0), crossing(100, 5)];
-    for crossing in &crossings {
-        claimed(&store, crossing, "one", Delivery::Wanted).await;
+    let threshold_events = [
+        threshold_event(80, 10),
+        threshold_event(95, 0),
+        threshold_event(100, 5),
+    ];
+    for threshold_event in &threshold_events {
+        claimed(&store, threshold_event, "one", Delivery::Wanted).await;
     }
     told(&store, "one", LONG).await;
     let three = events().await;
@@ -182,7 +196,7 @@ pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixtu
     let slack = harness::SLACK.as_secs_f64();
     let oldest = three.oldest_seconds.unwrap();
     assert!((99.0..100.0 + slack).contains(&oldest), "{oldest}");
-    store.delivered(&crossings[1].event()).await.unwrap();
+    store.delivered(&threshold_events[1].event()).await.unwrap();
     let two = events().await;
     assert_eq!(two.waiting, 2);
     let oldest = two.oldest_seconds.unwrap();
@@ -193,7 +207,7 @@ pub async fn what_waits_to_be_delivered_is_told_with_the_age_of_the_oldest(fixtu
 
 pub async fn no_more_events_are_kept_than_may_be(fixture: &dyn Fixture) {
     let store = fixture.gateway("one").await;
-    let first = crossing(80, 0);
+    let first = threshold_event(80, 0);
     claimed(&store, &first, "one", Delivery::Wanted).await;
     let mut tasks = tokio::task::JoinSet::new();
     for task in 0..8 {
@@ -202,22 +216,22 @@ pub async fn no_more_events_are_kept_than_may_be(fixture: &dyn Fixture) {
         let share = rest / 8 + u64::from(task < rest % 8);
         tasks.spawn(async move {
             for _ in 0..share {
-                let claim = claimed(&store, &crossing(80, 1), "one", Delivery::Wanted).await;
+                let claim = claimed(&store, &threshold_event(80, 1), "one", Delivery::Wanted).await;
                 assert_eq!(claim, Claim::Made);
             }
         });
     }
     tasks.join_all().await;
-    let beyond = crossing(80, 2);
+    let beyond = threshold_event(80, 2);
     let claim = claimed(&store, &beyond, "one", Delivery::Wanted).await;
     assert_eq!(claim, Claim::Undeliverable);
     assert_eq!(
-        claimed(&store, &crossing(80, 2), "one", Delivery::Unwanted).await,
+        claimed(&store, &threshold_event(80, 2), "one", Delivery::Unwanted).await,
         Claim::Made
     );
     store.delivered(&first.event()).await.unwrap();
     assert_eq!(
-        claimed(&store, &crossing(80, 3), "one", Delivery::Wanted).await,
+        claimed(&store, &threshold_event(80, 3), "one", Delivery::Wanted).await,
         Claim::Made
     );
 }

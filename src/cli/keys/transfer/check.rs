@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use jiff::Timestamp;
 use jiff::civil::Date;
 
-use super::rows::{Fields, Row};
+use super::rows::{Fields, ImportRow};
 use crate::cli::output::{parse_date, parse_name};
 use crate::policy::api_key::{self, KEY_CHARS_MAX, KEY_CHARS_MIN, KeyDigest, KeyId, KeyPrefix};
 use crate::policy::calendar::Calendar;
@@ -20,7 +20,7 @@ pub(super) const KEYS_MAX: usize = 1_000_000;
 
 /// A mistake in a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct ImportProblem {
     /// The line on which the row begins.
     pub(super) line: u64,
     /// The mistake and how to correct it.
@@ -29,7 +29,7 @@ pub(super) struct Problem {
 
 /// A row that can be imported.
 #[derive(Debug)]
-pub(super) struct Key {
+pub(super) struct ImportableKey {
     /// The line on which the row begins.
     pub(super) line: u64,
     /// The record to add.
@@ -67,8 +67,8 @@ pub(super) struct Checker<'a> {
     holders: HashMap<KeyDigest, KeyId>,
     lines_of_ids: HashMap<KeyId, u64>,
     lines_of_digests: HashMap<KeyDigest, u64>,
-    keys: Vec<Key>,
-    problems: Vec<Problem>,
+    keys: Vec<ImportableKey>,
+    problems: Vec<ImportProblem>,
 }
 
 impl<'a> Checker<'a> {
@@ -91,11 +91,11 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks the next row; `make_id` generates an id.
-    pub(super) fn take(&mut self, row: Row, make_id: impl FnOnce() -> KeyId) {
+    pub(super) fn take(&mut self, row: ImportRow, make_id: impl FnOnce() -> KeyId) {
         let line = row.line;
         let read = row
             .fields
-            .map_err(Wrong::of)
+            .map_err(RejectedRow::of)
             .and_then(|fields| self.read(&fields, make_id));
         let record = match read {
             Ok((record, id)) => self.place(line, record, id),
@@ -116,12 +116,14 @@ impl<'a> Checker<'a> {
     }
 
     fn note(&mut self, line: u64, problems: impl IntoIterator<Item = String>) {
-        let problems = problems.into_iter().map(|text| Problem { line, text });
+        let problems = problems
+            .into_iter()
+            .map(|text| ImportProblem { line, text });
         self.problems.extend(problems);
     }
 
     /// The keys of the file, if it has no mistakes.
-    pub(super) fn finish(self) -> Result<Vec<Key>, Vec<Problem>> {
+    pub(super) fn finish(self) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
         if self.problems.is_empty() {
             Ok(self.keys)
         } else {
@@ -134,8 +136,8 @@ impl<'a> Checker<'a> {
         &self,
         fields: &Fields,
         make_id: impl FnOnce() -> KeyId,
-    ) -> Result<(KeyRecord, GivenId), Wrong> {
-        let mut reading = Reading::of(fields);
+    ) -> Result<(KeyRecord, GivenId), RejectedRow> {
+        let mut reading = RowReading::of(fields);
         let secret = reading.keep(self.secret(fields));
         let customer = reading.required("customer", parse_name);
         let label = reading.optional("label", parse_name);
@@ -158,7 +160,7 @@ impl<'a> Checker<'a> {
         else {
             let digests = secret.iter().map(|secret| secret.digest);
             let previous = previous.iter().map(|previous| previous.digest);
-            return Err(Wrong {
+            return Err(RejectedRow {
                 problems: reading.problems,
                 digests: digests.chain(previous).collect(),
                 id: id.or(secret.and_then(|secret| secret.id)),
@@ -188,7 +190,7 @@ impl<'a> Checker<'a> {
     }
 
     /// A key by value or by digest.
-    fn secret(&self, fields: &Fields) -> Result<Secret, String> {
+    fn secret(&self, fields: &Fields) -> Result<RowSecret, String> {
         match (fields.get("key"), fields.get("digest")) {
             (Some(_), Some(_)) => {
                 Err("the row has a key and a digest: leave one of them empty".into())
@@ -198,7 +200,7 @@ impl<'a> Checker<'a> {
                 with --with-digests"
                     .into(),
             ),
-            (None, Some(digest)) => Ok(Secret {
+            (None, Some(digest)) => Ok(RowSecret {
                 digest: digest.parse().map_err(|_| DIGEST_WRONG.to_owned())?,
                 id: None,
             }),
@@ -208,7 +210,7 @@ impl<'a> Checker<'a> {
                 let digest = digest.map_err(|_| key_problem(key, prefix))?;
                 let issued = key.strip_prefix(prefix.as_str());
                 let id = issued.and_then(|rest| rest.strip_prefix('_')?.get(..12)?.parse().ok());
-                Ok(Secret { digest, id })
+                Ok(RowSecret { digest, id })
             }
         }
     }
@@ -245,7 +247,7 @@ impl<'a> Checker<'a> {
         line: u64,
         mut record: KeyRecord,
         mut id: GivenId,
-    ) -> Result<Key, Vec<String>> {
+    ) -> Result<ImportableKey, Vec<String>> {
         let previous = record.previous.as_ref().map(|previous| previous.digest);
         let digests: Vec<KeyDigest> = std::iter::once(record.digest).chain(previous).collect();
         let mut problems = self.repeats(line, &digests, None);
@@ -268,7 +270,7 @@ impl<'a> Checker<'a> {
         }
         problems.extend(self.repeats(line, &[], Some(record.id)));
         if problems.is_empty() {
-            Ok(Key { line, record, id })
+            Ok(ImportableKey { line, record, id })
         } else {
             Err(problems)
         }
@@ -290,16 +292,16 @@ impl<'a> Checker<'a> {
 }
 
 /// A row that cannot be imported, with its values that other rows may repeat.
-struct Wrong {
+struct RejectedRow {
     problems: Vec<String>,
     digests: Vec<KeyDigest>,
     id: Option<KeyId>,
 }
 
-impl Wrong {
+impl RejectedRow {
     /// A row whose fields cannot be read.
-    fn of(problems: Vec<String>) -> Wrong {
-        Wrong {
+    fn of(problems: Vec<String>) -> RejectedRow {
+        RejectedRow {
             problems,
             digests: Vec::new(),
             id: None,
@@ -308,7 +310,7 @@ impl Wrong {
 }
 
 /// A row's data about a key's secret.
-struct Secret {
+struct RowSecret {
     digest: KeyDigest,
     /// The id in a key issued by a gateway like this.
     id: Option<KeyId>,
@@ -337,14 +339,14 @@ fn key_problem(key: &str, prefix: &KeyPrefix) -> String {
 }
 
 /// A row's fields, and their problems so far.
-struct Reading<'f> {
+struct RowReading<'f> {
     fields: &'f Fields,
     problems: Vec<String>,
 }
 
-impl<'f> Reading<'f> {
-    fn of(fields: &'f Fields) -> Reading<'f> {
-        Reading {
+impl<'f> RowReading<'f> {
+    fn of(fields: &'f Fields) -> RowReading<'f> {
+        RowReading {
             fields,
             problems: Vec::new(),
         }
@@ -440,13 +442,13 @@ mod tests {
     use crate::policy::key_record::Action;
     use crate::policy::key_record::tests::key_of;
 
-    const FOREIGN: &str = "acme-live-0123456789abcdef";
+    const EXTERNAL: &str = "acme-live-0123456789abcdef";
 
     fn now() -> Timestamp {
         "2026-11-21T12:00:00Z".parse().unwrap()
     }
 
-    fn checked(stored: &[KeyRecord], csv: &str) -> Result<Vec<Key>, Vec<Problem>> {
+    fn checked(stored: &[KeyRecord], csv: &str) -> Result<Vec<ImportableKey>, Vec<ImportProblem>> {
         let calendar = Calendar::of_zone("America/New_York").unwrap();
         let prefix = KeyPrefix::default();
         let setting = Setting {
@@ -475,8 +477,8 @@ mod tests {
 
     #[test]
     fn a_row_needs_a_key_or_a_digest_a_customer_and_a_tier() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
-        let csv = format!("key,digest,customer,tier\n{FOREIGN},,Acme,pro\n");
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
+        let csv = format!("key,digest,customer,tier\n{EXTERNAL},,Acme,pro\n");
         let by_value = checked(&[], &csv).unwrap().remove(0);
         let csv = format!("key,digest,customer,tier\n,{digest},Acme,pro\n");
         let by_digest = checked(&[], &csv).unwrap().remove(0);
@@ -565,11 +567,11 @@ mod tests {
 
     #[test]
     fn rows_that_repeat_a_key_or_an_id_are_told_with_both_lines() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let other = KeyDigest::of(b"other");
         let csv = format!(
             "id,key,digest,customer,tier\n\
-             4fZk09QwXy2B,{FOREIGN},,Acme,pro\n\
+             4fZk09QwXy2B,{EXTERNAL},,Acme,pro\n\
              ,,{digest},Acme,pro\n\
              4fZk09QwXy2B,,{other},Acme,pro\n"
         );
@@ -584,10 +586,10 @@ mod tests {
 
     #[test]
     fn a_row_that_repeats_a_wrong_one_or_is_wrong_itself_is_told_with_both_lines() {
-        let digest = KeyDigest::of(FOREIGN.as_bytes());
+        let digest = KeyDigest::of(EXTERNAL.as_bytes());
         let csv = format!(
             "id,key,digest,customer,tier\n\
-             4fZk09QwXy2B,{FOREIGN},,Acme,gold\n\
+             4fZk09QwXy2B,{EXTERNAL},,Acme,gold\n\
              ,,{digest},Acme,pro\n\
              4fZk09QwXy2B,,{digest},,pro\n"
         );

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::rows::{self, Columns, Digests, Written};
+use super::rows::{self, Columns, Digests, ExportedRow};
 use super::{FileFormat, Session, is_standard, note};
 use crate::cli::output::private_file;
 use crate::policy::key_record::KeyRecord;
@@ -46,9 +46,9 @@ pub(in crate::cli::keys) async fn export(
     Ok(())
 }
 
-fn row(record: &KeyRecord, columns: Columns) -> Written<'_> {
+fn row(record: &KeyRecord, columns: Columns) -> ExportedRow<'_> {
     let previous = record.previous.as_ref();
-    Written {
+    ExportedRow {
         id: record.id.as_str(),
         customer: &record.customer,
         label: record.label.as_deref(),

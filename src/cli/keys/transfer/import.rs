@@ -10,7 +10,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Serialize;
 
-use super::check::{Checker, GivenId, Key, Problem, Setting};
+use super::check::{Checker, GivenId, ImportProblem, ImportableKey, Setting};
 use super::{FileFormat, Session, UsageError, is_standard, rows};
 use crate::cli::keys::arguments::Signature;
 use crate::cli::output::{RecordFormat, write_json};
@@ -42,7 +42,7 @@ pub(in crate::cli) struct ImportArguments {
 
 /// The outcome of an import.
 #[derive(Debug, Default, Serialize)]
-struct Outcome {
+struct ImportOutcome {
     /// The number of keys added, or to be added.
     imported: usize,
     /// The number of keys that the store already had.
@@ -64,11 +64,11 @@ pub(in crate::cli::keys) async fn import(
         .into());
     };
     let keys = check(session, order, format).await?;
-    let is_stored = |key: &&Key| key.id == GivenId::Stored;
-    let mut outcome = Outcome {
+    let is_stored = |key: &&ImportableKey| key.id == GivenId::Stored;
+    let mut outcome = ImportOutcome {
         present: keys.iter().filter(is_stored).count(),
         dry_run: order.dry_run,
-        ..Outcome::default()
+        ..ImportOutcome::default()
     };
     outcome.imported = keys.len() - outcome.present;
     let mut mark = None;
@@ -92,7 +92,7 @@ async fn check(
     session: &Session,
     order: &ImportArguments,
     format: FileFormat,
-) -> anyhow::Result<Vec<Key>> {
+) -> anyhow::Result<Vec<ImportableKey>> {
     let author = order.signature.author();
     let setting = Setting {
         calendar: &session.config.calendar,
@@ -130,7 +130,7 @@ async fn check(
 }
 
 /// The error with all mistakes of a file.
-fn refused(file: &Path, problems: &[Problem]) -> anyhow::Error {
+fn refused(file: &Path, problems: &[ImportProblem]) -> anyhow::Error {
     let name = match is_standard(file) {
         true => "standard input".into(),
         false => file.to_string_lossy(),
@@ -146,14 +146,14 @@ fn refused(file: &Path, problems: &[Problem]) -> anyhow::Error {
 }
 
 fn write_outcome(
-    outcome: &Outcome,
+    outcome: &ImportOutcome,
     output: RecordFormat,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     match output {
         RecordFormat::Json => write_json(out, outcome),
         RecordFormat::Table => {
-            let Outcome {
+            let ImportOutcome {
                 imported, present, ..
             } = outcome;
             match outcome.dry_run {
@@ -205,11 +205,11 @@ impl<'s> Writing<'s> {
     }
 
     /// Writes all keys, a batch at a time.
-    async fn write_all(&mut self, keys: Vec<Key>) -> anyhow::Result<()> {
+    async fn write_all(&mut self, keys: Vec<ImportableKey>) -> anyhow::Result<()> {
         let mut again = Vec::new();
         let mut keys = keys.into_iter().peekable();
         while keys.peek().is_some() {
-            let batch: Vec<Key> = keys.by_ref().take(BATCH).collect();
+            let batch: Vec<ImportableKey> = keys.by_ref().take(BATCH).collect();
             again.extend(self.write(batch).await?);
         }
         // An import that crashed claimed the key for another id: writing it under that id completes that import.
@@ -232,7 +232,7 @@ impl<'s> Writing<'s> {
     }
 
     /// Writes one batch; returns the keys to be written again under another id.
-    async fn write(&mut self, batch: Vec<Key>) -> anyhow::Result<Vec<Key>> {
+    async fn write(&mut self, batch: Vec<ImportableKey>) -> anyhow::Result<Vec<ImportableKey>> {
         let records = batch.iter().map(|key| key.record.clone()).collect();
         let imported = self.session.store.import_keys(records).await;
         let (outcomes, mark) = imported.with_context(|| {
@@ -274,6 +274,6 @@ impl<'s> Writing<'s> {
     }
 }
 
-fn problem_at(key: &Key, problem: &str) -> String {
+fn problem_at(key: &ImportableKey, problem: &str) -> String {
     format!("line {}: {problem}", key.line)
 }

@@ -34,7 +34,7 @@ const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 pub(super) type Fields = BTreeMap<&'static str, String>;
 
 /// A row and its position, or the problems of its form.
-pub(super) struct Row {
+pub(super) struct ImportRow {
     /// The line on which the row begins, from 1.
     pub(super) line: u64,
     /// The fields of the row.
@@ -49,7 +49,7 @@ pub(super) struct Row {
 pub(super) fn read(
     format: FileFormat,
     file: impl BufRead,
-    take: impl FnMut(Row),
+    take: impl FnMut(ImportRow),
 ) -> io::Result<()> {
     match format {
         FileFormat::Csv => read_csv(file, take),
@@ -57,7 +57,7 @@ pub(super) fn read(
     }
 }
 
-fn read_csv(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()> {
+fn read_csv(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Result<()> {
     if file.fill_buf()?.starts_with(BYTE_ORDER_MARK) {
         file.consume(BYTE_ORDER_MARK.len());
     }
@@ -83,19 +83,19 @@ fn read_csv(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()>
                 Ok(names) => columns = Some(names),
                 Err(problems) => {
                     let fields = Err(problems);
-                    take(Row { line, fields });
+                    take(ImportRow { line, fields });
                     return Ok(());
                 }
             },
             Some(names) => {
                 let fields = csv_fields(names, &record);
-                take(Row { line, fields });
+                take(ImportRow { line, fields });
             }
         }
     }
     if columns.is_none() {
         let problem = "the header line is missing: write the names of the columns first";
-        take(Row {
+        take(ImportRow {
             line: 1,
             fields: Err(vec![problem.to_owned()]),
         });
@@ -157,7 +157,7 @@ fn csv_fields(names: &[&'static str], record: &csv::ByteRecord) -> Result<Fields
     }
 }
 
-fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<()> {
+fn read_lines(mut file: impl BufRead, mut take: impl FnMut(ImportRow)) -> io::Result<()> {
     let mut text = Vec::new();
     for line in 1.. {
         text.clear();
@@ -170,7 +170,7 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<(
             let problem =
                 format!("the row is longer than {ROW_BYTES_MAX} bytes; the rest was not read");
             let fields = Err(vec![problem]);
-            take(Row { line, fields });
+            take(ImportRow { line, fields });
             break;
         }
         let bare = match line {
@@ -179,7 +179,7 @@ fn read_lines(mut file: impl BufRead, mut take: impl FnMut(Row)) -> io::Result<(
         };
         if !bare.trim_ascii().is_empty() {
             let fields = json_fields(bare);
-            take(Row { line, fields });
+            take(ImportRow { line, fields });
         }
     }
     Ok(())
@@ -240,7 +240,7 @@ fn written_days(days: &serde_json::Map<String, Value>) -> Option<String> {
 
 /// A key as a row.
 #[derive(Serialize)]
-pub(super) struct Written<'a> {
+pub(super) struct ExportedRow<'a> {
     pub(super) id: &'a str,
     pub(super) customer: &'a str,
     pub(super) label: Option<&'a str>,
@@ -264,7 +264,7 @@ pub(super) struct Digests {
 /// Writes rows; CSV has the columns of digests only if `with_digests`.
 pub(super) fn write<'a>(
     format: FileFormat,
-    rows: impl Iterator<Item = Written<'a>>,
+    rows: impl Iterator<Item = ExportedRow<'a>>,
     columns: Columns,
     out: impl Write,
 ) -> anyhow::Result<()> {
@@ -284,7 +284,7 @@ pub(super) enum Columns {
 }
 
 fn write_csv<'a>(
-    rows: impl Iterator<Item = Written<'a>>,
+    rows: impl Iterator<Item = ExportedRow<'a>>,
     columns: Columns,
     out: impl Write,
 ) -> anyhow::Result<()> {
@@ -324,7 +324,7 @@ const PUBLIC_COLUMNS: [&str; 8] = [
 const DIGEST_COLUMNS: [&str; 3] = ["digest", "previous_digest", "previous_until"];
 
 fn write_lines<'a>(
-    rows: impl Iterator<Item = Written<'a>>,
+    rows: impl Iterator<Item = ExportedRow<'a>>,
     mut out: impl Write,
 ) -> anyhow::Result<()> {
     for row in rows {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use jiff::civil::Date;
 use serde::{Serialize, Serializer};
 
-use super::{CURRENCY, Month, Sums, Terms};
+use super::{BillingTerms, CURRENCY, InvoiceSums, Month};
 use crate::cli::usage::{billed_tier, price_cents};
 use crate::config::Config;
 use crate::policy::api_key::KeyId;
@@ -16,7 +16,7 @@ use crate::store::DayUsage;
 use crate::store::ledger::UNKNOWN_TIER;
 
 /// A key and the tiers that it had.
-pub(super) struct Key<'k> {
+pub(super) struct BilledKey<'k> {
     pub(super) customer: &'k Arc<str>,
     pub(super) record: &'k KeyRecord,
     pub(super) life: Life,
@@ -46,7 +46,7 @@ impl Use {
 
 /// One key in one tier. Some hundred thousand of them are in memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(super) struct Line {
+pub(super) struct InvoiceLine {
     #[serde(serialize_with = "text")]
     pub(super) customer: Arc<str>,
     pub(super) key: KeyId,
@@ -75,12 +75,12 @@ fn text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error
 
 /// The lines in the order of tiers; none for a key without a counted day and without a request.
 pub(super) fn of(
-    terms: &Terms<'_>,
-    key: &Key<'_>,
+    terms: &BillingTerms<'_>,
+    key: &BilledKey<'_>,
     usage: &[DayUsage],
-) -> anyhow::Result<impl Iterator<Item = Line> + use<>> {
+) -> anyhow::Result<impl Iterator<Item = InvoiceLine> + use<>> {
     let config = terms.config;
-    let mut lines = Lines {
+    let mut lines = KeyLines {
         config,
         key,
         by_tier: BTreeMap::new(),
@@ -130,43 +130,45 @@ pub(super) fn of(
 }
 
 /// The tier of units without a known tier: the key's tier when the day ended, else its present one.
-fn tier_held<'k>(terms: &Terms<'_>, key: &'k Key<'_>, date: Date) -> &'k str {
+fn tier_held<'k>(terms: &BillingTerms<'_>, key: &'k BilledKey<'_>, date: Date) -> &'k str {
     let day = terms.days.iter().find(|day| day.date == date);
     let held = day.and_then(|day| key.life.tier_on(day));
     held.unwrap_or(&key.record.tier).as_str()
 }
 
 /// The lines of the key being read.
-struct Lines<'k> {
+struct KeyLines<'k> {
     config: &'k Config,
-    key: &'k Key<'k>,
-    by_tier: BTreeMap<String, Line>,
+    key: &'k BilledKey<'k>,
+    by_tier: BTreeMap<String, InvoiceLine>,
 }
 
-impl Lines<'_> {
-    fn of(&mut self, tier: &str) -> &mut Line {
-        let Lines {
+impl KeyLines<'_> {
+    fn of(&mut self, tier: &str) -> &mut InvoiceLine {
+        let KeyLines {
             config,
             key,
             by_tier,
         } = self;
-        by_tier.entry(tier.to_owned()).or_insert_with(|| Line {
-            customer: key.customer.clone(),
-            key: key.record.id,
-            label: key.record.label.as_deref().map(Into::into),
-            tier: tier.into(),
-            price_cents: price_cents(config, tier),
-            days: 0,
-            requests: 0,
-            charged: 0,
-            refunded: 0,
-            unattributed: 0,
-            over: 0,
-            adjusted: 0,
-            billed_units: 0,
-            amount_cents: None,
-            used: Use::None,
-        })
+        by_tier
+            .entry(tier.to_owned())
+            .or_insert_with(|| InvoiceLine {
+                customer: key.customer.clone(),
+                key: key.record.id,
+                label: key.record.label.as_deref().map(Into::into),
+                tier: tier.into(),
+                price_cents: price_cents(config, tier),
+                days: 0,
+                requests: 0,
+                charged: 0,
+                refunded: 0,
+                unattributed: 0,
+                over: 0,
+                adjusted: 0,
+                billed_units: 0,
+                amount_cents: None,
+                used: Use::None,
+            })
     }
 
     fn add(&mut self, usage: &DayUsage, billed: &str) {
@@ -191,7 +193,7 @@ fn signed(units: u64) -> i64 {
     i64::try_from(units).unwrap_or(i64::MAX)
 }
 
-impl Line {
+impl InvoiceLine {
     /// The sort key of lines.
     pub(super) fn place(&self) -> (&str, KeyId, &str) {
         (&self.customer, self.key, &self.tier)
@@ -233,7 +235,7 @@ impl Line {
 }
 
 /// The last row for people.
-pub(super) fn total(month: Month, sums: &Sums) -> Vec<String> {
+pub(super) fn total(month: Month, sums: &InvoiceSums) -> Vec<String> {
     let mut total = vec![String::new(); super::COLUMNS.len() - 1];
     if let [first, .., over, _, _, amount, _] = total.as_mut_slice() {
         *first = format!("total of {month}, {CURRENCY}");

@@ -19,12 +19,12 @@ fn record(tier: &str, customer: &str) -> KeyRecord {
 }
 
 /// The lines of a key in October 2026 at an instant of November.
-fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec<Line> {
+fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
     let mut config = config();
     config.billing = rules;
     let now = "2026-11-20T00:00:00Z".parse().unwrap();
-    let terms = Terms::of(&config, month("2026-10"), now).unwrap();
-    let key = Key {
+    let terms = BillingTerms::of(&config, month("2026-10"), now).unwrap();
+    let key = BilledKey {
         customer: &record.customer.as_str().into(),
         record,
         life: Life::of(record, &[]),
@@ -32,7 +32,7 @@ fn told_by(rules: billing::Rules, usage: &[DayUsage], record: &KeyRecord) -> Vec
     lines::of(&terms, &key, usage).unwrap().collect()
 }
 
-fn told(usage: &[DayUsage], record: &KeyRecord) -> Vec<Line> {
+fn told(usage: &[DayUsage], record: &KeyRecord) -> Vec<InvoiceLine> {
     told_by(billing::Rules::default(), usage, record)
 }
 
@@ -62,7 +62,7 @@ fn a_month_is_closed_with_its_last_day_and_has_the_days_that_have_begun() {
         ("2026-11-07T23:59:59Z", 31, false),
         ("2026-11-08T00:00:00Z", 31, true),
     ] {
-        let terms = Terms::of(&config, month("2026-10"), now.parse().unwrap()).unwrap();
+        let terms = BillingTerms::of(&config, month("2026-10"), now.parse().unwrap()).unwrap();
         assert_eq!((terms.days.len(), terms.closed), (days, closed), "{now}");
     }
 }
@@ -245,7 +245,7 @@ fn the_table_shows_dollars_and_the_csv_cents() {
         (shown[4].as_str(), shown[13].as_str()),
         ("299.00", "299.00")
     );
-    let sums = Sums {
+    let sums = InvoiceSums {
         over: 5,
         amount_cents: 29_905,
     };

@@ -189,7 +189,7 @@ fn is_reusable(answer: &str, closed: bool) -> bool {
     let request = super::super::writer::HeadWriter::request(&mut out, &Method::GET, target, &host);
     let request = request.end(
         super::super::framing::Framing::Empty,
-        super::super::writer::Connection::Implied,
+        super::super::writer::ConnectionFate::Implied,
     );
     let mut buffer = BytesMut::from(answer);
     let head = AnswerReader::new(&Method::GET).take(&mut buffer, &BOUNDS);

@@ -10,7 +10,7 @@ use super::super::body::{BodyFault, BodyReader, ChunkLimits};
 use super::super::fields::{EndToEnd, FieldBounds, FieldList};
 use super::super::framing::{AnswerFraming, Framing};
 use super::super::request::{RequestHead, RequestReader};
-use super::super::writer::{BodyWriter, Connection, HeadWriter};
+use super::super::writer::{BodyWriter, ConnectionFate, HeadWriter};
 use super::*;
 use crate::policy::target::Target;
 
@@ -222,7 +222,7 @@ proptest! {
         let mut out = Vec::new();
         let mut head = HeadWriter::request(&mut out, &method, checked, &HeaderValue::from_static("h:1"));
         write_fields(&mut head, &fields);
-        let connection = if closes { Connection::Close } else { Connection::Implied };
+        let connection = if closes { ConnectionFate::Close } else { ConnectionFate::Implied };
         let mut writer = head.end(framing, connection);
         let data = write_body(&mut writer, framing, &parts, &mut out);
         out.extend_from_slice(NEXT);
@@ -263,7 +263,7 @@ proptest! {
         let mut out = Vec::new();
         let mut head = HeadWriter::answer(&mut out, status);
         write_fields(&mut head, &fields);
-        let mut writer = head.end_answer(asked, Connection::Implied);
+        let mut writer = head.end_answer(asked, ConnectionFate::Implied);
         let mut data = parts.concat();
         if let AnswerFraming::Length(bytes) = asked {
             data.resize(bytes as usize, b'z');

@@ -8,7 +8,7 @@ const HOST_VALUE: HeaderValue = HeaderValue::from_static("u:80");
 fn request(
     fill: impl FnOnce(&mut HeadWriter<'_, ToUpstream>),
     framing: Framing,
-    connection: Connection,
+    connection: ConnectionFate,
 ) -> (String, BodyWriter) {
     let mut out = Vec::new();
     let target = Target::parse(b"/a?b").unwrap();
@@ -18,7 +18,7 @@ fn request(
     (String::from_utf8(out).unwrap(), body)
 }
 
-fn answer(status: u16, framing: AnswerFraming, connection: Connection) -> (String, BodyWriter) {
+fn answer(status: u16, framing: AnswerFraming, connection: ConnectionFate) -> (String, BodyWriter) {
     let mut out = Vec::new();
     let mut head = HeadWriter::answer(&mut out, StatusCode::from_u16(status).unwrap());
     head.add(&LINK, &HeaderValue::from_static("a"));
@@ -30,25 +30,25 @@ fn answer(status: u16, framing: AnswerFraming, connection: Connection) -> (Strin
 fn a_request_has_one_host_one_framing_and_one_end() {
     let line = "POST /a?b HTTP/1.1\r\nhost: u:80\r\n";
     for (framing, connection, rest) in [
-        (Framing::Empty, Connection::Implied, "\r\n"),
+        (Framing::Empty, ConnectionFate::Implied, "\r\n"),
         (
             Framing::Empty,
-            Connection::Close,
+            ConnectionFate::Close,
             "connection: close\r\n\r\n",
         ),
         (
             Framing::Length(0),
-            Connection::Implied,
+            ConnectionFate::Implied,
             "content-length: 0\r\n\r\n",
         ),
         (
             Framing::Length(u64::MAX),
-            Connection::Implied,
+            ConnectionFate::Implied,
             "content-length: 18446744073709551615\r\n\r\n",
         ),
         (
             Framing::Chunked,
-            Connection::KeepAlive,
+            ConnectionFate::KeepAlive,
             "transfer-encoding: chunked\r\nconnection: keep-alive\r\n\r\n",
         ),
     ] {
@@ -87,7 +87,7 @@ fn fields_are_written_as_they_are_and_no_text_ends_a_line() {
         assert!(EndToEnd::of(&http::header::TE, &value).is_none());
         head.add(&EXPECT, &HeaderValue::from_static("100-continue"));
     };
-    let (text, _) = request(fill, Framing::Empty, Connection::Implied);
+    let (text, _) = request(fill, Framing::Empty, ConnectionFate::Implied);
     let fields = "accept: a/b\r\nlink: a b\t\r\nx-a: 1\r\nexpect: 100-continue\r\n\r\n";
     assert_eq!(
         text,
@@ -113,7 +113,7 @@ fn an_answer_has_the_framing_that_its_status_allows() {
         (304, Bodiless(Some(5)), "content-length: 5\r\n\r\n", true),
         (304, Chunked, "\r\n", true),
     ] {
-        let (text, body) = answer(status, framing, Connection::Implied);
+        let (text, body) = answer(status, framing, ConnectionFate::Implied);
         let line = text.split_once("\r\n").unwrap().0;
         assert!(line.starts_with(&format!("HTTP/1.1 {status} ")), "{line}");
         assert_eq!(
@@ -123,7 +123,7 @@ fn an_answer_has_the_framing_that_its_status_allows() {
         );
         assert_eq!(body.is_done(), done, "{status} {framing:?}");
     }
-    let (text, _) = answer(999, Length(0), Connection::Close);
+    let (text, _) = answer(999, Length(0), ConnectionFate::Close);
     assert_eq!(
         text,
         "HTTP/1.1 999 \r\nlink: a\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -148,7 +148,7 @@ fn a_client_of_http_1_0_gets_no_chunks() {
 }
 
 fn body(framing: Framing) -> BodyWriter {
-    request(|_| (), framing, Connection::Implied).1
+    request(|_| (), framing, ConnectionFate::Implied).1
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn trailers_are_written_behind_the_last_chunk() {
 #[test]
 fn a_body_that_ends_with_the_connection_is_never_done() {
     let mut out = Vec::new();
-    let (_, mut body) = answer(200, AnswerFraming::ByClose, Connection::KeepAlive);
+    let (_, mut body) = answer(200, AnswerFraming::ByClose, ConnectionFate::KeepAlive);
     body.write(b"abc", &mut out).unwrap();
     body.end([], &mut out).unwrap();
     assert!(!body.is_done());

@@ -37,7 +37,7 @@ fn waiters_share_a_call_and_get_distinct_counts() {
     assert_eq!((call.ack, call.rack, call.want), (0, 0, 4));
     assert_eq!(begin(&mut account), None, "one call at a time");
     let verdicts = account.settle(call.number, &reply(Code::Granted, 4, 9), now);
-    let granted = |used| Verdict::Granted { used };
+    let granted = |used| WaiterResult::Granted { used };
     assert_eq!(
         verdicts,
         [
@@ -60,9 +60,9 @@ fn a_cost_that_does_not_fit_is_refused_and_the_next_one_tried() {
     assert_eq!(
         verdicts,
         [
-            ("a", 2, Verdict::Granted { used: 8 }),
-            ("b", 4, Verdict::Exhausted { used: 9 }),
-            ("c", 1, Verdict::Granted { used: 9 })
+            ("a", 2, WaiterResult::Granted { used: 8 }),
+            ("b", 4, WaiterResult::Exhausted { used: 9 }),
+            ("c", 1, WaiterResult::Granted { used: 9 })
         ]
     );
     let settling = begin(&mut account).unwrap();
@@ -165,7 +165,7 @@ fn units_served_without_the_store_take_the_place_of_the_lost_charge_that_ran_aft
     account.serve_without_store(1);
     account.leave_out(|waiter| *waiter != "a");
     let verdicts = account.settle(call.number, &reply(Code::Granted, 2, 2), now);
-    assert_eq!(verdicts, [("b", 1, Verdict::Granted { used: 2 })]);
+    assert_eq!(verdicts, [("b", 1, WaiterResult::Granted { used: 2 })]);
     assert_eq!(account.marks(), (2, 0), "two units for two requests");
 }
 

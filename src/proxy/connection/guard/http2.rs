@@ -14,7 +14,7 @@ use super::Guard;
 use crate::policy::http2::{Budgets, CALM_DOWN, ControlRates, Flood, Frames};
 
 /// Both directions of a connection.
-pub(super) struct Http2 {
+pub(super) struct Http2Guard {
     received: Frames,
     sent: Frames,
     budgets: Budgets,
@@ -25,10 +25,10 @@ pub(super) struct Http2 {
     malformed: u64,
 }
 
-impl Http2 {
+impl Http2Guard {
     /// A new connection.
-    pub(super) fn new(rates: ControlRates) -> Http2 {
-        Http2 {
+    pub(super) fn new(rates: ControlRates) -> Http2Guard {
+        Http2Guard {
             received: Frames::of_client(),
             sent: Frames::of_server(),
             budgets: Budgets::new(rates, Instant::now()),

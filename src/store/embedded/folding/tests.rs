@@ -17,7 +17,7 @@ use crate::policy::key_record::tests::key_of;
 use crate::store::chain::Piece;
 use crate::store::embedded::group::{Group, Ruling, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
-use crate::store::embedded::keys::{self, Follower, Kept};
+use crate::store::embedded::keys::{self, Follower, KeptRecords};
 use crate::store::embedded::{Durability, closing, schema, usage};
 use crate::store::{Charge, Keeping, KeyEntry, Receipt, Totals};
 
@@ -129,7 +129,7 @@ impl Process {
                 connection: &connection,
                 statements,
                 folder: Folder::new(),
-                keys: Follower::new(Kept::Whole),
+                keys: Follower::new(KeptRecords::Whole),
             };
             while let Ok(work) = to_do.recv() {
                 work(&mut inside);
@@ -426,7 +426,8 @@ fn run_history(steps: Vec<Step>) {
             ),
             ..record
         };
-        let keys::Changed::Made(record, _) = keys::create(&connection, record, now).unwrap() else {
+        let keys::ChangeResult::Made(record, _) = keys::create(&connection, record, now).unwrap()
+        else {
             panic!("the key was not made");
         };
         world.keys.push(KeyEntry::new(*record));

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::quota::{Account, Terms, Verdict};
+use crate::policy::quota::{Account, Terms, WaiterResult};
 use crate::store::redis::clock::StoreClock;
 use crate::store::redis::names::Names;
 use crate::store::redis::producer::Producer;
@@ -54,7 +54,7 @@ pub enum Answer {
     /// The granted units.
     Granted(Units),
     /// Any other verdict of the store.
-    Other(Verdict),
+    Other(WaiterResult),
     /// No reply.
     Failed(StoreError),
 }

@@ -11,7 +11,7 @@ use super::rows::{self, CountRow, Rows, TotalsRow};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::store::Totals;
-use crate::store::carried::process_of;
+use crate::store::export::process_of;
 
 /// How long a name is kept that was never read after: as long as counts are (seconds).
 const KEPT_SECONDS: i64 = 35 * 86_400;

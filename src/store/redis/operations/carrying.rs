@@ -14,11 +14,11 @@ use tokio::sync::mpsc;
 use crate::policy::api_key::{KeyDigest, KeyId};
 use crate::policy::audit::Entry;
 use crate::policy::calendar::Calendar;
-use crate::policy::crossing::date_of;
 use crate::policy::key_record::KeyRecord;
-use crate::store::carried::{
-    Carried, CarriedEvent, CarriedKey, HeldClaim, KeyDay, Taken, Taking, WaitingEvent,
-    secret_in_use,
+use crate::policy::threshold_event::date_of;
+use crate::store::export::{
+    Exported, ExportedEvent, ExportedKey, HeldClaim, ImportCounts, ImportMode, KeyDay,
+    WaitingEvent, secret_in_use,
 };
 use crate::store::redis::counts::ledger;
 use crate::store::redis::keys::audit;
@@ -38,7 +38,7 @@ pub async fn carry_out(
     link: &Link,
     names: &Names,
     zone: &str,
-    told: &mpsc::Sender<Carried>,
+    told: &mpsc::Sender<Exported>,
 ) -> Result<(), StoreError> {
     let calendar = Calendar::of_zone(zone)
         .map_err(|error| StoreError::Failed(format!("the zone of the store: {error}")))?;
@@ -47,21 +47,21 @@ pub async fn carry_out(
         return Ok(());
     };
     for entry in audit::of_gateways(link, names).await? {
-        if told.send(Carried::Audit(Box::new(entry))).await.is_err() {
+        if told.send(Exported::Audit(Box::new(entry))).await.is_err() {
             return Ok(());
         }
     }
     for date in dates(link, names, now).await? {
         for batch in keys.chunks(READ_BATCH) {
             for day in ledger::key_days(link, names, batch, date, &calendar).await? {
-                if told.send(Carried::KeyDay(Box::new(day))).await.is_err() {
+                if told.send(Exported::KeyDay(Box::new(day))).await.is_err() {
                     return Ok(());
                 }
             }
         }
     }
     for event in events(link, names, now).await? {
-        if told.send(Carried::Event(event)).await.is_err() {
+        if told.send(Exported::Event(event)).await.is_err() {
             return Ok(());
         }
     }
@@ -72,7 +72,7 @@ pub async fn carry_out(
 async fn tell_keys(
     link: &Link,
     names: &Names,
-    told: &mpsc::Sender<Carried>,
+    told: &mpsc::Sender<Exported>,
 ) -> Result<Option<Vec<KeyId>>, StoreError> {
     let state = index::state(link, names).await?;
     let (mut pages, mut seen) = (Pages::of(&state), HashSet::new());
@@ -85,11 +85,11 @@ async fn tell_keys(
                 trail.retain(|version, _| *version <= record.version);
                 let own = trail.entry(record.version);
                 own.or_insert_with(|| Entry::of(record));
-                let key = CarriedKey {
+                let key = ExportedKey {
                     record: record.clone(),
                     trail: trail.into_values().collect(),
                 };
-                if told.send(Carried::Key(Box::new(key))).await.is_err() {
+                if told.send(Exported::Key(Box::new(key))).await.is_err() {
                     return Ok(None);
                 }
             }
@@ -145,7 +145,7 @@ async fn events(
     link: &Link,
     names: &Names,
     now: Timestamp,
-) -> Result<Vec<CarriedEvent>, StoreError> {
+) -> Result<Vec<ExportedEvent>, StoreError> {
     let mut waiting: BTreeMap<String, WaitingEvent> = BTreeMap::new();
     for (kept, since) in scanned(link, "ZSCAN", &names.events()).await? {
         let since: f64 = since.parse().unwrap_or_default();
@@ -164,14 +164,14 @@ async fn events(
         let until = link.ask(redis::cmd("EXPIRETIME").arg(&name)).await?;
         let until = i64::from_redis_value(until).map_err(unreadable)?;
         for (id, node) in scanned(link, "HSCAN", &name).await? {
-            events.push(CarriedEvent {
+            events.push(ExportedEvent {
                 waiting: waiting.remove(&id),
                 claim: Some(HeldClaim { node, until }),
                 id,
             });
         }
     }
-    events.extend(waiting.into_iter().map(|(id, event)| CarriedEvent {
+    events.extend(waiting.into_iter().map(|(id, event)| ExportedEvent {
         id,
         claim: None,
         waiting: Some(event),
@@ -204,17 +204,17 @@ async fn scanned(
 pub async fn take_in(
     link: &Link,
     names: &Names,
-    pieces: &[Carried],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
+    pieces: &[Exported],
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
     let (mut keys, mut days, mut events) = (Vec::new(), Vec::<&KeyDay>::new(), Vec::new());
     let mut entries = Vec::new();
     for piece in pieces {
         match piece {
-            Carried::Key(key) => keys.push(&**key),
-            Carried::KeyDay(day) => days.push(day),
-            Carried::Event(event) => events.push(event),
-            Carried::Audit(entry) => entries.push(&**entry),
+            Exported::Key(key) => keys.push(&**key),
+            Exported::KeyDay(day) => days.push(day),
+            Exported::Event(event) => events.push(event),
+            Exported::Audit(entry) => entries.push(&**entry),
         }
     }
     let mut taken = take_keys(link, names, &keys, taking).await?;
@@ -229,9 +229,9 @@ async fn take_entries(
     link: &Link,
     names: &Names,
     entries: &[&Entry],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
-    let mut taken = Taken::default();
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
+    let mut taken = ImportCounts::default();
     if entries.is_empty() {
         return Ok(taken);
     }
@@ -247,7 +247,7 @@ async fn take_entries(
                 .arg(serde_json::to_string(entry).unwrap_or_default());
         }
     }
-    if taking == Taking::Write && !tell.is_empty() {
+    if taking == ImportMode::Write && !tell.is_empty() {
         link.ask(&tell).await?;
     }
     Ok(taken)
@@ -256,10 +256,10 @@ async fn take_entries(
 async fn take_keys(
     link: &Link,
     names: &Names,
-    keys: &[&CarriedKey],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
-    let mut taken = Taken::default();
+    keys: &[&ExportedKey],
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
+    let mut taken = ImportCounts::default();
     if keys.is_empty() {
         return Ok(taken);
     }
@@ -293,7 +293,7 @@ async fn take_keys(
             }
         }
     }
-    if taking == Taking::Rehearse {
+    if taking == ImportMode::DryRun {
         return Ok(taken);
     }
     write(link, names, &newer).await?;
@@ -306,7 +306,7 @@ async fn take_keys(
 async fn stored(
     link: &Link,
     names: &Names,
-    keys: &[&CarriedKey],
+    keys: &[&ExportedKey],
 ) -> Result<Vec<Option<KeyRecord>>, StoreError> {
     let mut read = Pipeline::new();
     for key in keys {
@@ -385,10 +385,10 @@ async fn write(
 async fn take_events(
     link: &Link,
     names: &Names,
-    events: &[&CarriedEvent],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
-    let mut taken = Taken::default();
+    events: &[&ExportedEvent],
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
+    let mut taken = ImportCounts::default();
     if events.is_empty() {
         return Ok(taken);
     }
@@ -415,19 +415,19 @@ async fn take_events(
             taken.events_held += 1;
         }
     }
-    if taking == Taking::Write && !keeping.is_empty() {
+    if taking == ImportMode::Write && !keeping.is_empty() {
         link.ask(&keeping).await?;
     }
     Ok(taken)
 }
 
-fn member(event: &CarriedEvent) -> String {
+fn member(event: &ExportedEvent) -> String {
     let body = event.waiting.as_ref().map(|waiting| waiting.body.as_str());
     format!("{} {}", event.id, body.unwrap_or_default())
 }
 
 /// An event waits before its claim is held.
-fn keep(pipeline: &mut Pipeline, names: &Names, event: &CarriedEvent) {
+fn keep(pipeline: &mut Pipeline, names: &Names, event: &ExportedEvent) {
     if let Some(waiting) = &event.waiting {
         pipeline
             .cmd("ZADD")

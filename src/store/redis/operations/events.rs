@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use redis::{FromRedisValue, Pipeline, Value};
 use tokio::time::Instant;
 
-use crate::policy::crossing::{Crossing, Event};
+use crate::policy::threshold_event::{Event, ThresholdEvent};
 use crate::store::redis::keys::codec::unreadable;
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
@@ -27,12 +27,12 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 pub async fn claim(
     link: &Link,
     names: &Names,
-    crossing: &Crossing,
+    crossing: &ThresholdEvent,
     node: &NodeName,
     delivery: Delivery,
 ) -> Result<Claim, StoreError> {
     let event = crossing.event();
-    let day = crossing.standing.day;
+    let day = crossing.quota_status.day;
     let kept = match delivery {
         Delivery::Wanted => packed(&event),
         Delivery::Unwanted => String::new(),

@@ -304,7 +304,7 @@ fn a_line_in_the_access_log_that_tells_something_else_is_found() {
 }
 
 #[test]
-fn a_line_names_the_key_of_a_failed_call_exactly_where_the_answer_shows_a_standing() {
+fn a_line_names_the_key_of_a_failed_call_exactly_where_the_answer_shows_a_quota_status() {
     let mut ledgers = agreeing();
     let mut nobody = problem("d", 500, "INTERNAL_ERROR");
     nobody.limit = None;

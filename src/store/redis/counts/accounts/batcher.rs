@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 use super::{Accounts, Answer, Context, Pending, Slot, Source, Units, Waiter};
 use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::{Call, Reply, Verdict};
+use crate::policy::quota::{Call, Reply, WaiterResult};
 use crate::store::KeyEntry;
 use crate::store::redis::wire::request::LinkError;
 use crate::store::redis::wire::script::{AccountCall, CHARGE, ChargeArgument, charge_replies};
@@ -95,20 +95,20 @@ impl Accounts {
 }
 
 impl Accounts {
-    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: Verdict) -> Answer {
+    fn answer(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, verdict: WaiterResult) -> Answer {
         match verdict {
-            Verdict::Granted { used } => Answer::Granted(Units {
+            WaiterResult::Granted { used } => Answer::Granted(Units {
                 accounts: self.clone(),
                 slot: slot.clone(),
                 used,
                 units: cost,
                 source: Source::Store,
             }),
-            Verdict::Exhausted { .. }
-            | Verdict::Told { .. }
-            | Verdict::KeyChanged
-            | Verdict::OtherDay { .. }
-            | Verdict::OtherCalendar => Answer::Other(verdict),
+            WaiterResult::Exhausted { .. }
+            | WaiterResult::Told { .. }
+            | WaiterResult::KeyChanged
+            | WaiterResult::OtherDay { .. }
+            | WaiterResult::OtherCalendar => Answer::Other(verdict),
         }
     }
 

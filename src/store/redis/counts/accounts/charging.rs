@@ -11,7 +11,7 @@ use super::batcher::Batcher;
 use super::{Accounts, Answer, Context, Slot, SlotState, other_calendar};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::policy::quota::{Asked, Terms, Verdict};
+use crate::policy::quota::{Asked, Terms, WaiterResult};
 use crate::store::{KeyEntry, StoreError};
 
 /// The most accounts that are settled concurrently.
@@ -53,8 +53,10 @@ impl Accounts {
         }
         let terms = self.terms(key, day);
         match self.ask(&slot, 0, terms).await {
-            Answer::Other(Verdict::Told { used } | Verdict::Exhausted { used }) => Ok(used),
-            Answer::Other(Verdict::OtherCalendar) => Err(other_calendar(key, day)),
+            Answer::Other(WaiterResult::Told { used } | WaiterResult::Exhausted { used }) => {
+                Ok(used)
+            }
+            Answer::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
             Answer::Failed(error) => Err(error),
             Answer::Granted(units) => Ok(units.used),
             Answer::Other(verdict) => Err(StoreError::Failed(format!(
@@ -81,7 +83,7 @@ impl Accounts {
             }
             match account.ask(sender, cost, terms, std::time::Instant::now()) {
                 Asked::Denied { used, .. } => {
-                    return Answer::Other(Verdict::Exhausted { used });
+                    return Answer::Other(WaiterResult::Exhausted { used });
                 }
                 // The task that awaits a call of the account sends the next one too.
                 Asked::Waiting => !account.is_awaited() && !std::mem::replace(queued, true),

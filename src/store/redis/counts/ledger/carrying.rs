@@ -7,7 +7,9 @@ use super::cells;
 use super::reading::{Counts, Fields, unreadable};
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::{Calendar, Day};
-use crate::store::carried::{Account, KeyDay, Late, Sheet, Taken, Taking, accounts_of};
+use crate::store::export::{
+    ImportCounts, ImportMode, KeyDay, Late, ProducerAccount, Sheet, accounts_of,
+};
 use crate::store::redis::names::Names;
 use crate::store::redis::wire::link::Link;
 use crate::store::redis::wire::script::{Arguments, MERGE_DAY};
@@ -80,7 +82,7 @@ fn key_day(
     let (accounts, late) = match &counts {
         None => (accounts_of(&sheets), Vec::new()),
         Some(counts) => (
-            counts.accounts().collect::<Vec<Account>>(),
+            counts.accounts().collect::<Vec<ProducerAccount>>(),
             counts.late().collect::<Vec<Late>>(),
         ),
     };
@@ -100,9 +102,9 @@ pub async fn take_in(
     link: &Link,
     names: &Names,
     days: &[&KeyDay],
-    taking: Taking,
-) -> Result<Taken, StoreError> {
-    let mut taken = Taken::default();
+    taking: ImportMode,
+) -> Result<ImportCounts, StoreError> {
+    let mut taken = ImportCounts::default();
     if days.is_empty() {
         return Ok(taken);
     }
@@ -130,7 +132,7 @@ pub async fn take_in(
             }
         }
     }
-    if taking == Taking::Write {
+    if taking == ImportMode::Write {
         let mut list = redis::cmd("SADD");
         list.arg(names.days());
         for told in days {
@@ -141,14 +143,14 @@ pub async fn take_in(
     Ok(taken)
 }
 
-fn arguments<'t>(told: &'t KeyDay, taking: Taking) -> Arguments<'t> {
+fn arguments<'t>(told: &'t KeyDay, taking: ImportMode) -> Arguments<'t> {
     let size = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
     let mut arguments = Arguments::new()
         .number(told.start)
         .number(told.end)
         .number(match taking {
-            Taking::Write => 1,
-            Taking::Rehearse => 0,
+            ImportMode::Write => 1,
+            ImportMode::DryRun => 0,
         })
         .count(size(told.accounts.len()));
     for account in &told.accounts {

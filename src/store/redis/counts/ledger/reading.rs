@@ -9,7 +9,7 @@ use redis::{FromRedisValue, Pipeline};
 use super::cells;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
-use crate::store::carried::{Account, Late, process_of};
+use crate::store::export::{Late, ProducerAccount, process_of};
 use crate::store::ledger::Cell;
 use crate::store::redis::journal::TotalsRow;
 use crate::store::redis::names::Names;
@@ -165,11 +165,11 @@ impl Counts {
     }
 
     /// By producer.
-    pub(super) fn accounts(&self) -> impl Iterator<Item = Account> {
+    pub(super) fn accounts(&self) -> impl Iterator<Item = ProducerAccount> {
         let unsigned = |number: i64| u64::try_from(number).unwrap_or(0);
         self.marks
             .iter()
-            .map(move |(producer, (granted, returned))| Account {
+            .map(move |(producer, (granted, returned))| ProducerAccount {
                 producer: producer.clone(),
                 granted: unsigned(*granted),
                 returned: unsigned(*returned),

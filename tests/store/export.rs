@@ -1,4 +1,4 @@
-//! What only operators of two stores meet: everything of the one carried into the other, through the trait.
+//! The export of one store, imported by another through the trait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 use touchline::clock::Clock;
 use touchline::policy::audit::{Author, Entry, Wanted};
 use touchline::policy::calendar::{Calendar, Day};
-use touchline::policy::crossing::{Crossing, Share};
 use touchline::policy::key_record::KeyRecord;
-use touchline::policy::rate_limit::Standing;
-use touchline::store::carried::{Carried, Taken, Taking};
+use touchline::policy::rate_limit::QuotaStatus;
+use touchline::policy::threshold_event::{Share, ThresholdEvent};
+use touchline::store::export::{Exported, ImportCounts, ImportMode};
 use touchline::store::{Claim, Delivery, NodeName, Role, Store, embedded, redis as redis_store};
 
 use crate::suite::{ZONE, charge, granted, issue, new_record, today, used_field};
@@ -48,22 +48,24 @@ impl Stores {
     }
 }
 
-async fn told(from: &Arc<dyn Store>) -> Vec<Carried> {
+async fn exported(from: &Arc<dyn Store>) -> Vec<Exported> {
     let (sender, mut receiver) = mpsc::channel(16);
-    let heard = async {
-        let mut pieces = Vec::new();
-        while let Some(piece) = receiver.recv().await {
-            pieces.push(piece);
+    let receive = async {
+        let mut items = Vec::new();
+        while let Some(item) = receiver.recv().await {
+            items.push(item);
         }
-        pieces
+        items
     };
-    let (said, pieces) = tokio::join!(from.carry_out(sender), heard);
-    said.unwrap();
-    pieces
+    let (sent, items) = tokio::join!(from.export(sender), receive);
+    sent.unwrap();
+    items
 }
 
-async fn carry(from: &Arc<dyn Store>, to: &Arc<dyn Store>) -> Taken {
-    to.take_in(told(from).await, Taking::Write).await.unwrap()
+async fn transfer(from: &Arc<dyn Store>, to: &Arc<dyn Store>) -> ImportCounts {
+    to.import_exported(exported(from).await, ImportMode::Write)
+        .await
+        .unwrap()
 }
 
 fn node(name: &str) -> NodeName {
@@ -71,17 +73,17 @@ fn node(name: &str) -> NodeName {
 }
 
 #[tokio::test]
-async fn an_event_is_told_once_although_its_store_was_changed() {
+async fn an_event_is_delivered_once_although_its_store_was_changed() {
     let stores = Stores::new().await;
     let ways = [
         (stores.file("a.db").await, stores.redis("a").await),
         (stores.redis("b").await, stores.file("b.db").await),
         (stores.file("c.db").await, stores.file("d.db").await),
     ];
-    let crossing = Crossing {
+    let threshold_event = ThresholdEvent {
         key: new_record("pro").id,
         tier: "pro".parse().unwrap(),
-        standing: Standing {
+        quota_status: QuotaStatus {
             limit: 10,
             used: Some(8),
             // Claims of dates around the present one are exported.
@@ -95,24 +97,30 @@ async fn an_event_is_told_once_although_its_store_was_changed() {
     };
     let lease = Duration::from_secs(60);
     for (from, to) in ways {
-        let made = from.claim(&crossing, &node("a"), Delivery::Wanted).await;
+        let made = from
+            .claim(&threshold_event, &node("a"), Delivery::Wanted)
+            .await;
         assert!(matches!(made.unwrap(), Claim::Made));
-        let rehearsed = to.take_in(told(&from).await, Taking::Rehearse).await;
-        assert_eq!(rehearsed.unwrap().events_added, 1);
-        assert_eq!(told(&to).await, [], "a rehearsal writes nothing");
-        carry(&from, &to).await;
-        let again = to.claim(&crossing, &node("b"), Delivery::Wanted).await;
+        let dry = to
+            .import_exported(exported(&from).await, ImportMode::DryRun)
+            .await;
+        assert_eq!(dry.unwrap().events_added, 1);
+        assert_eq!(exported(&to).await, [], "a dry run writes nothing");
+        transfer(&from, &to).await;
+        let again = to
+            .claim(&threshold_event, &node("b"), Delivery::Wanted)
+            .await;
         assert_eq!(again.unwrap(), Claim::Held);
         let waiting = to.undelivered(&node("b"), lease).await.unwrap().unwrap();
         assert_eq!(waiting.len(), 1);
-        assert_eq!(waiting[0].body, crossing.event().body);
+        assert_eq!(waiting[0].body, threshold_event.event().body);
         to.resign(&node("b")).await.unwrap();
-        // Delivered there, it does not come back with the next telling.
+        // Delivered there, it is not in the next export.
         let here = from.undelivered(&node("a"), lease).await.unwrap().unwrap();
         assert_eq!(here, waiting);
         to.delivered(&waiting[0]).await.unwrap();
-        let taken = carry(&from, &to).await;
-        assert_eq!((taken.events_added, taken.events_held), (0, 1));
+        let counts = transfer(&from, &to).await;
+        assert_eq!((counts.events_added, counts.events_held), (0, 1));
         let waiting = to.undelivered(&node("b"), lease).await.unwrap();
         assert_eq!(waiting, Some(Vec::new()));
     }
@@ -130,7 +138,7 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
     let client = redis::Client::open(stores.server.url()).unwrap();
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     for (day, late) in [(closed, Some(("a900", -2))), (today, None)] {
-        // Two processes; one died before it said what 3 units were for, the other served above the limit of 10.
+        // Two processes; one died before it sent what 3 units were for, the other served above the limit of 10.
         let used = used_field(day);
         let mut fields = vec![
             (used.as_str(), 18),
@@ -167,9 +175,9 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
     assert_eq!(figures, [(20, 5, 10), (18, 3, 8)]);
     let file = stores.file("a.db").await;
     let back = stores.redis("b").await;
-    carry(&redis, &file).await;
+    transfer(&redis, &file).await;
     assert_eq!(read(&file).await, before);
-    carry(&file, &back).await;
+    transfer(&file, &back).await;
     assert_eq!(read(&back).await, before);
     let used = async |store: &Arc<dyn Store>| {
         let days = store.usage(today.date, today.date, Some(id)).await;
@@ -187,11 +195,11 @@ async fn units_without_an_endpoint_late_ones_and_those_above_the_limit_are_told_
         granted(gateway.charge(charge(&known, today, 20, 2)).await).0,
         20
     );
-    assert_eq!(carry(&file, &redis).await.key_days_added, 1);
+    assert_eq!(transfer(&file, &redis).await.key_days_added, 1);
     assert_eq!(used(&redis).await, 20);
-    assert_eq!(carry(&file, &back).await.key_days_added, 1);
+    assert_eq!(transfer(&file, &back).await.key_days_added, 1);
     assert_eq!(used(&back).await, 20);
-    assert_eq!(carry(&back, &redis).await.key_days_added, 0);
+    assert_eq!(transfer(&back, &redis).await.key_days_added, 0);
 }
 
 #[tokio::test]
@@ -205,17 +213,19 @@ async fn a_secret_that_another_key_of_the_store_has_is_refused_and_both_are_name
             ..new_record("pro")
         };
         to.create_key(other.clone()).await.unwrap();
-        let refused = to.take_in(told(&file).await, Taking::Write).await;
-        let said = refused.unwrap_err().to_string();
+        let refused = to
+            .import_exported(exported(&file).await, ImportMode::Write)
+            .await;
+        let sent = refused.unwrap_err().to_string();
         for id in [record.id, other.id] {
-            assert!(said.contains(id.as_str()), "{said}");
+            assert!(sent.contains(id.as_str()), "{sent}");
         }
         assert_eq!(to.all_keys().await.unwrap().len(), 1);
     }
 }
 
 #[tokio::test]
-async fn an_audit_entry_that_is_of_no_key_is_carried_between_stores_of_both_kinds_once() {
+async fn an_audit_entry_of_no_key_is_transferred_between_stores_of_both_kinds_once() {
     let stores = Stores::new().await;
     let (from, file, to) = (
         stores.redis("a").await,
@@ -228,19 +238,22 @@ async fn an_audit_entry_that_is_of_no_key_is_carried_between_stores_of_both_kind
     };
     let now = Timestamp::now();
     let entry = Entry::of_forgotten("web-1-7", now, now, &author);
-    let piece = Carried::Audit(Box::new(entry.clone()));
+    let item = Exported::Audit(Box::new(entry.clone()));
     let (record, _) = from.create_key(new_record("pro")).await.unwrap();
     for (taking, added) in [
-        (Taking::Rehearse, 1),
-        (Taking::Write, 1),
-        (Taking::Write, 0),
+        (ImportMode::DryRun, 1),
+        (ImportMode::Write, 1),
+        (ImportMode::Write, 0),
     ] {
-        let taken = from.take_in(vec![piece.clone()], taking).await.unwrap();
-        assert_eq!(taken.audit_entries_added, added);
+        let counts = from
+            .import_exported(vec![item.clone()], taking)
+            .await
+            .unwrap();
+        assert_eq!(counts.audit_entries_added, added);
     }
     for (from, to) in [(&from, &file), (&file, &to)] {
         for added in [2, 0] {
-            assert_eq!(carry(from, to).await.audit_entries_added, added);
+            assert_eq!(transfer(from, to).await.audit_entries_added, added);
         }
         let trail = to.audit(Wanted::default()).await.unwrap();
         assert_eq!(trail.len(), 2, "{trail:?}");

@@ -1,7 +1,7 @@
 //! `touchline store backup`, `restore` and `copy`: moves the content of a store into a file, out of it, or into another store,
 //! while gateways may run.
 //!
-//! Repeating any of them counts nothing twice (see [`crate::store::carried`]): an interrupted command is run again, and so
+//! Repeating any of them counts nothing twice (see [`crate::store::export`]): an interrupted command is run again, and so
 //! transfers what was counted meanwhile.
 
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::clock::Clock;
 use crate::config::StoreConfig;
 use crate::server;
 use crate::store::backup::{Contents, FORMAT, Header, Reader, Writer};
-use crate::store::carried::{Carried, Taken, Taking};
+use crate::store::export::{Exported, ImportCounts, ImportMode};
 use crate::store::redis::journal_facts;
 use crate::store::{Role, Store};
 
@@ -74,7 +74,7 @@ struct How {
 
 /// The result, or the expected result of a rehearsal.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct TransferOutcome {
     /// The file or store that was read.
     from: String,
     /// The store that was written.
@@ -83,18 +83,19 @@ struct Outcome {
     dry_run: bool,
     /// What was read.
     read: Contents,
-    /// What came of it.
-    taken: Taken,
+    /// The number of items added, replaced and kept.
+    #[serde(rename = "taken")]
+    imported: ImportCounts,
 }
 
 /// The destination of pieces, batch by batch.
 struct Target {
     /// `None` for a missing database, which a rehearsal does not create.
     store: Option<Arc<dyn Store>>,
-    taking: Taking,
-    batch: Vec<Carried>,
+    mode: ImportMode,
+    batch: Vec<Exported>,
     read: Contents,
-    taken: Taken,
+    imported: ImportCounts,
 }
 
 pub(super) fn backup(
@@ -139,9 +140,9 @@ async fn write_backup(
 ) -> anyhow::Result<Contents> {
     let source = open_source(from).await?;
     let mut writer = Writer::begin(out, header)?;
-    let carried = carry(&*source, async |piece| Ok(writer.put(&piece)?)).await;
+    let exported = transfer(&*source, async |piece| Ok(writer.put(&piece)?)).await;
     source.close(CLOSE_DEADLINE).await;
-    carried?;
+    exported?;
     let (contents, mut out) = writer.end()?;
     out.flush()?;
     Ok(contents)
@@ -207,7 +208,7 @@ pub(super) fn copy(
     let mut target = on_runtime(async {
         let source = open_source(&from).await?;
         let mut target = Target::open(&to, &order.how).await?;
-        let filled = carry(&*source, async |piece| target.put(piece).await).await;
+        let filled = transfer(&*source, async |piece| target.put(piece).await).await;
         let filled = match filled {
             Ok(()) => target.flush().await,
             Err(error) => Err(error),
@@ -266,9 +267,9 @@ async fn open(place: &StorePlace) -> anyhow::Result<Arc<dyn Store>> {
 }
 
 /// Writes the whole content of a store, piece by piece.
-async fn carry(
+async fn transfer(
     from: &dyn Store,
-    mut take: impl AsyncFnMut(Carried) -> anyhow::Result<()>,
+    mut take: impl AsyncFnMut(Exported) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let (sender, mut receiver) = mpsc::channel(AHEAD);
     let listen = async move {
@@ -277,7 +278,7 @@ async fn carry(
         }
         anyhow::Ok(())
     };
-    let (sent, listened) = tokio::join!(from.carry_out(sender), listen);
+    let (sent, listened) = tokio::join!(from.export(sender), listen);
     listened?;
     Ok(sent?)
 }
@@ -285,7 +286,7 @@ async fn carry(
 /// An error with a note on its consequences.
 fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()> {
     let Err(error) = filled else { return Ok(()) };
-    let begun = target.taking == Taking::Write && target.taken != Taken::default();
+    let begun = target.mode == ImportMode::Write && target.imported != ImportCounts::default();
     match begun {
         true => Err(error.context(
             "the command was not completed; the part already written does no harm: correct the cause and run it again with --merge",
@@ -296,9 +297,9 @@ fn interrupted(filled: anyhow::Result<()>, target: &Target) -> anyhow::Result<()
 
 impl Target {
     async fn open(to: &StorePlace, how: &How) -> anyhow::Result<Target> {
-        let taking = match how.dry_run {
-            true => Taking::Rehearse,
-            false => Taking::Write,
+        let mode = match how.dry_run {
+            true => ImportMode::DryRun,
+            false => ImportMode::Write,
         };
         let missing = how.dry_run && to.missing_file().is_some();
         let store = match missing {
@@ -307,10 +308,10 @@ impl Target {
         };
         let target = Target {
             store,
-            taking,
+            mode,
             batch: Vec::with_capacity(BATCH),
             read: Contents::default(),
-            taken: Taken::default(),
+            imported: ImportCounts::default(),
         };
         if let Some(store) = target.store.as_ref().filter(|_| !how.merge) {
             let status = store.status().await?;
@@ -328,7 +329,7 @@ impl Target {
         Ok(target)
     }
 
-    async fn put(&mut self, piece: Carried) -> anyhow::Result<()> {
+    async fn put(&mut self, piece: Exported) -> anyhow::Result<()> {
         self.read.count(&piece);
         self.batch.push(piece);
         match self.batch.len() < BATCH {
@@ -339,11 +340,11 @@ impl Target {
 
     async fn flush(&mut self) -> anyhow::Result<()> {
         let batch = std::mem::replace(&mut self.batch, Vec::with_capacity(BATCH));
-        let taken = match &self.store {
-            Some(store) => store.take_in(batch, self.taking).await?,
+        let imported = match &self.store {
+            Some(store) => store.import_exported(batch, self.mode).await?,
             None => all_new(&batch),
         };
-        self.taken.add(&taken);
+        self.imported.add(&imported);
         Ok(())
     }
 
@@ -359,12 +360,12 @@ impl Target {
         how: &How,
         out: &mut dyn Write,
     ) -> anyhow::Result<()> {
-        let outcome = Outcome {
+        let outcome = TransferOutcome {
             from,
             to,
             dry_run: how.dry_run,
             read: self.read.clone(),
-            taken: self.taken,
+            imported: self.imported,
         };
         match how.output {
             RecordFormat::Json => write_json(out, &outcome),
@@ -374,15 +375,15 @@ impl Target {
 }
 
 /// The result of a batch in an empty store.
-fn all_new(batch: &[Carried]) -> Taken {
+fn all_new(batch: &[Exported]) -> ImportCounts {
     let mut contents = Contents::default();
     batch.iter().for_each(|piece| contents.count(piece));
-    Taken {
+    ImportCounts {
         keys_added: contents.keys,
         audit_entries_added: contents.audit_entries,
         key_days_added: contents.key_days,
         events_added: contents.events,
-        ..Taken::default()
+        ..ImportCounts::default()
     }
 }
 
@@ -393,13 +394,13 @@ fn summary(contents: &Contents) -> String {
     )
 }
 
-fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
-    let Outcome {
+fn fields(outcome: &TransferOutcome) -> Vec<(&'static str, String)> {
+    let TransferOutcome {
         from,
         to,
         dry_run,
         read,
-        taken,
+        imported,
     } = outcome;
     let written = match dry_run {
         true => "would be written",
@@ -412,28 +413,28 @@ fn fields(outcome: &Outcome) -> Vec<(&'static str, String)> {
             "keys",
             format!(
                 "{} read: {} new and {} newer {written}, {} already stored",
-                read.keys, taken.keys_added, taken.keys_replaced, taken.keys_held
+                read.keys, imported.keys_added, imported.keys_replaced, imported.keys_held
             ),
         ),
         (
             "audit entries",
             format!(
                 "{} read: {} {written}",
-                read.audit_entries, taken.audit_entries_added
+                read.audit_entries, imported.audit_entries_added
             ),
         ),
         (
             "days of keys",
             format!(
                 "{} read: {} {written}, {} already stored",
-                read.key_days, taken.key_days_added, taken.key_days_held
+                read.key_days, imported.key_days_added, imported.key_days_held
             ),
         ),
         (
             "events",
             format!(
                 "{} read: {} {written}, {} already stored",
-                read.events, taken.events_added, taken.events_held
+                read.events, imported.events_added, imported.events_held
             ),
         ),
     ]

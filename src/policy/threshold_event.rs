@@ -16,7 +16,7 @@ use sha2::Sha256;
 
 use super::api_key::KeyId;
 use super::key_record::TierName;
-use super::rate_limit::Standing;
+use super::rate_limit::QuotaStatus;
 
 /// The header with an event's id (Standard Webhooks, "Webhook metadata").
 pub const ID_HEADER: &str = "webhook-id";
@@ -90,13 +90,13 @@ impl Shares {
 
 /// A key has reached a share of its limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Crossing {
+pub struct ThresholdEvent {
     /// The key.
     pub key: KeyId,
     /// Its tier at that time.
     pub tier: TierName,
-    /// Its standing at that time: at the share or beyond.
-    pub standing: Standing,
+    /// Its quota status at that time: at the share or beyond.
+    pub quota_status: QuotaStatus,
     /// The share.
     pub share: Share,
     /// The time of the observation.
@@ -104,14 +104,14 @@ pub struct Crossing {
 }
 
 #[derive(Serialize)]
-struct Body<'a> {
+struct EventBody<'a> {
     r#type: &'static str,
     timestamp: Timestamp,
-    data: Facts<'a>,
+    data: EventData<'a>,
 }
 
 #[derive(Serialize)]
-struct Facts<'a> {
+struct EventData<'a> {
     key_id: KeyId,
     tier: &'a TierName,
     day: jiff::civil::Date,
@@ -138,31 +138,31 @@ pub struct Event {
     pub body: String,
 }
 
-impl Crossing {
+impl ThresholdEvent {
     /// The event's id.
     pub fn id(&self) -> String {
-        let Crossing {
+        let ThresholdEvent {
             key,
-            standing,
+            quota_status,
             share,
             ..
         } = self;
-        format!("quota_{}_{key}_{share}", standing.day.date)
+        format!("quota_{}_{key}_{share}", quota_status.day.date)
     }
 
     /// The event to be delivered.
     pub fn event(&self) -> Event {
-        let day = self.standing.day;
-        let body = Body {
+        let day = self.quota_status.day;
+        let body = EventBody {
             r#type: "quota.share_reached",
             timestamp: self.at,
-            data: Facts {
+            data: EventData {
                 key_id: self.key,
                 tier: &self.tier,
                 day: day.date,
                 share: self.share.percent(),
-                limit: self.standing.limit,
-                used: self.standing.used.unwrap_or_default(),
+                limit: self.quota_status.limit,
+                used: self.quota_status.used.unwrap_or_default(),
                 reset: Timestamp::from_second(day.end).unwrap_or(self.at),
             },
         };
@@ -227,12 +227,12 @@ mod tests {
         Shares::new(shares.map(Option::unwrap).collect()).unwrap()
     }
 
-    fn crossing() -> Crossing {
+    fn threshold_event() -> ThresholdEvent {
         let at: Timestamp = "2026-11-21T12:00:00Z".parse().unwrap();
-        Crossing {
+        ThresholdEvent {
             key: "4fZk09QwXy2B".parse().unwrap(),
             tier: "starter".parse().unwrap(),
-            standing: Standing {
+            quota_status: QuotaStatus {
                 limit: 1_000,
                 used: Some(800),
                 day: Calendar::of_zone("UTC").unwrap().day_at(at).unwrap(),
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_event_is_about_a_key_a_day_and_a_share_and_bears_no_secret() {
-        let event = crossing().event();
+        let event = threshold_event().event();
         assert_eq!(event.id, "quota_2026-11-21_4fZk09QwXy2B_80");
         let body: serde_json::Value = serde_json::from_str(&event.body).unwrap();
         assert_eq!(
@@ -293,11 +293,11 @@ mod tests {
                 },
             })
         );
-        let later = Crossing {
+        let later = ThresholdEvent {
             at: "2026-11-21T13:00:00Z".parse().unwrap(),
-            ..crossing()
+            ..threshold_event()
         };
-        assert_eq!(later.id(), crossing().id());
+        assert_eq!(later.id(), threshold_event().id());
     }
 
     /// The example of the Standard Webhooks specification and its libraries.

@@ -1,4 +1,4 @@
-//! What a store holds, carried into a file, into the other kind of store and back, beside gateways that charge.
+//! The content of a store, transferred into a file, into the other kind of store and back, while gateways charge.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn configuration(scene: &Scene, name: &str, store: StoreSpec) -> PathBuf {
 fn redis_spec(server: &RedisServer) -> StoreSpec {
     StoreSpec::Redis {
         url: server.url(),
-        key_prefix: "carried".into(),
+        key_prefix: "transferred".into(),
     }
 }
 
@@ -356,10 +356,10 @@ async fn a_store_that_holds_something_is_not_filled_unless_told_and_a_rehearsal_
         assert!(!scene.outside().join("other.db").exists());
         assert!(
             !server
-                .command(&["KEYS", "carried:k:*"])
+                .command(&["KEYS", "transferred:k:*"])
                 .await
                 .unwrap()
-                .contains("carried")
+                .contains("transferred")
         );
         copied(&here, &to, &[]).await;
         let before = holdings(&to).await;

@@ -39,8 +39,8 @@ fn charged(charged: u64, refunded: u64) -> DayRows {
 fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
     let tier: TierName = "pro".parse().unwrap();
     let totals = totals(ledger.0, ledger.1);
-    let mut told = DayRows::default().told(OWN, key(), day());
-    told.accounts.push(Account {
+    let mut told = DayRows::default().exported(OWN, key(), day());
+    told.accounts.push(ProducerAccount {
         producer: format!("{name}.0"),
         granted: account.0,
         returned: account.1,
@@ -49,7 +49,7 @@ fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
         limit: 100,
         granted: 0,
     };
-    let mut sheet = sheet(name, &place(Some(&tier), "/markets"), &totals, ceiling);
+    let mut sheet = sheet(name, &row_name(Some(&tier), "/markets"), &totals, ceiling);
     sheet.producer = format!("{name}.1");
     told.sheets.push(sheet);
     told
@@ -64,11 +64,11 @@ fn count(rows: &DayRows) -> i64 {
 fn what_was_taken_in_is_told_again_by_the_names_of_those_who_charged() {
     let mut rows = charged(5, 1);
     let told = process("a", (10, 2), (9, 2));
-    rows.take(OWN, &told);
+    rows.import(OWN, &told);
     assert_eq!(count(&rows), 4 + 8);
     assert_eq!(rows.rows[MARKETS].0.charged, 14);
     assert_eq!(rows.rows[UNATTRIBUTED].0.charged, 1);
-    let again = rows.told(OWN, key(), day());
+    let again = rows.exported(OWN, key(), day());
     let producers: Vec<&str> = again.accounts.iter().map(|one| &*one.producer).collect();
     assert_eq!(producers, ["own0.own", "a.0"]);
     assert_eq!(again.accounts[0].granted, 5);
@@ -78,58 +78,58 @@ fn what_was_taken_in_is_told_again_by_the_names_of_those_who_charged() {
     // Another database counts the same, whatever it hears twice.
     let mut other = DayRows::default();
     for told in [&again, &told, &again] {
-        other.take("other", told);
+        other.import("other", told);
         assert!(count(&other) <= 12);
     }
     assert_eq!(count(&other), 12);
     // And this one learns nothing from what comes back.
     let before = rows.clone();
-    rows.take(OWN, &other.told("other", key(), day()));
+    rows.import(OWN, &other.exported("other", key(), day()));
     assert_eq!(rows, before);
 }
 
 #[test]
 fn a_later_telling_adds_only_what_is_new_and_attributes_what_was_not() {
     let mut rows = charged(1, 0);
-    rows.take(OWN, &process("a", (10, 0), (7, 0)));
+    rows.import(OWN, &process("a", (10, 0), (7, 0)));
     assert_eq!(rows.rows[UNATTRIBUTED].0.charged, 3);
-    rows.take(OWN, &process("a", (12, 1), (12, 1)));
+    rows.import(OWN, &process("a", (12, 1), (12, 1)));
     assert!(!rows.rows.contains_key(UNATTRIBUTED), "{rows:?}");
     assert_eq!(rows.rows[MARKETS].0, totals(13, 1));
     let newest = rows.clone();
-    rows.take(OWN, &process("a", (10, 0), (7, 0)));
+    rows.import(OWN, &process("a", (10, 0), (7, 0)));
     assert_eq!(rows, newest);
 }
 
 #[test]
 fn own_charges_between_two_tellings_stay_own() {
     let mut rows = DayRows::default();
-    rows.take(OWN, &process("a", (10, 0), (10, 0)));
+    rows.import(OWN, &process("a", (10, 0), (10, 0)));
     // A gateway charges two units here, as `group` does.
     rows.rows.get_mut(MARKETS).unwrap().0.charged += 2;
-    rows.take(OWN, &process("a", (11, 0), (11, 0)));
+    rows.import(OWN, &process("a", (11, 0), (11, 0)));
     assert_eq!(rows.rows[MARKETS].0.charged, 13);
-    assert_eq!(rows.told(OWN, key(), day()).accounts[0].granted, 2);
+    assert_eq!(rows.exported(OWN, key(), day()).accounts[0].granted, 2);
 }
 
 #[test]
 fn late_units_are_taken_over_with_the_instant_at_which_they_came() {
     let mut source = charged(10, 1);
     source.late.insert(900, -2);
-    let told = source.told("source", key(), day());
+    let told = source.exported("source", key(), day());
     assert_eq!(told.accounts[0].returned, 3);
     let mut rows = DayRows::default();
-    rows.take(OWN, &told);
+    rows.import(OWN, &told);
     assert_eq!((count(&rows), rows.late[&900]), (7, -2));
     assert!(!rows.rows.contains_key(UNATTRIBUTED), "{rows:?}");
-    assert_eq!(rows.told(OWN, key(), day()).accounts, told.accounts);
+    assert_eq!(rows.exported(OWN, key(), day()).accounts, told.accounts);
 }
 
 #[test]
 fn a_database_that_lost_its_own_charges_gets_them_back() {
-    let told = charged(10, 1).told(OWN, key(), day());
+    let told = charged(10, 1).exported(OWN, key(), day());
     let mut rolled_back = charged(6, 0);
-    rolled_back.take(OWN, &told);
+    rolled_back.import(OWN, &told);
     assert_eq!(rolled_back, charged(10, 1));
 }
 
@@ -151,13 +151,13 @@ proptest! {
         let mut rows = DayRows::default();
         let mut own = 0;
         for (pick, more) in shuffle {
-            rows.take(OWN, &tellings[pick % tellings.len()]);
+            rows.import(OWN, &tellings[pick % tellings.len()]);
             let row = rows.rows.entry(MARKETS.to_owned()).or_default();
             row.0.charged += more;
             own += more;
         }
         for telling in &tellings {
-            rows.take(OWN, telling);
+            rows.import(OWN, telling);
         }
         let others: i64 = sums.iter().map(|sum| sum.0 as i64 - sum.1 as i64).sum();
         prop_assert_eq!(count(&rows), others + own as i64);

@@ -1,4 +1,4 @@
-//! Replacing the configuration of a running gateway: the changes that need a restart, and those that are refused.
+//! Reload compatibility: the changes that a running gateway refuses because they need a restart, and those that it always refuses.
 //!
 //! A process cannot change its listening addresses, store, quota day and number of threads: a change of these needs a restart.
 //! A tier that keys have must not be removed, or their next request would have no limit.
@@ -105,7 +105,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     }
 
     #[test]
-    fn everything_that_a_process_was_built_on_needs_a_restart_and_stands_at_its_line() {
+    fn everything_that_a_process_was_built_on_needs_a_restart_and_is_reported_at_its_line() {
         let redis = |inside: &str| format!("store: {{redis: {{{inside}}}}}{TRAFFIC}");
         for (running, next, expected) in [
             (
@@ -200,7 +200,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
     }
 
     #[test]
-    fn what_changes_live_is_taken_and_the_same_file_too() {
+    fn keys_that_change_live_are_accepted_and_the_same_file_too() {
         let other = "
 listen:
   http: {cleartext: allowed, proxy_protocol: true}
@@ -219,7 +219,7 @@ logging: {level: debug, format: pretty, access_log: off}
     }
 
     #[test]
-    fn a_tier_that_keys_hold_stays_and_one_that_nobody_holds_may_go() {
+    fn a_tier_with_keys_must_stay_and_one_without_keys_may_be_removed() {
         let without = |tier: &str| TRAFFIC.replace(tier, "other");
         assert_eq!(problems(TRAFFIC, &without("starter")), [""; 0]);
         assert_eq!(problems(TRAFFIC, &without("pro")), ["2 tiers"]);

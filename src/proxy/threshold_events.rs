@@ -12,31 +12,31 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::policy::api_key::KeyId;
-use crate::policy::crossing::{Crossing, Share, Shares};
 use crate::policy::key_record::KeyRecord;
-use crate::policy::rate_limit::Standing;
+use crate::policy::rate_limit::QuotaStatus;
+use crate::policy::threshold_event::{Share, Shares, ThresholdEvent};
 
-/// Crossings that wait to be reported; about 2 MiB.
+/// ThresholdEvents that wait to be reported; about 2 MiB.
 const WAITING_MAX: usize = 10_000;
-/// Keys whose crossings are remembered; about 16 MiB.
+/// Keys whose threshold events are remembered; about 16 MiB.
 const SEEN_MAX: usize = 250_000;
 
-/// There is no room: the crossing is noticed again with the key's next request.
+/// There is no room: the threshold event is noticed again with the key's next request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full;
 
 /// The keys that have come near their limits.
 #[derive(Debug, Default)]
-pub struct Crossings {
-    state: Mutex<State>,
+pub struct ThresholdEvents {
+    state: Mutex<QueueState>,
     come: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct QueueState {
     seen: HashMap<KeyId, Seen>,
-    waiting: VecDeque<Crossing>,
-    /// Whether a crossing was taken out and is not reported yet.
+    waiting: VecDeque<ThresholdEvent>,
+    /// Whether a threshold event was taken out and is not reported yet.
     taken: bool,
 }
 
@@ -48,11 +48,11 @@ struct Seen {
     shares: u128,
 }
 
-impl State {
-    fn take(&mut self) -> Option<Crossing> {
-        let crossing = self.waiting.pop_front()?;
+impl QueueState {
+    fn take(&mut self) -> Option<ThresholdEvent> {
+        let threshold_event = self.waiting.pop_front()?;
         self.taken = true;
-        Some(crossing)
+        Some(threshold_event)
     }
 }
 
@@ -60,26 +60,26 @@ fn bit(share: Share) -> u128 {
     1 << u32::from(share.percent())
 }
 
-impl Crossings {
-    /// Examines a key with this record and standing, and queues the shares that it has newly reached. Cost below the first share:
+impl ThresholdEvents {
+    /// Examines a key with this record and quota status, and queues the shares that it has newly reached. Cost below the first share:
     /// a multiplication for each.
     ///
     /// # Errors
-    /// [`Full`], if the crossing could not be remembered or queued.
+    /// [`Full`], if the threshold event could not be remembered or queued.
     pub fn look(
         &self,
         shares: &Shares,
         record: &KeyRecord,
-        standing: Standing,
+        quota_status: QuotaStatus,
         now: impl Fn() -> Timestamp,
     ) -> Result<(), Full> {
-        let reached = shares.reached(standing.used.unwrap_or_default(), standing.limit);
+        let reached = shares.reached(quota_status.used.unwrap_or_default(), quota_status.limit);
         if reached.is_empty() {
             return Ok(());
         }
-        let date = standing.day.date;
+        let date = quota_status.day.date;
         let mut state = self.state.lock();
-        let State { seen, waiting, .. } = &mut *state;
+        let QueueState { seen, waiting, .. } = &mut *state;
         if seen.len() >= SEEN_MAX && !seen.contains_key(&record.id) {
             return Err(Full);
         }
@@ -95,10 +95,10 @@ impl Crossings {
                 return Err(Full);
             }
             of_key.shares |= bit(*share);
-            waiting.push_back(Crossing {
+            waiting.push_back(ThresholdEvent {
                 key: record.id,
                 tier: record.tier.clone(),
-                standing,
+                quota_status,
                 share: *share,
                 at: now(),
             });
@@ -107,23 +107,23 @@ impl Crossings {
         Ok(())
     }
 
-    /// The next crossing to report; waits for one.
-    pub async fn next(&self) -> Crossing {
+    /// The next threshold event to report; waits for one.
+    pub async fn next(&self) -> ThresholdEvent {
         loop {
             let come = self.come.notified();
-            if let Some(crossing) = self.state.lock().take() {
-                return crossing;
+            if let Some(threshold_event) = self.state.lock().take() {
+                return threshold_event;
             }
             come.await;
         }
     }
 
-    /// Marks the last crossing taken out as reported.
+    /// Marks the last threshold event taken out as reported.
     pub fn mark_reported(&self) {
         self.state.lock().taken = false;
     }
 
-    /// Whether all crossings are reported.
+    /// Whether all threshold events are reported.
     pub fn all_reported(&self) -> bool {
         let state = self.state.lock();
         state.waiting.is_empty() && !state.taken
@@ -151,32 +151,34 @@ mod tests {
         Shares::new(shares.into()).unwrap()
     }
 
-    fn at(instant: &str, used: u64) -> (Standing, Timestamp) {
+    fn at(instant: &str, used: u64) -> (QuotaStatus, Timestamp) {
         let now: Timestamp = instant.parse().unwrap();
-        let standing = Standing {
+        let quota_status = QuotaStatus {
             limit: 20,
             used: Some(used),
             day: Calendar::of_zone("UTC").unwrap().day_at(now).unwrap(),
         };
-        (standing, now)
+        (quota_status, now)
     }
 
-    fn drain(crossings: &Crossings) -> Vec<u8> {
-        let mut state = crossings.state.lock();
+    fn drain(threshold_events: &ThresholdEvents) -> Vec<u8> {
+        let mut state = threshold_events.state.lock();
         let waiting = state.waiting.drain(..);
-        waiting.map(|crossing| crossing.share.percent()).collect()
+        waiting
+            .map(|threshold_event| threshold_event.share.percent())
+            .collect()
     }
 
     #[test]
     fn each_share_is_handed_over_once_a_day_and_all_that_were_passed_at_once() {
-        let crossings = Crossings::default();
+        let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
         let look = |instant, used| {
-            let (standing, now) = at(instant, used);
-            crossings
-                .look(&shares(), &record, standing, || now)
+            let (quota_status, now) = at(instant, used);
+            threshold_events
+                .look(&shares(), &record, quota_status, || now)
                 .unwrap();
-            drain(&crossings)
+            drain(&threshold_events)
         };
         assert_eq!(look("2026-11-21T10:00:00Z", 15), [0; 0]);
         assert_eq!(look("2026-11-21T10:00:00Z", 16), [80]);
@@ -188,33 +190,39 @@ mod tests {
 
     #[test]
     fn what_finds_no_room_is_seen_again() {
-        let crossings = Crossings::default();
-        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
+        let threshold_events = ThresholdEvents::default();
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
         for _ in 0..WAITING_MAX {
             let (_, record) = key_of("starter");
-            assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
+            assert_eq!(
+                threshold_events.look(&shares(), &record, quota_status, || now),
+                Ok(())
+            );
         }
         let (_, record) = key_of("starter");
         assert_eq!(
-            crossings.look(&shares(), &record, standing, || now),
+            threshold_events.look(&shares(), &record, quota_status, || now),
             Err(Full)
         );
-        assert_eq!(drain(&crossings).len(), WAITING_MAX);
-        assert_eq!(crossings.look(&shares(), &record, standing, || now), Ok(()));
-        assert_eq!(drain(&crossings), [80]);
+        assert_eq!(drain(&threshold_events).len(), WAITING_MAX);
+        assert_eq!(
+            threshold_events.look(&shares(), &record, quota_status, || now),
+            Ok(())
+        );
+        assert_eq!(drain(&threshold_events), [80]);
     }
 
     #[test]
     fn days_that_are_over_are_forgotten() {
-        let crossings = Crossings::default();
+        let threshold_events = ThresholdEvents::default();
         let (_, record) = key_of("starter");
-        let (standing, now) = at("2026-11-21T10:00:00Z", 16);
-        crossings
-            .look(&shares(), &record, standing, || now)
+        let (quota_status, now) = at("2026-11-21T10:00:00Z", 16);
+        threshold_events
+            .look(&shares(), &record, quota_status, || now)
             .unwrap();
-        crossings.sweep("2026-11-21".parse().unwrap());
-        assert_eq!(crossings.state.lock().seen.len(), 1);
-        crossings.sweep("2026-11-22".parse().unwrap());
-        assert_eq!(crossings.state.lock().seen.len(), 0);
+        threshold_events.sweep("2026-11-21".parse().unwrap());
+        assert_eq!(threshold_events.state.lock().seen.len(), 1);
+        threshold_events.sweep("2026-11-22".parse().unwrap());
+        assert_eq!(threshold_events.state.lock().seen.len(), 0);
     }
 }

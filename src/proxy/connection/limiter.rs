@@ -1,0 +1,200 @@
+//! The number of connections, in all and of each client address.
+//!
+//! [`crate::policy::address`] decides under which address a client is counted.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+
+/// The limits of the number of connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// In all.
+    pub all: usize,
+    /// Of each client address.
+    pub each_address: usize,
+}
+
+/// The limit that refuses a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitReached {
+    /// The limit of all connections is reached.
+    All,
+    /// The limit of the client's address is reached.
+    Address,
+}
+
+/// Counts the connections and limits their number.
+#[derive(Debug)]
+pub struct ConnectionLimiter {
+    counts: Mutex<ConnectionCounts>,
+    gauge: IntGauge,
+}
+
+#[derive(Debug, Default)]
+struct ConnectionCounts {
+    all: usize,
+    /// Contains only clients with a connection, so never more entries than connections.
+    of_address: HashMap<IpAddr, usize>,
+}
+
+/// A counted connection; dropping it removes it from the counts.
+#[derive(Debug)]
+pub struct ConnectionSlot {
+    limiter: Arc<ConnectionLimiter>,
+    address: Option<IpAddr>,
+}
+
+impl ConnectionLimiter {
+    /// No connections yet; `gauge` shows the count.
+    pub fn new(gauge: IntGauge) -> Arc<ConnectionLimiter> {
+        Arc::new(ConnectionLimiter {
+            counts: Mutex::default(),
+            gauge,
+        })
+    }
+
+    /// Counts a connection of a client, if there is room; without an address, in the total only.
+    ///
+    /// # Errors
+    /// With the limit that is reached.
+    pub fn slot(
+        self: &Arc<ConnectionLimiter>,
+        address: Option<IpAddr>,
+        limits: ConnectionLimits,
+    ) -> Result<ConnectionSlot, LimitReached> {
+        let mut counts = self.counts.lock();
+        if counts.all >= limits.all {
+            return Err(LimitReached::All);
+        }
+        if let Some(address) = address {
+            counts.add(address, limits)?;
+        }
+        counts.all += 1;
+        self.gauge.inc();
+        Ok(ConnectionSlot {
+            limiter: self.clone(),
+            address,
+        })
+    }
+}
+
+impl ConnectionSlot {
+    /// Counts a connection for this client too that so far counts in the total only, if there is room.
+    ///
+    /// # Errors
+    /// If the limit of the client's address is reached.
+    pub fn assign(
+        &mut self,
+        address: Option<IpAddr>,
+        limits: ConnectionLimits,
+    ) -> Result<(), LimitReached> {
+        debug_assert!(self.address.is_none(), "a slot is one client's");
+        if let Some(address) = address {
+            self.limiter.counts.lock().add(address, limits)?;
+            self.address = Some(address);
+        }
+        Ok(())
+    }
+}
+
+impl ConnectionCounts {
+    fn add(&mut self, address: IpAddr, limits: ConnectionLimits) -> Result<(), LimitReached> {
+        let count = self.of_address.entry(address).or_default();
+        if *count >= limits.each_address {
+            return Err(LimitReached::Address);
+        }
+        *count += 1;
+        Ok(())
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        let mut counts = self.limiter.counts.lock();
+        counts.all -= 1;
+        if let Some(address) = self.address
+            && let Some(count) = counts.of_address.get_mut(&address)
+        {
+            *count -= 1;
+            if *count == 0 {
+                counts.of_address.remove(&address);
+            }
+        }
+        self.limiter.gauge.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ConnectionLimits = ConnectionLimits {
+        all: 4,
+        each_address: 2,
+    };
+
+    fn ip(text: &str) -> Option<IpAddr> {
+        Some(text.parse().unwrap())
+    }
+
+    #[test]
+    fn no_more_are_counted_than_there_are_places_and_those_that_leave_make_room() {
+        let gauge = IntGauge::new("g", "g").unwrap();
+        let limiter = ConnectionLimiter::new(gauge.clone());
+        let mut slots = vec![
+            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap(),
+            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap(),
+        ];
+        assert_eq!(
+            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
+            LimitReached::Address
+        );
+        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
+        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
+        assert_eq!(
+            limiter.slot(ip("192.0.2.2"), LIMITS).unwrap_err(),
+            LimitReached::All
+        );
+        assert_eq!(gauge.get(), 4);
+        slots.pop();
+        assert_eq!(
+            limiter.slot(ip("192.0.2.1"), LIMITS).unwrap_err(),
+            LimitReached::Address
+        );
+        slots.push(limiter.slot(ip("2001:db8::"), LIMITS).unwrap());
+        drop(slots);
+        assert_eq!(gauge.get(), 0);
+        assert!(limiter.counts.lock().of_address.is_empty());
+    }
+
+    #[test]
+    fn a_client_without_an_address_is_counted_in_all_only() {
+        let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
+        let _slots: Vec<ConnectionSlot> = (0..4)
+            .map(|_| limiter.slot(None, LIMITS).unwrap())
+            .collect();
+        assert_eq!(limiter.slot(None, LIMITS).unwrap_err(), LimitReached::All);
+    }
+
+    #[test]
+    fn a_client_that_is_known_later_is_counted_then() {
+        let limiter = ConnectionLimiter::new(IntGauge::new("g", "g").unwrap());
+        let mut slots: Vec<ConnectionSlot> = (0..3)
+            .map(|_| limiter.slot(None, LIMITS).unwrap())
+            .collect();
+        let client = ip("192.0.2.1");
+        let assigned = slots.iter_mut().map(|slot| slot.assign(client, LIMITS));
+        let assigned: Vec<_> = assigned.collect();
+        assert_eq!(assigned, [Ok(()), Ok(()), Err(LimitReached::Address)]);
+        assert_eq!(
+            limiter.slot(client, LIMITS).unwrap_err(),
+            LimitReached::Address
+        );
+        drop(slots);
+        assert!(limiter.counts.lock().of_address.is_empty());
+    }
+}

@@ -1,0 +1,60 @@
+//! The rows of one key and day, as the export and the import read them.
+
+use std::collections::BTreeMap;
+
+use rusqlite::{Connection, OptionalExtension, Row};
+
+use super::columns::{unreadable, unsigned};
+use super::imported_counts::{DayRows, ImportedCounts};
+use crate::policy::api_key::KeyId;
+use crate::store::Totals;
+use crate::store::ledger::Ceiling;
+
+const OWN_NAME: &str = "SELECT value FROM meta WHERE name = 'producer'";
+const ROWS: &str =
+    "SELECT endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+        refused_concurrent, refused_not_found, refused_method, day_limit, granted
+    FROM ledger WHERE date = ?1 AND key = ?2";
+const LATE: &str = "SELECT came, units FROM adjustments WHERE date = ?1 AND key = ?2";
+const COPIED: &str = "SELECT body FROM copied WHERE date = ?1 AND key = ?2";
+
+/// The name under which this database's counts are exported.
+pub(super) fn own_name(connection: &Connection) -> rusqlite::Result<String> {
+    connection.query_row(OWN_NAME, [], |row| row.get(0))
+}
+
+/// Reads the rows of a key and day.
+pub(super) fn read(connection: &Connection, date: &str, key: KeyId) -> rusqlite::Result<DayRows> {
+    let place = (date, key.as_str());
+    let row = |row: &Row<'_>| {
+        let mut numbers = [0; Totals::NUMBERS];
+        for (number, column) in numbers.iter_mut().zip(1..) {
+            *number = unsigned(row.get(column)?);
+        }
+        let ceiling = Ceiling {
+            limit: unsigned(row.get(1 + Totals::NUMBERS)?),
+            granted: unsigned(row.get(2 + Totals::NUMBERS)?),
+        };
+        Ok((row.get(0)?, (Totals::of_numbers(numbers), ceiling)))
+    };
+    let rows = connection
+        .prepare_cached(ROWS)?
+        .query_map(place, row)?
+        .collect::<rusqlite::Result<BTreeMap<String, _>>>()?;
+    let late = connection
+        .prepare_cached(LATE)?
+        .query_map(place, |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<BTreeMap<i64, i64>>>()?;
+    let imported: Option<String> = connection
+        .prepare_cached(COPIED)?
+        .query_row(place, |row| row.get(0))
+        .optional()?;
+    Ok(DayRows {
+        rows,
+        late,
+        imported: match imported {
+            Some(body) => serde_json::from_str(&body).map_err(unreadable)?,
+            None => ImportedCounts::default(),
+        },
+    })
+}

@@ -1,0 +1,168 @@
+//! Export of all that the database stores.
+//!
+//! The content of one instant is read in one transaction on a connection of its own, while the writer continues.
+
+use std::path::Path;
+
+use jiff::civil::Date;
+use rusqlite::Connection;
+use tokio::sync::mpsc;
+
+use super::appended::{self, Additions};
+use super::columns::parsed;
+use super::day_rows::{own_name, read};
+use super::{Durability, keys, schema};
+use crate::policy::api_key::KeyId;
+use crate::policy::calendar::Day;
+use crate::store::StoreError;
+use crate::store::export::{Exported, ExportedEvent, ExportedKey, HeldClaim, WaitingEvent};
+
+/// The keys of a day that are in memory at once.
+const PAGE_KEYS: i64 = 1_000;
+
+const DAYS: &str = "SELECT date, first, next FROM days ORDER BY date";
+const KEYS_OF_DAY: &str = "SELECT key FROM ledger WHERE date = ?1 AND key > ?2
+    UNION SELECT key FROM adjustments WHERE date = ?1 AND key > ?2
+    UNION SELECT key FROM copied WHERE date = ?1 AND key > ?2
+    ORDER BY key LIMIT ?3";
+const EVENTS: &str = "SELECT claims.event, claims.node, claims.until, events.since, events.body
+        FROM claims LEFT JOIN events ON events.event = claims.event
+    UNION ALL
+    SELECT events.event, NULL, NULL, events.since, events.body
+        FROM events WHERE NOT EXISTS (SELECT 1 FROM claims WHERE claims.event = events.event)";
+
+/// The receiver was dropped.
+struct ReceiverGone;
+
+/// Sends all content of the file. Blocks the thread until the end.
+pub(super) fn export(
+    path: &Path,
+    durability: Durability,
+    exported: &mpsc::Sender<Exported>,
+) -> Result<(), StoreError> {
+    let connection = schema::connect(path, durability)?;
+    let work = || -> rusqlite::Result<Result<(), ReceiverGone>> {
+        let instant = connection.unchecked_transaction()?;
+        let own = own_name(&instant)?;
+        if export_keys(&instant, exported)?.is_err() {
+            return Ok(Err(ReceiverGone));
+        }
+        for entry in keys::trail_of_none(&instant)? {
+            if send(exported, Exported::Audit(Box::new(entry))).is_err() {
+                return Ok(Err(ReceiverGone));
+            }
+        }
+        if export_days(&instant, &own, exported)?.is_err() {
+            return Ok(Err(ReceiverGone));
+        }
+        export_events(&instant, exported)
+    };
+    match work() {
+        Ok(Ok(()) | Err(ReceiverGone)) => Ok(()),
+        Err(error) => Err(schema::failure(path, &error)),
+    }
+}
+
+fn send(exported: &mpsc::Sender<Exported>, item: Exported) -> Result<(), ReceiverGone> {
+    exported.blocking_send(item).map_err(|_| ReceiverGone)
+}
+
+fn export_keys(
+    connection: &Connection,
+    exported: &mpsc::Sender<Exported>,
+) -> rusqlite::Result<Result<(), ReceiverGone>> {
+    let mut reached = 0;
+    loop {
+        let page = keys::page(connection, reached)?;
+        let Some((last, _, _)) = page.last() else {
+            return Ok(Ok(()));
+        };
+        reached = *last;
+        for (_, _, record) in page {
+            let trail = keys::trail_of(connection, record.id)?;
+            let key = ExportedKey { record, trail };
+            if send(exported, Exported::Key(Box::new(key))).is_err() {
+                return Ok(Err(ReceiverGone));
+            }
+        }
+    }
+}
+
+fn export_days(
+    connection: &Connection,
+    own: &str,
+    exported: &mpsc::Sender<Exported>,
+) -> rusqlite::Result<Result<(), ReceiverGone>> {
+    let mut days = connection.prepare(DAYS)?;
+    let mut days = days.query([])?;
+    let mut keys = connection.prepare(KEYS_OF_DAY)?;
+    let mut lacking = appended::lacking(connection, |_, _| true)?.by_day();
+    while let Some(row) = days.next()? {
+        let date: String = row.get(0)?;
+        let day = Day {
+            date: parsed(&date)?,
+            start: row.get(1)?,
+            end: row.get(2)?,
+        };
+        let mut reached = String::new();
+        loop {
+            let page: Vec<String> = keys
+                .query_map((&date, &reached, PAGE_KEYS), |row| row.get(0))?
+                .collect::<rusqlite::Result<_>>()?;
+            let Some(last) = page.last() else { break };
+            reached.clone_from(last);
+            for key in page {
+                let key: KeyId = parsed(&key)?;
+                let appended = lacking.remove(&(day.date, key)).unwrap_or_default();
+                if export_key_day(connection, (own, exported), (key, day), appended)?.is_err() {
+                    return Ok(Err(ReceiverGone));
+                }
+            }
+        }
+        // Keys without a row in the ledger.
+        let of_day = |(date, _): &(Date, KeyId), _: &mut _| *date == day.date;
+        for ((_, key), appended) in lacking.extract_if(.., of_day) {
+            if export_key_day(connection, (own, exported), (key, day), appended)?.is_err() {
+                return Ok(Err(ReceiverGone));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+fn export_key_day(
+    connection: &Connection,
+    (own, exported): (&str, &mpsc::Sender<Exported>),
+    (key, day): (KeyId, Day),
+    appended: Additions,
+) -> rusqlite::Result<Result<(), ReceiverGone>> {
+    let mut rows = read(connection, &day.date.to_string(), key)?;
+    rows.add(appended);
+    let item = Exported::KeyDay(Box::new(rows.exported(own, key, day)));
+    Ok(send(exported, item))
+}
+
+fn export_events(
+    connection: &Connection,
+    exported: &mpsc::Sender<Exported>,
+) -> rusqlite::Result<Result<(), ReceiverGone>> {
+    let mut events = connection.prepare(EVENTS)?;
+    let mut rows = events.query([])?;
+    while let Some(row) = rows.next()? {
+        let (node, until): (Option<String>, Option<i64>) = (row.get(1)?, row.get(2)?);
+        let (since, body): (Option<i64>, Option<String>) = (row.get(3)?, row.get(4)?);
+        let event = ExportedEvent {
+            id: row.get(0)?,
+            claim: node
+                .zip(until)
+                .map(|(node, until)| HeldClaim { node, until }),
+            waiting: since
+                .zip(body)
+                .map(|(since, body)| WaitingEvent { since, body }),
+        };
+        if send(exported, Exported::Event(event)).is_err() {
+            return Ok(Err(ReceiverGone));
+        }
+    }
+    Ok(Ok(()))
+}

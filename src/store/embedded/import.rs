@@ -1,0 +1,184 @@
+//! Import of exported items: one batch is one transaction of the writer's connection.
+
+use std::path::Path;
+
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+
+use super::columns::signed;
+use super::day_rows::{own_name, read};
+use super::days::{ADD_DAY, other_calendar, stored_day};
+use super::folding::fold_all;
+use super::imported_counts::DayRows;
+use super::ledger_row::UNATTRIBUTED;
+use super::{appended, closing, keys};
+use crate::policy::api_key::KeyId;
+use crate::store::StoreError;
+use crate::store::export::{Exported, ExportedEvent, ImportCounts, ImportMode, KeyDay};
+
+const PUT_ROW: &str = "
+    INSERT INTO ledger (date, key, endpoint, requests, charged, refunded, refused_tier, refused_quota, refused_burst,
+        refused_concurrent, refused_not_found, refused_method, day_limit, granted)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)
+    ON CONFLICT (date, key, endpoint) DO UPDATE SET
+        requests = excluded.requests,
+        charged = excluded.charged,
+        refunded = excluded.refunded,
+        refused_tier = excluded.refused_tier,
+        refused_quota = excluded.refused_quota,
+        refused_burst = excluded.refused_burst,
+        refused_concurrent = excluded.refused_concurrent,
+        refused_not_found = excluded.refused_not_found,
+        refused_method = excluded.refused_method,
+        day_limit = excluded.day_limit,
+        granted = excluded.granted";
+const DROP_ROW: &str = "DELETE FROM ledger WHERE date = ?1 AND key = ?2 AND endpoint = ?3";
+const PUT_LATE: &str = "INSERT INTO adjustments (date, key, came, units) VALUES (?1, ?2, ?3, ?4)
+    ON CONFLICT (date, key, came) DO UPDATE SET units = excluded.units";
+const PUT_COPIED: &str = "INSERT INTO copied (date, key, body) VALUES (?1, ?2, ?3)
+    ON CONFLICT (date, key) DO UPDATE SET body = excluded.body";
+const CLAIM: &str =
+    "INSERT INTO claims (event, node, until) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+const WAITS: &str = "SELECT count(*) FROM events WHERE event = ?1";
+const KEEP: &str =
+    "INSERT INTO events (since, event, body) VALUES (?1, ?2, ?3) ON CONFLICT DO NOTHING";
+
+/// Imports a batch at `now` (Unix seconds), or only counts what would be added.
+pub(super) fn import(
+    connection: &Connection,
+    (path, now): (&Path, i64),
+    items: &[Exported],
+    mode: ImportMode,
+) -> rusqlite::Result<Result<ImportCounts, StoreError>> {
+    let transaction = Transaction::new_unchecked(connection, TransactionBehavior::Immediate)?;
+    // Imported counts are compared with all counts of this database, so the groups are folded first.
+    fold_all(&transaction)?;
+    let own = own_name(&transaction)?;
+    let mut put = keys::Put::prepare(&transaction)?;
+    let mut counts = ImportCounts::default();
+    for item in items {
+        let outcome = match item {
+            Exported::Key(key) => keys::import_exported(&transaction, &mut put, key, &mut counts)?,
+            Exported::KeyDay(day) => import_day(&transaction, path, (&own, now), day, &mut counts)?,
+            Exported::Event(event) => {
+                import_event(&transaction, event, &mut counts)?;
+                Ok(())
+            }
+            Exported::Audit(entry) => {
+                keys::import_entry(&transaction, entry, &mut counts)?;
+                Ok(())
+            }
+        };
+        if let Err(error) = outcome {
+            return Ok(Err(error));
+        }
+    }
+    drop(put);
+    match mode {
+        ImportMode::Write => transaction.commit()?,
+        ImportMode::DryRun => transaction.rollback()?,
+    }
+    Ok(Ok(counts))
+}
+
+fn import_day(
+    connection: &Connection,
+    path: &Path,
+    (own, now): (&str, i64),
+    imported: &KeyDay,
+    counts: &mut ImportCounts,
+) -> rusqlite::Result<Result<(), StoreError>> {
+    let (date, day) = (imported.date.to_string(), imported.day());
+    match stored_day(connection, &date, imported.date)? {
+        Some(stored) if stored != day => return Ok(Err(other_calendar(path, day, stored))),
+        Some(_) => {}
+        None => {
+            let mut add = connection.prepare_cached(ADD_DAY)?;
+            add.execute((&date, day.start, day.end))?;
+        }
+    }
+    let before = read(connection, &date, imported.key)?;
+    let mut after = before.clone();
+    after.import(own, imported);
+    if after == before {
+        counts.key_days_held += 1;
+    } else {
+        closing::reopen(connection, &date, now)?;
+        appended::note_rewritten(connection)?;
+        write(connection, (&date, imported.key), &before, &after)?;
+        counts.key_days_added += 1;
+    }
+    Ok(Ok(()))
+}
+
+fn write(
+    connection: &Connection,
+    (date, key): (&str, KeyId),
+    before: &DayRows,
+    after: &DayRows,
+) -> rusqlite::Result<()> {
+    let key = key.as_str();
+    let mut put = connection.prepare_cached(PUT_ROW)?;
+    for (place, (totals, ceiling)) in &after.rows {
+        if before.rows.get(place) == Some(&(*totals, *ceiling)) {
+            continue;
+        }
+        put.raw_bind_parameter(1, date)?;
+        put.raw_bind_parameter(2, key)?;
+        put.raw_bind_parameter(3, place.as_str())?;
+        let numbers = totals.numbers().into_iter();
+        let numbers = numbers.chain([ceiling.limit, ceiling.granted]);
+        for (parameter, number) in (4..).zip(numbers) {
+            put.raw_bind_parameter(parameter, signed(number))?;
+        }
+        put.raw_execute()?;
+    }
+    // Only the row of unattributed units can be gone: all of them are attributed now.
+    if !after.rows.contains_key(UNATTRIBUTED) {
+        connection
+            .prepare_cached(DROP_ROW)?
+            .execute((date, key, UNATTRIBUTED))?;
+    }
+    for (came, units) in &after.late {
+        if before.late.get(came) != Some(units) {
+            connection
+                .prepare_cached(PUT_LATE)?
+                .execute((date, key, came, units))?;
+        }
+    }
+    if before.imported != after.imported {
+        let body = serde_json::to_string(&after.imported)
+            .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
+        connection
+            .prepare_cached(PUT_COPIED)?
+            .execute((date, key, body))?;
+    }
+    Ok(())
+}
+
+/// An event whose claim is here was imported by a gateway of this store or came earlier: it is not to be delivered again.
+fn import_event(
+    connection: &Connection,
+    event: &ExportedEvent,
+    counts: &mut ImportCounts,
+) -> rusqlite::Result<()> {
+    let is_new = match &event.claim {
+        Some(claim) => {
+            let mut put = connection.prepare_cached(CLAIM)?;
+            put.execute((&event.id, &claim.node, claim.until))? == 1
+        }
+        None => {
+            let mut waits = connection.prepare_cached(WAITS)?;
+            waits.query_row([&event.id], |row| row.get::<_, i64>(0))? == 0
+        }
+    };
+    if !is_new {
+        counts.events_held += 1;
+        return Ok(());
+    }
+    counts.events_added += 1;
+    if let Some(waiting) = &event.waiting {
+        let mut keep = connection.prepare_cached(KEEP)?;
+        keep.execute((waiting.since, &event.id, &waiting.body))?;
+    }
+    Ok(())
+}
