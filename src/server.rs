@@ -5,13 +5,11 @@
 //! `limits.shutdown_grace`.
 
 use std::io::ErrorKind::{ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
@@ -19,10 +17,10 @@ use tokio::task::JoinHandle;
 use crate::admin::today::Terms;
 use crate::admin::{AdminService, ConfigView, View};
 use crate::clock::Clock;
-use crate::config::{self, Config};
+use crate::config::Config;
 use crate::proxy::{Gate, Snapshot};
-use crate::store::{NodeName, Role, StoreError};
-use crate::telemetry::access_log::{AccessLog, Destination, Sink};
+use crate::store::{NodeName, Role};
+use crate::telemetry::access_log::AccessLog;
 use crate::telemetry::diagnostics;
 use crate::telemetry::history::{History, SAMPLE_INTERVAL};
 use crate::telemetry::metrics::Metrics;
@@ -31,10 +29,12 @@ use crate::telemetry::traces::Tracer;
 mod accept;
 mod descriptors;
 mod entrance;
+mod error;
 mod events;
 mod exporter;
 mod handover;
 mod listeners;
+mod logs;
 mod notify;
 mod outgoing;
 mod proxied;
@@ -45,16 +45,17 @@ mod upkeep;
 mod watched;
 
 use entrance::Entrance;
+pub use error::{ListenError, ServeError};
 use events::Claimer;
 use events::courier::Courier;
 use exporter::Exporter;
 pub use handover::Withdrawal;
 use handover::{Handed, Predecessor};
-pub use listeners::ListenError;
+pub use listeners::Addresses;
 use listeners::{Bound, Listener};
+use logs::{format_of, note_certificates, open_access_log, warn_of};
 use reload::Reloader;
 pub use stores::{open_store, open_store_at};
-use tls::Acceptor;
 pub use tls::CertificateError;
 use upkeep::Upkeep;
 
@@ -69,78 +70,6 @@ const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a stopping gateway exports pending spans, if its grace permits; and the least time otherwise.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 const EXPORT_TIMEOUT_MIN: Duration = Duration::from_millis(500);
-/// The remaining life of a certificate below which a warning is logged: most are renewed a month before their end.
-const CERTIFICATE_WARNING: Duration = Duration::from_secs(14 * 86_400);
-
-/// Why a gateway does not start.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// An address cannot be listened on.
-    #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// A certificate or its key cannot be used.
-    #[error(transparent)]
-    Certificate(#[from] CertificateError),
-    /// The store cannot be used with this configuration.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The access log cannot be written.
-    #[error("cannot open the access log {path}: {error}; correct logging.access_log")]
-    AccessLog {
-        /// The file of the log.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// There is no gateway whose listeners could be taken over.
-    #[error(
-        "no gateway hands over its listeners at {path}: {error}; start without --upgrade, or correct listen.upgrade"
-    )]
-    Predecessor {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The running gateway does not answer, waits for another successor, or was just replaced by it.
-    #[error(
-        "the gateway at {path} does not hand over its listeners now ({error}): another process may be replacing it; check \
-        which one runs, then upgrade again if necessary"
-    )]
-    Busy {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The running gateway continues to serve instead.
-    #[error(transparent)]
-    Withdrawn(#[from] Withdrawal),
-    /// The listeners cannot be offered to a successor.
-    #[error("cannot offer the listeners at {path}: {error}; correct listen.upgrade")]
-    Offer {
-        /// The Unix socket.
-        path: String,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// Threads, signals or metric families failed for lack of system resources.
-    #[error("the gateway cannot start: {0}")]
-    System(String),
-}
-
-/// The addresses of a running gateway, printed as one JSON line when all listeners are bound.
-#[derive(Debug, Clone, Serialize)]
-pub struct Addresses {
-    event: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    http: Option<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    https: Option<SocketAddr>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    redirect: Option<SocketAddr>,
-    admin: SocketAddr,
-}
 
 /// The origin of a gateway's listening sockets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -361,23 +290,6 @@ async fn exported(mut exporting: JoinHandle<()>, deadline: Instant) {
     }
 }
 
-/// Records when the present certificates end, and warns if one ends soon.
-fn note_certificates(acceptor: &Acceptor, gate: &Gate) {
-    let ends = acceptor.certificate_ends();
-    gate.metrics.certificates_end(&ends);
-    for (certificate, end) in ends {
-        let left = end.saturating_sub(gate.store.now().as_second());
-        if left < CERTIFICATE_WARNING.as_secs().cast_signed() {
-            let days = left.div_euclid(86_400);
-            tracing::warn!(
-                certificate,
-                days,
-                "a certificate of listen.https expires soon or has expired: renew it; the file is read again when it changes"
-            );
-        }
-    }
-}
-
 /// The state of a gateway for its operators.
 fn admin(
     gate: &Arc<Gate>,
@@ -482,48 +394,6 @@ impl StopSignals {
             _ = self.interrupt.recv() => {}
         }
     }
-}
-
-/// Logs, for every applied configuration, its tiers in shadow mode and its servers without an address.
-fn warn_of(snapshot: &Snapshot) {
-    for upstream in snapshot.upstreams() {
-        for name in upstream.unresolved() {
-            let upstream = &*upstream.name;
-            tracing::warn!(
-                upstream,
-                name,
-                "the name cannot be resolved: its server gets no requests until it can"
-            );
-        }
-    }
-    for (tier, _) in snapshot.config.shadow_tiers() {
-        tracing::warn!(%tier, "this tier is not enforced: requests are counted, but none is refused by tier, rates or quota");
-    }
-}
-
-fn format_of(format: config::LogFormat) -> diagnostics::Format {
-    match format {
-        config::LogFormat::Json => diagnostics::Format::Json,
-        config::LogFormat::Pretty => diagnostics::Format::Pretty,
-    }
-}
-
-/// Opens the access log, whose lost lines are counted in `metrics`; `None` if it is off.
-fn open_access_log(
-    access_log: &config::AccessLogTarget,
-    metrics: &Metrics,
-) -> Result<Option<Sink>, ServeError> {
-    let destination = match access_log {
-        config::AccessLogTarget::Stdout => Destination::Stdout,
-        config::AccessLogTarget::Stderr => Destination::Stderr,
-        config::AccessLogTarget::Off => Destination::Off,
-        config::AccessLogTarget::File(path) => Destination::File(path.clone()),
-    };
-    let dropped_lines = metrics.access_log_dropped.clone();
-    Sink::open(&destination, dropped_lines).map_err(|error| ServeError::AccessLog {
-        path: format!("{access_log:?}"),
-        error,
-    })
 }
 
 /// A name for this start of the process: host, process id and 32 random bits.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use super::ServeError;
+use super::error::ServeError;
 use super::handover::{Offer, Predecessor};
 use super::listeners::{Bound, Listener, Ready};
 use crate::admin::AdminService;

@@ -14,9 +14,11 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::accept::{Behind, Door};
+use super::error::{ListenError, ServeError};
 use super::handover::{Handed, Label};
 use super::tls::Acceptor;
-use super::{Addresses, ServeError};
+use serde::Serialize;
+
 use crate::admin::AdminService;
 use crate::config::Listen;
 use crate::proxy::Gate;
@@ -24,15 +26,18 @@ use crate::proxy::connection::limiter::ConnectionLimiter;
 
 /// Buffers of a connection to the admin listener.
 const ADMIN_BUFFER_BYTES: usize = 8 * 1024;
-/// An address that cannot be listened on.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "cannot listen on {address} ({path}): {error}; choose another address or stop the process that uses it"
-)]
-pub struct ListenError {
-    path: &'static str,
-    address: SocketAddr,
-    error: std::io::Error,
+
+/// The addresses of a running gateway, printed as one JSON line when all listeners are bound.
+#[derive(Debug, Clone, Serialize)]
+pub struct Addresses {
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) http: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) https: Option<SocketAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) redirect: Option<SocketAddr>,
+    pub(super) admin: SocketAddr,
 }
 
 /// The bound addresses with the service behind each.

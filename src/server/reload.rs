@@ -16,9 +16,10 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use tokio::signal::unix::Signal;
 
+use super::logs::{format_of, note_certificates, open_access_log, warn_of};
+use super::notify;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
-use super::{format_of, note_certificates, notify, open_access_log, warn_of};
 use crate::admin::{ConfigView, Refused};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};

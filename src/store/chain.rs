@@ -23,7 +23,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
-use super::{StoreError, Totals};
+use super::error::StoreError;
+use super::ledger::Totals;
 
 /// The previous digest in the first entry.
 pub const NO_DIGEST: &str = "0000000000000000000000000000000000000000000000000000000000000000";

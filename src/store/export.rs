@@ -14,7 +14,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
-use super::StoreError;
+use super::error::StoreError;
 use super::ledger::{Ceiling, Totals};
 use crate::policy::api_key::KeyId;
 use crate::policy::audit::Entry;

@@ -8,9 +8,9 @@ use std::marker::PhantomData;
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
-use super::answer::{is_bodiless, is_lengthless};
 use super::fields::EndToEnd;
 use super::framing::{AnswerFraming, Framing, Known};
+use super::framing::{is_bodiless, is_lengthless};
 use crate::policy::target::Target;
 
 /// The direction of a request.

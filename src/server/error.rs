@@ -1,0 +1,75 @@
+//! Why a gateway cannot start.
+
+use std::net::SocketAddr;
+
+use super::handover::Withdrawal;
+use super::tls::CertificateError;
+use crate::store::StoreError;
+
+/// Why a gateway does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// A certificate or its key cannot be used.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
+    /// The store cannot be used with this configuration.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The access log cannot be written.
+    #[error("cannot open the access log {path}: {error}; correct logging.access_log")]
+    AccessLog {
+        /// The file of the log.
+        path: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// There is no gateway whose listeners could be taken over.
+    #[error(
+        "no gateway hands over its listeners at {path}: {error}; start without --upgrade, or correct listen.upgrade"
+    )]
+    Predecessor {
+        /// The Unix socket.
+        path: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The running gateway does not answer, waits for another successor, or was just replaced by it.
+    #[error(
+        "the gateway at {path} does not hand over its listeners now ({error}): another process may be replacing it; check \
+        which one runs, then upgrade again if necessary"
+    )]
+    Busy {
+        /// The Unix socket.
+        path: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The running gateway continues to serve instead.
+    #[error(transparent)]
+    Withdrawn(#[from] Withdrawal),
+    /// The listeners cannot be offered to a successor.
+    #[error("cannot offer the listeners at {path}: {error}; correct listen.upgrade")]
+    Offer {
+        /// The Unix socket.
+        path: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// Threads, signals or metric families failed for lack of system resources.
+    #[error("the gateway cannot start: {0}")]
+    System(String),
+}
+
+/// An address that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot listen on {address} ({path}): {error}; choose another address or stop the process that uses it"
+)]
+pub struct ListenError {
+    pub(super) path: &'static str,
+    pub(super) address: SocketAddr,
+    pub(super) error: std::io::Error,
+}
