@@ -14,8 +14,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use super::readiness::Readiness;
+use super::reloads::Reload;
 use super::today::Today;
-use super::{Readiness, Reload};
 use crate::store::NodeName;
 use crate::telemetry::history::{SAMPLE_INTERVAL, Sample};
 use crate::telemetry::metrics::Metrics;
