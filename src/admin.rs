@@ -33,7 +33,7 @@ pub mod dashboard;
 pub mod today;
 
 use dashboard::{Dashboard, PAGE};
-use today::{Known, Surveyor, Terms};
+use today::{LastSurvey, SurveyTerms, Surveyor};
 
 /// The Prometheus text format.
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -79,7 +79,7 @@ pub struct View {
     /// The token that `/metrics` and the other protected paths require, if one is configured.
     pub token: Option<Secret>,
     /// The quota day and the tiers' limits; `None` if the calendar has no such day.
-    pub terms: Option<Terms>,
+    pub terms: Option<SurveyTerms>,
     /// Why the gateway is not `ready`, beside the reasons that the store reports.
     pub reasons: Vec<String>,
 }
@@ -92,7 +92,7 @@ pub struct ConfigView {
     /// When it was applied.
     pub applied: Timestamp,
     /// Why the file is not applied, if it is not.
-    pub refused: Option<Refused>,
+    pub refused: Option<RefusedFile>,
     /// The results of the configurations since the start, the newest first; 20 at most.
     #[serde(skip)]
     pub reloads: Vec<Reload>,
@@ -125,7 +125,7 @@ pub enum Became {
 
 /// A configuration file that was not applied.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Refused {
+pub struct RefusedFile {
     /// When it was refused.
     pub at: Timestamp,
     /// The problems of the file, one a line.
@@ -162,7 +162,7 @@ impl ConfigView {
     }
 
     /// The view after a refusal: the same configuration runs, beside a file that was refused.
-    pub fn but_refused(&self, refused: Refused, cause: &'static str) -> ConfigView {
+    pub fn but_refused(&self, refused: RefusedFile, cause: &'static str) -> ConfigView {
         let mut reason = refused.reason.clone();
         reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
         let reload = Reload {
@@ -283,9 +283,9 @@ impl AdminService {
 
     fn dashboard(&self) -> Dashboard {
         let View { config, terms, .. } = (self.view)();
-        let Known { today, error } = match terms {
+        let LastSurvey { today, error } = match terms {
             Some(terms) => self.surveyor.ask(terms),
-            None => Known::default(),
+            None => LastSurvey::default(),
         };
         Dashboard {
             time: self.store.now(),
@@ -455,7 +455,7 @@ mod tests {
         assert_eq!(view.reloads.len(), 1);
         let reason = "é".repeat(REASON_BYTES_MAX);
         for _ in 0..RELOADS_MAX {
-            let refused = Refused {
+            let refused = RefusedFile {
                 at: now,
                 reason: format!("x{reason}"),
             };

@@ -39,7 +39,7 @@ pub mod redis;
 pub mod status;
 
 pub use key_table::{KeyEntry, KeyTable};
-pub use ledger::{Adjustment, DayUsage, Keeping, Proof, Refusal, Totals};
+pub use ledger::{Adjustment, DayUsage, Keeping, Proof, RefusalReason, Totals};
 use status::{Replicas, StoreStatus};
 
 /// The limit of a charge that only counts.
@@ -330,7 +330,7 @@ pub trait Store: export::Transfer + Send + Sync + 'static {
     async fn used(&self, key: KeyId, day: Day) -> Result<u64, StoreError>;
 
     /// Counts a refused request in the ledger, within a second. Never waits.
-    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal);
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason);
 
     /// The state of the store, without a call to it.
     fn health(&self) -> Health;

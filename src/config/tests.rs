@@ -133,7 +133,7 @@ fn the_shipped_file_holds_the_tiers_and_endpoints_of_the_contract() {
     assert_eq!(config.billing, Rules::default());
     assert_eq!(
         config.upstream("prediction-data").unwrap().servers,
-        [Server {
+        [UpstreamServer {
             name: "127.0.0.1:9000".into(),
             weight: NonZeroU32::MIN,
             addresses: vec!["127.0.0.1:9000".parse().unwrap()],
@@ -445,7 +445,7 @@ fn a_host_name_of_an_upstream_is_resolved_to_ipv4_where_it_can() {
     let text = NEEDED.replace("127.0.0.1:9000", "good.example:9000");
     assert_eq!(
         parse(&text).unwrap().upstreams[0].servers,
-        [Server {
+        [UpstreamServer {
             name: "good.example:9000".into(),
             weight: NonZeroU32::MIN,
             addresses: vec!["192.0.2.1:9000".parse().unwrap()],

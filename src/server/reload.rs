@@ -19,7 +19,7 @@ use tokio::signal::unix::Signal;
 use super::tls::{Acceptor, NextTlsServer};
 use super::watched::{FileContents, Settling, Watched};
 use super::{format_of, note_certificates, notify, open_access_log, warn_of};
-use crate::admin::{ConfigView, Refused};
+use crate::admin::{ConfigView, RefusedFile};
 use crate::config::{Certificate, Config, Running};
 use crate::policy::key_record::{KeyState, TierName};
 use crate::proxy::{Gate, Snapshot};
@@ -264,7 +264,7 @@ impl Reloader {
             "{} refused: the last valid one stays",
             what.as_str()
         );
-        let refused = Refused {
+        let refused = RefusedFile {
             at: self.gate.store.now(),
             reason,
         };

@@ -67,7 +67,7 @@ fn whole_seconds(duration: Duration) -> i64 {
 /// Why a request of a known key was refused without a charge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Refusal {
+pub enum RefusalReason {
     /// 404: no endpoint has the path; counted under [`NO_ENDPOINT`].
     NotFound,
     /// 405: the endpoint does not take the method.
@@ -171,14 +171,14 @@ impl Totals {
     }
 
     /// Counts refused requests.
-    pub fn refuse(&mut self, refusal: Refusal, requests: u64) {
+    pub fn refuse(&mut self, refusal: RefusalReason, requests: u64) {
         let number = match refusal {
-            Refusal::NotFound => &mut self.refused_not_found,
-            Refusal::Method => &mut self.refused_method,
-            Refusal::Tier => &mut self.refused_tier,
-            Refusal::Burst => &mut self.refused_burst,
-            Refusal::Concurrent => &mut self.refused_concurrent,
-            Refusal::DailyQuota => &mut self.refused_quota,
+            RefusalReason::NotFound => &mut self.refused_not_found,
+            RefusalReason::Method => &mut self.refused_method,
+            RefusalReason::Tier => &mut self.refused_tier,
+            RefusalReason::Burst => &mut self.refused_burst,
+            RefusalReason::Concurrent => &mut self.refused_concurrent,
+            RefusalReason::DailyQuota => &mut self.refused_quota,
         };
         *number = number.saturating_add(requests);
     }
@@ -433,12 +433,12 @@ mod tests {
     fn every_reason_has_a_number_of_its_own() {
         let mut totals = Totals::default();
         let reasons = [
-            Refusal::NotFound,
-            Refusal::Method,
-            Refusal::Tier,
-            Refusal::Burst,
-            Refusal::Concurrent,
-            Refusal::DailyQuota,
+            RefusalReason::NotFound,
+            RefusalReason::Method,
+            RefusalReason::Tier,
+            RefusalReason::Burst,
+            RefusalReason::Concurrent,
+            RefusalReason::DailyQuota,
         ];
         for (times, reason) in reasons.into_iter().enumerate() {
             totals.refuse(reason, times as u64 + 1);

@@ -58,7 +58,7 @@ use crate::store::export::{Exported, ImportCounts, ImportMode, Transfer};
 use crate::store::status::{JournalFacts, Replicas, StoreStatus};
 use crate::store::{
     ChangeError, ChangeMark, Charge, Claim, DayUsage, Decision, Delivery, Forgotten, Freshness,
-    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, Refusal, Role, Store,
+    Health, Imported, KeyEntry, KeyTable, NodeName, Proof, Receipt, RefusalReason, Role, Store,
     StoreError, Unconfirmed, WithoutStore,
 };
 
@@ -480,7 +480,7 @@ impl Store for RedisStore {
         asked.or_else(|error| outage.and_then(|outage| outage.used(key, day)).ok_or(error))
     }
 
-    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         self.parts.ledger.refused(key, day, endpoint, refusal);
     }
 

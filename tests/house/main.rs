@@ -10,4 +10,5 @@ mod documents;
 mod floors;
 mod guarantees;
 mod versions;
+mod words;
 mod yardstick;

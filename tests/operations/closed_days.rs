@@ -11,7 +11,7 @@ use serde_json::Value;
 use touchline::clock::Clock;
 use touchline::policy::calendar::Calendar;
 use touchline::store::embedded::{Settings, open};
-use touchline::store::{Charge, Decision, NodeName, Refusal, Role, Store};
+use touchline::store::{Charge, Decision, NodeName, RefusalReason, Role, Store};
 
 use super::{MARKETS, Ran, TOUCHLINE, run_beside};
 use harness::Store as StoreKind;
@@ -55,7 +55,7 @@ async fn charged_in_the_past(scene: &Scene, keys: &[&IssuedKey]) -> Vec<Date> {
                     store.refund(receipt).await.unwrap();
                 }
             }
-            store.refused(&key, day, &INSIGHTS.into(), Refusal::Tier);
+            store.refused(&key, day, &INSIGHTS.into(), RefusalReason::Tier);
         }
         store.close(harness::PATIENCE).await;
         dates.push(day.date);

@@ -26,7 +26,7 @@ rows! {
         /// HTTPS for clients, HTTP/2 and HTTP/1.1.
         https: Option<Https> = section(|check, at, rows| Some(https(check, at, rows)));
         /// A cleartext listener that redirects every request to HTTPS (308). Without this section there is none.
-        redirect: Option<Redirect> = section(redirect);
+        redirect: Option<RedirectListener> = section(redirect);
         /// Networks of the proxies in front of the gateway. X-Forwarded-For, -Proto and -Host and the PROXY protocol are accepted from
         /// these only.
         trusted_proxies: Vec<Network> = texts(network).or_list(&[]);
@@ -83,7 +83,7 @@ pub struct Admin {
 
 /// The listener that redirects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Redirect {
+pub struct RedirectListener {
     /// The address to listen on, also outside loopback.
     pub address: SocketAddr,
     /// The target of the redirects.
@@ -117,7 +117,7 @@ pub(super) fn listen(check: &mut Check<'_>, at: &Path, mut listen: Listen) -> Li
     }
     let of_http = |one: &Http| (one.address, one.proxy_protocol);
     let of_https = |one: &Https| (one.address, one.proxy_protocol);
-    let of_redirect = |one: &Redirect| (one.address, one.proxy_protocol);
+    let of_redirect = |one: &RedirectListener| (one.address, one.proxy_protocol);
     let listeners = [
         ("http", listen.http.as_ref().map(of_http)),
         ("https", listen.https.as_ref().map(of_https)),
@@ -161,8 +161,8 @@ fn http(check: &mut Check<'_>, at: &Path, http: Http) -> Http {
     http
 }
 
-fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<Redirect> {
-    Some(Redirect {
+fn redirect(_: &mut Check<'_>, _: &Path, rows: RedirectRows) -> Option<RedirectListener> {
+    Some(RedirectListener {
         address: rows.address,
         rule: Rule {
             port: rows.port,
@@ -250,7 +250,7 @@ upstreams: {u: {servers: [127.0.0.1:9000]}}
         let said = listen(said).unwrap();
         assert_eq!(said.http.unwrap().proxy_protocol, ProxyProtocol::Spoken);
         assert_eq!(said.trusted_proxies.len(), 2);
-        let redirect = Redirect {
+        let redirect = RedirectListener {
             address: "0.0.0.0:80".parse().unwrap(),
             rule: Rule {
                 port: 8443,

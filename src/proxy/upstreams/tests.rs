@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::Config;
 
-fn configured(upstream: &str) -> config::Upstream {
+fn configured(upstream: &str) -> config::UpstreamConfig {
     let text = format!(
         "
 tiers: {{pro: {{daily: 5}}}}

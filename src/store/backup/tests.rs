@@ -1,7 +1,7 @@
 use super::*;
 use crate::policy::audit::{Author, Entry};
 use crate::policy::key_record::tests::key_of;
-use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, Late, ProducerAccount, Sheet};
+use crate::store::export::{ExportedEvent, ExportedKey, KeyDay, LateUnits, ProducerAccount, Sheet};
 
 fn header() -> Header {
     Header {
@@ -35,7 +35,7 @@ fn pieces() -> Vec<Exported> {
             limit: 3,
             granted: 0,
         }],
-        late: vec![Late {
+        late: vec![LateUnits {
             came: 900,
             units: -1,
         }],
@@ -60,7 +60,7 @@ fn pieces() -> Vec<Exported> {
 }
 
 fn written() -> String {
-    let mut writer = Writer::begin(Vec::new(), &header()).unwrap();
+    let mut writer = BackupWriter::begin(Vec::new(), &header()).unwrap();
     for piece in pieces() {
         writer.put(&piece).unwrap();
     }
@@ -70,7 +70,7 @@ fn written() -> String {
 }
 
 fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
-    let mut reader = Reader::begin(text.as_bytes())?;
+    let mut reader = BackupReader::begin(text.as_bytes())?;
     assert_eq!(reader.header().zone, "UTC");
     let mut pieces = Vec::new();
     while let Some(piece) = reader.next_piece()? {

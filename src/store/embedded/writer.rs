@@ -17,7 +17,7 @@ use super::closing::Closer;
 use super::days::other_calendar;
 use super::folding::Folder;
 use super::group::{Group, Ruling, Statements};
-use super::inbox::{ChargeAnswer, Inbox, Refund, Taken, UnclaimedGrant, Waiting};
+use super::inbox::{ChargeAnswer, Inbox, QueueBatch, Refund, UnclaimedGrant, WaitingCall};
 use super::keys::Follower;
 use super::learnt::Learnt;
 use super::schema::failure;
@@ -159,8 +159,12 @@ enum DecidedAnswer {
 }
 
 /// Decides, writes and answers one group, and returns how many entries it has; the error has been told to those who wait.
-fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<usize, StoreError> {
-    let Taken {
+fn settle(
+    statements: &mut Statements<'_>,
+    desk: &Desk,
+    taken: QueueBatch,
+) -> Result<usize, StoreError> {
+    let QueueBatch {
         waiting,
         refunds,
         refusals,
@@ -205,7 +209,7 @@ fn settle(statements: &mut Statements<'_>, desk: &Desk, taken: Taken) -> Result<
 /// Sends the error to all callers of a group.
 fn tell_failure(
     answers: Vec<DecidedAnswer>,
-    undecided: impl Iterator<Item = Waiting>,
+    undecided: impl Iterator<Item = WaitingCall>,
     failure: impl Fn() -> StoreError,
 ) {
     for answer in answers {
@@ -216,8 +220,8 @@ fn tell_failure(
     }
     for waiting in undecided {
         match waiting {
-            Waiting::Charge(_, caller) => drop(caller.send(Err(failure()))),
-            Waiting::Used(_, _, caller) => drop(caller.send(Err(failure()))),
+            WaitingCall::Charge(_, caller) => drop(caller.send(Err(failure()))),
+            WaitingCall::Used(_, _, caller) => drop(caller.send(Err(failure()))),
         }
     }
 }
@@ -225,13 +229,13 @@ fn tell_failure(
 /// Rules on all that waits, in order of arrival; whoever has left already is passed over.
 fn decide(
     group: &mut Group<'_, '_>,
-    undecided: &mut impl Iterator<Item = Waiting>,
+    undecided: &mut impl Iterator<Item = WaitingCall>,
     answers: &mut Vec<DecidedAnswer>,
 ) -> rusqlite::Result<()> {
     for waiting in undecided {
         match waiting {
-            Waiting::Charge(_, caller) if caller.is_closed() => {}
-            Waiting::Charge(charge, caller) => {
+            WaitingCall::Charge(_, caller) if caller.is_closed() => {}
+            WaitingCall::Charge(charge, caller) => {
                 let ruling = match group.charge(&charge) {
                     Ok(ruling) => ruling,
                     Err(error) => {
@@ -242,8 +246,8 @@ fn decide(
                 };
                 answers.push(DecidedAnswer::Charge(charge, ruling, caller));
             }
-            Waiting::Used(_, _, caller) if caller.is_closed() => {}
-            Waiting::Used(key, day, caller) => match group.used(key, day) {
+            WaitingCall::Used(_, _, caller) if caller.is_closed() => {}
+            WaitingCall::Used(key, day, caller) => match group.used(key, day) {
                 Ok(used) => answers.push(DecidedAnswer::Used(day, used, caller)),
                 Err(error) => {
                     answers.push(DecidedAnswer::Used(day, Ok(0), caller));

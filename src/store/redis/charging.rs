@@ -24,7 +24,7 @@ use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::KeyRecord;
-use crate::policy::quota::{Account, Asked, Call, Reply, Terms, WaiterResult};
+use crate::policy::quota::{Account, Asked, Call, Reply, WaiterResult, WaiterTerms};
 use crate::store::{KeyEntry, KeyTable, StoreError};
 
 mod carrier;
@@ -228,9 +228,9 @@ impl Accounts {
     }
 
     /// Terms for calls that grant nothing.
-    fn terms(&self, key: KeyId, day: Day) -> Terms<Context> {
+    fn terms(&self, key: KeyId, day: Day) -> WaiterTerms<Context> {
         let entry = self.keys.get(key);
-        Terms {
+        WaiterTerms {
             limit: 0,
             version: entry
                 .as_ref()
@@ -247,7 +247,7 @@ impl Accounts {
         limit: u64,
         cost: u32,
     ) -> Answer {
-        let terms = Terms {
+        let terms = WaiterTerms {
             limit,
             version: entry.record.version,
             context: Context {
@@ -284,7 +284,12 @@ impl Accounts {
         }
     }
 
-    async fn ask(self: &Arc<Self>, slot: &Arc<Slot>, cost: u32, terms: Terms<Context>) -> Answer {
+    async fn ask(
+        self: &Arc<Self>,
+        slot: &Arc<Slot>,
+        cost: u32,
+        terms: WaiterTerms<Context>,
+    ) -> Answer {
         let deadline = Instant::now() + self.timeout;
         if let Err(error) = self.guard.require() {
             return Answer::Failed(error.into());

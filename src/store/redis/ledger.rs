@@ -24,7 +24,7 @@ use super::time::StoreClock;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
 use crate::store::ledger::Ceiling;
-use crate::store::{Charge, KeyEntry, Receipt, Refusal, StoreError, Totals};
+use crate::store::{Charge, KeyEntry, Receipt, RefusalReason, StoreError, Totals};
 
 mod carrying;
 mod cells;
@@ -123,7 +123,7 @@ impl Ledger {
     }
 
     /// A request was refused.
-    pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: Refusal) {
+    pub fn refused(&self, key: &KeyEntry, day: Day, endpoint: &Arc<str>, refusal: RefusalReason) {
         let place = (key.record.id, day.date, key.record.tier.clone());
         let refuse = |totals: &mut Totals, _: &mut Ceiling| totals.refuse(refusal, 1);
         self.record(place, day, endpoint, refuse, drop);

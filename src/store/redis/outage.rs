@@ -33,7 +33,7 @@ use super::time::StoreClock;
 use crate::policy::api_key::KeyId;
 use crate::policy::calendar::Day;
 use crate::policy::key_record::TierName;
-use crate::policy::quota::Share;
+use crate::policy::quota::NodeShare;
 use crate::store::status::ServiceFacts;
 use crate::store::{Charge, Decision, Receipt, StoreError, UNBOUNDED, WithoutStore};
 
@@ -284,7 +284,7 @@ impl Outage {
     fn rule(&self, bound: Bound) -> Rule {
         let away_since = self.guard.opened().unwrap_or_else(Instant::now);
         Rule {
-            share: Share {
+            share: NodeShare {
                 nodes: self.share_nodes(),
                 cold_percent: self.settings.cold_percent,
             },

@@ -8,7 +8,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use touchline::policy::calendar::Day;
 use touchline::policy::key_record::KeyState;
-use touchline::store::{Decision, KeyEntry, Receipt, Refusal, Store};
+use touchline::store::{Decision, KeyEntry, Receipt, RefusalReason, Store};
 
 use super::EmbeddedFixture;
 use crate::suite::{
@@ -128,7 +128,7 @@ async fn run_history(steps: Vec<Step>) {
             }
             Step::Refuse { key, day } => {
                 let endpoint = "markets".into();
-                store.refused(&keys[key], days[day], &endpoint, Refusal::DailyQuota);
+                store.refused(&keys[key], days[day], &endpoint, RefusalReason::DailyQuota);
                 *model.refused.entry((key, day)).or_default() += 1;
             }
             Step::Change { key } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use jiff::civil::Date;
 use touchline::policy::calendar::Day;
 use touchline::store::{
-    DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, Refusal, Role, Totals,
+    DayUsage, Decision, Keeping, KeyEntry, NodeName, Proof, RefusalReason, Role, Totals,
 };
 
 use super::{
@@ -71,12 +71,12 @@ pub async fn refused_requests_are_counted_by_their_reason(fixture: &dyn Fixture)
     let endpoint: Arc<str> = "rankings".into();
     granted(store.charge(charge_for(&key, day, 1, 1, "rankings")).await);
     let reasons = [
-        (Refusal::Tier, 100),
-        (Refusal::DailyQuota, 25),
-        (Refusal::Burst, 4),
-        (Refusal::Concurrent, 3),
-        (Refusal::NotFound, 2),
-        (Refusal::Method, 1),
+        (RefusalReason::Tier, 100),
+        (RefusalReason::DailyQuota, 25),
+        (RefusalReason::Burst, 4),
+        (RefusalReason::Concurrent, 3),
+        (RefusalReason::NotFound, 2),
+        (RefusalReason::Method, 1),
     ];
     for (reason, times) in reasons {
         for _ in 0..times {
@@ -116,7 +116,7 @@ pub async fn every_unit_is_told_by_the_tier_that_the_key_had(fixture: &dyn Fixtu
     record.tier = "starter".parse().unwrap();
     let starter = KeyEntry::new(store.update_key(record).await.unwrap().0);
     granted(store.charge(charge(&starter, day, 100, 3)).await);
-    store.refused(&starter, day, &"rankings".into(), Refusal::Tier);
+    store.refused(&starter, day, &"rankings".into(), RefusalReason::Tier);
     // Given back in the tier in which it was charged.
     store.refund(before).await;
     let told = eventually("all is in the ledger", async || {
@@ -173,7 +173,7 @@ pub async fn what_reconciles_is_proved_without_a_fault(fixture: &dyn Fixture) {
                 store.refund(receipt).await;
             }
         } else {
-            store.refused(key, day, &"markets".into(), Refusal::DailyQuota);
+            store.refused(key, day, &"markets".into(), RefusalReason::DailyQuota);
         }
     }
     let proofs = eventually("all is proved", async || {
@@ -313,7 +313,7 @@ pub async fn reopening_keeps_keys_counts_and_ledger(fixture: &dyn Fixture) {
     let (_, receipt) = granted(store.charge(charge(&key, day, 10, 4)).await);
     granted(store.charge(charge(&key, day, 10, 3)).await);
     store.refund(receipt).await;
-    store.refused(&key, day, &"markets".into(), Refusal::DailyQuota);
+    store.refused(&key, day, &"markets".into(), RefusalReason::DailyQuota);
     store.close(PATIENCE).await;
     drop(store);
 

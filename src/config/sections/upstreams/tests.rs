@@ -2,10 +2,10 @@
 
 use std::path::Path as FilePath;
 
-use crate::config::{Config, Protocol, Upstream};
+use crate::config::{Config, Protocol, UpstreamConfig};
 use crate::policy::compression::{Coding, Compression};
 
-fn parse(upstream: &str) -> Result<Upstream, String> {
+fn parse(upstream: &str) -> Result<UpstreamConfig, String> {
     let text = format!(
         "tiers: {{pro: {{daily: 5}}}}
 endpoints: [{{path: /a, tiers: [pro], upstream: u}}]

@@ -14,7 +14,7 @@ use crate::policy::api_key::os_entropy;
 use crate::policy::calendar::{Calendar, Day};
 use crate::policy::key_record::KeyRecord;
 use crate::policy::key_record::tests::key_of;
-use crate::store::chain::Piece;
+use crate::store::chain::ChainItem;
 use crate::store::embedded::group::{Group, Ruling, Statements};
 use crate::store::embedded::inbox::{Refund, Refusals};
 use crate::store::embedded::keys::{self, Follower, KeptRecords};
@@ -320,7 +320,7 @@ impl World {
         drop(sender);
         let mut rows = Vec::new();
         while let Ok(piece) = pieces.try_recv() {
-            let Piece::Ledger(row) = piece else {
+            let ChainItem::Ledger(row) = piece else {
                 panic!("{piece:?}");
             };
             rows.push((row.date, row.key, row.endpoint, row.numbers[1]));
