@@ -304,9 +304,9 @@ impl AdminService {
     }
 
     /// The answer for a path; `opened` states whether the request may read the protected paths.
-    fn said(&self, path: &str, opened: Result<(), Closed>) -> Said {
+    fn content(&self, path: &str, opened: Result<(), Closed>) -> AdminAnswer {
         match (path, opened) {
-            ("/livez", _) => Said::json(StatusCode::OK, br#"{"status":"live"}"#),
+            ("/livez", _) => AdminAnswer::json(StatusCode::OK, br#"{"status":"live"}"#),
             ("/readyz", opened) => {
                 let readiness = self.readiness();
                 let status = match readiness.status {
@@ -314,36 +314,37 @@ impl AdminService {
                     _ => StatusCode::OK,
                 };
                 match opened {
-                    Ok(()) => {
-                        Said::json(status, serde_json::to_vec(&readiness).unwrap_or_default())
-                    }
+                    Ok(()) => AdminAnswer::json(
+                        status,
+                        serde_json::to_vec(&readiness).unwrap_or_default(),
+                    ),
                     Err(Closed) => {
-                        Said::json(status, format!(r#"{{"status":"{}"}}"#, readiness.status))
+                        AdminAnswer::json(status, format!(r#"{{"status":"{}"}}"#, readiness.status))
                     }
                 }
             }
-            ("/dashboard", _) => Said {
+            ("/dashboard", _) => AdminAnswer {
                 status: StatusCode::OK,
                 content_type: HTML_TYPE,
                 body: PAGE.body.clone(),
             },
             (_, Err(Closed)) => {
-                Said::json(StatusCode::UNAUTHORIZED, br#"{"status":"unauthorized"}"#)
+                AdminAnswer::json(StatusCode::UNAUTHORIZED, br#"{"status":"unauthorized"}"#)
             }
             ("/config", Ok(())) => {
                 let effective = serde_json::to_vec(&*(self.view)().effective);
-                Said::json(StatusCode::OK, effective.unwrap_or_default())
+                AdminAnswer::json(StatusCode::OK, effective.unwrap_or_default())
             }
-            ("/metrics", Ok(())) => Said {
+            ("/metrics", Ok(())) => AdminAnswer {
                 status: StatusCode::OK,
                 content_type: METRICS_TYPE,
                 body: self.render_metrics().into_bytes(),
             },
             ("/dashboard.json", Ok(())) => {
                 let dashboard = serde_json::to_vec(&self.dashboard());
-                Said::json(StatusCode::OK, dashboard.unwrap_or_default())
+                AdminAnswer::json(StatusCode::OK, dashboard.unwrap_or_default())
             }
-            (_, Ok(())) => Said::json(StatusCode::NOT_FOUND, PATHS),
+            (_, Ok(())) => AdminAnswer::json(StatusCode::NOT_FOUND, PATHS),
         }
     }
 
@@ -351,48 +352,48 @@ impl AdminService {
         let token = (self.view)().token;
         let misdirected = token.is_none() && !dashboard::is_local(headers.get(HOST));
         let taken = method == Method::GET || method == Method::HEAD;
-        let said = if misdirected {
-            Said::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
+        let content = if misdirected {
+            AdminAnswer::json(StatusCode::MISDIRECTED_REQUEST, MISDIRECTED)
         } else {
             let opened = match &token {
                 Some(token) if !opens(headers.get(AUTHORIZATION), token) => Err(Closed),
                 Some(_) | None => Ok(()),
             };
-            let said = self.said(path, opened);
+            let content = self.content(path, opened);
             if taken {
-                said
+                content
             } else {
-                Said {
+                AdminAnswer {
                     status: StatusCode::METHOD_NOT_ALLOWED,
                     body: Vec::new(),
-                    ..said
+                    ..content
                 }
             }
         };
         let mut answer = Response::builder()
-            .status(said.status)
-            .header(CONTENT_TYPE, said.content_type)
-            .header(CONTENT_LENGTH, said.body.len())
+            .status(content.status)
+            .header(CONTENT_TYPE, content.content_type)
+            .header(CONTENT_LENGTH, content.body.len())
             .header(CACHE_CONTROL, "no-store")
             .header(RESOURCE_POLICY, "same-origin")
             .header(X_CONTENT_TYPE_OPTIONS, "nosniff");
-        if said.content_type == HTML_TYPE {
+        if content.content_type == HTML_TYPE {
             answer = answer
                 .header(CONTENT_SECURITY_POLICY, &PAGE.policy)
                 .header(X_FRAME_OPTIONS, "DENY")
                 .header(REFERRER_POLICY, "no-referrer")
                 .header(OPENER_POLICY, "same-origin");
         }
-        if said.status == StatusCode::UNAUTHORIZED {
+        if content.status == StatusCode::UNAUTHORIZED {
             answer = answer.header(WWW_AUTHENTICATE, "Bearer realm=\"touchline admin\"");
         }
-        if said.status == StatusCode::METHOD_NOT_ALLOWED {
+        if content.status == StatusCode::METHOD_NOT_ALLOWED {
             answer = answer.header(ALLOW, "GET, HEAD");
         }
         let body = if method == Method::HEAD {
             Vec::new()
         } else {
-            said.body
+            content.body
         };
         answer.body(body).unwrap_or_default()
     }
@@ -403,15 +404,15 @@ impl AdminService {
 struct Closed;
 
 /// An answer before its headers.
-struct Said {
+struct AdminAnswer {
     status: StatusCode,
     content_type: &'static str,
     body: Vec<u8>,
 }
 
-impl Said {
-    fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> Said {
-        Said {
+impl AdminAnswer {
+    fn json(status: StatusCode, body: impl Into<Vec<u8>>) -> AdminAnswer {
+        AdminAnswer {
             status,
             content_type: JSON_TYPE,
             body: body.into(),
@@ -449,7 +450,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reloads_are_told_newest_first_and_bounded_and_long_reasons_cut_between_characters() {
+    fn reloads_are_reported_newest_first_and_bounded_and_long_reasons_cut_between_characters() {
         let now = Timestamp::UNIX_EPOCH;
         let mut view = ConfigView::started("a".into(), now);
         assert_eq!(view.reloads.len(), 1);

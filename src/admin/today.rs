@@ -198,7 +198,7 @@ async fn survey(store: &dyn Store, terms: &SurveyTerms) -> Result<Today, StoreEr
             tokio::time::sleep(asked.elapsed() * PAUSE).await;
         }
     }
-    Ok(sums.told(store, terms, began.elapsed()))
+    Ok(sums.day(store, terms, began.elapsed()))
 }
 
 /// The sums over the keys that have been read.
@@ -238,7 +238,7 @@ impl SurveySums {
         self.nearest.put(near);
     }
 
-    fn told(self, store: &dyn Store, terms: &SurveyTerms, took: Duration) -> Today {
+    fn day(self, store: &dyn Store, terms: &SurveyTerms, took: Duration) -> Today {
         let tiers = self.tiers.into_iter();
         let nearest = self.nearest.into_vec().into_iter();
         let named = |near: Nearness| {

@@ -232,7 +232,7 @@ impl Relay<'_, '_> {
                 (recording.context, span)
             });
         let origin = exchange.origin.as_ref();
-        let told_host = origin.and_then(|origin| origin.host.as_ref());
+        let forwarded_host = origin.and_then(|origin| origin.host.as_ref());
         let record = &forwarding.key.record;
         let outgoing = Outgoing {
             head: &client.head,
@@ -242,7 +242,9 @@ impl Relay<'_, '_> {
                 request_id: &exchange.request_id,
                 client: origin.map(|origin| &origin.address),
                 scheme: origin.map_or("http", |origin| origin.scheme),
-                host: told_host.map(HeaderValue::as_bytes).or(client.head.host()),
+                host: forwarded_host
+                    .map(HeaderValue::as_bytes)
+                    .or(client.head.host()),
                 key_id: record.id.as_str(),
                 tier: record.tier.as_str(),
                 recorded,

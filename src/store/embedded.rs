@@ -258,7 +258,7 @@ impl EmbeddedStore {
 
 impl Drop for EmbeddedStore {
     fn drop(&mut self) {
-        self.stop.tell();
+        self.stop.signal();
         self.desk.inbox.close();
     }
 }
@@ -431,7 +431,7 @@ impl Store for EmbeddedStore {
 
     async fn close(&self, deadline: Duration) {
         self.goodbye.store(true, Ordering::Release);
-        self.stop.tell();
+        self.stop.signal();
         self.desk.inbox.close();
         let mut writing = self.writing.clone();
         // The channel has no messages: it closes when the writer has ended.

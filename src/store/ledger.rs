@@ -393,15 +393,15 @@ mod tests {
 
     #[test]
     fn a_day_adds_up_by_endpoint_and_by_tier_and_what_nobody_named_is_unattributed() {
-        let told = day(Some(9), Vec::new());
-        assert_eq!((told.used, told.unattributed, told.over), (9, 2, 0));
-        assert_eq!(told.endpoints["/a"].net(), 5);
-        assert_eq!(told.tiers["pro"].net(), 6);
-        assert_eq!(told.tiers[UNKNOWN_TIER].net(), 1);
-        assert_eq!((told.limit, told.granted), (Some(10), 2));
-        for sums in [&told.endpoints, &told.tiers] {
+        let usage = day(Some(9), Vec::new());
+        assert_eq!((usage.used, usage.unattributed, usage.over), (9, 2, 0));
+        assert_eq!(usage.endpoints["/a"].net(), 5);
+        assert_eq!(usage.tiers["pro"].net(), 6);
+        assert_eq!(usage.tiers[UNKNOWN_TIER].net(), 1);
+        assert_eq!((usage.limit, usage.granted), (Some(10), 2));
+        for sums in [&usage.endpoints, &usage.tiers] {
             let attributed: i64 = sums.values().map(Totals::net).sum();
-            assert_eq!(attributed + told.unattributed, 9);
+            assert_eq!(attributed + usage.unattributed, 9);
         }
         assert_eq!(day(None, Vec::new()).unattributed, 0);
         assert_eq!(day(Some(5), Vec::new()).unattributed, -2);
@@ -424,8 +424,8 @@ mod tests {
                 cell(Some("free"), "/a", 9, unbounded),
             ];
             let place = ("2026-11-21".parse().unwrap(), record.id);
-            let told = DayUsage::of_cells(place, None, cells, Vec::new());
-            assert_eq!((told.used, told.limit, told.over), (57, None, 0));
+            let usage = DayUsage::of_cells(place, None, cells, Vec::new());
+            assert_eq!((usage.used, usage.limit, usage.over), (57, None, 0));
         }
     }
 

@@ -448,7 +448,7 @@ impl Store for RedisStore {
             Answer::Other(verdict) => match verdict {
                 WaiterResult::Granted { used }
                 | WaiterResult::Exhausted { used }
-                | WaiterResult::Told { used } => Ok(Decision::Exhausted { used }),
+                | WaiterResult::Counted { used } => Ok(Decision::Exhausted { used }),
                 WaiterResult::KeyChanged => Ok(Decision::KeyChanged),
                 WaiterResult::OtherDay { now } => Ok(Decision::OtherDay {
                     now: Timestamp::from_second(now).unwrap_or_else(|_| self.now()),

@@ -87,7 +87,7 @@ pub enum WaiterResult {
         used: u64,
     },
     /// It requested only the count, no units.
-    Told {
+    Counted {
         /// Units used on the day.
         used: u64,
     },
@@ -455,7 +455,7 @@ impl<W, C: Clone + PartialEq> Account<W, C> {
 
 fn verdict(reply: &Reply, cost: u32, granted: Option<u64>, used: u64) -> WaiterResult {
     if cost == 0 && reply.code != Code::OtherCalendar {
-        return WaiterResult::Told { used };
+        return WaiterResult::Counted { used };
     }
     match (reply.code, granted) {
         (Code::Granted | Code::Exhausted, Some(used)) => WaiterResult::Granted { used },

@@ -83,10 +83,10 @@ fn read(text: &str) -> Result<Vec<Exported>, BackupFault> {
 #[test]
 fn what_is_written_is_read_again_and_every_line_is_json() {
     let text = written();
-    let told = read(&text).unwrap();
+    let output = read(&text).unwrap();
     // The record of a test has a digest of its own each time.
-    assert_eq!(told[2..], pieces()[2..]);
-    assert_eq!(told.len(), 4);
+    assert_eq!(output[2..], pieces()[2..]);
+    assert_eq!(output.len(), 4);
     for line in text.lines() {
         serde_json::from_str::<serde_json::Value>(line).unwrap();
     }
@@ -128,7 +128,7 @@ fn a_changed_byte_a_lost_line_and_a_line_in_another_place_are_named() {
 }
 
 #[test]
-fn another_format_and_another_file_are_told_as_what_they_are() {
+fn another_format_and_another_file_are_reported_as_what_they_are() {
     let later = written().replacen("\"format\":2", "\"format\":3", 1);
     let fault = read(&later).unwrap_err();
     assert!(fault.to_string().contains("format 3"), "{fault}");

@@ -69,8 +69,11 @@ fn the_canonical_form_is_this_text() {
     let rows = [row(DAYS[0], "/a", 3), late(DAYS[0])];
     let text = "ledger\t0123456789Ab\tpro\t/a\t3\t3\t0\t0\t0\t0\t0\t0\t0\t1000\t0\n\
                 late\t0123456789Ab\t1795219200\t-2\n";
-    let told = digest(&rows);
-    assert_eq!((told.count, told.sha256), (2, hex(&Sha256::digest(text))));
+    let output = digest(&rows);
+    assert_eq!(
+        (output.count, output.sha256),
+        (2, hex(&Sha256::digest(text)))
+    );
     let entries = chain(&[
         (DAYS[0], DayState::Closed, &rows),
         (DAYS[0], DayState::Reopened, &[]),
@@ -102,9 +105,9 @@ fn no_two_rows_have_the_text_of_one() {
 
 #[test]
 fn a_row_has_its_numbers_by_their_names() {
-    let told = serde_json::to_value(row(DAYS[0], "/a", 3)).unwrap();
+    let output = serde_json::to_value(row(DAYS[0], "/a", 3)).unwrap();
     assert_eq!(
-        told,
+        output,
         serde_json::json!({ "ledger": {
             "date": "2026-11-01", "key": "0123456789Ab", "tier": "pro", "endpoint": "/a",
             "requests": 3, "charged": 3, "refunded": 0, "refused_tier": 0, "refused_quota": 0, "refused_burst": 0,

@@ -192,14 +192,16 @@ fn settle(
     match result {
         Ok(committed) => {
             desk.learnt.put(committed.counts, Instant::now());
-            answers.into_iter().for_each(|answer| tell(answer, desk));
+            answers
+                .into_iter()
+                .for_each(|answer| send_answer(answer, desk));
             refunds
                 .into_iter()
-                .for_each(|refund| tell_refund(refund, desk));
+                .for_each(|refund| acknowledge_refund(refund, desk));
             Ok(committed.entries)
         }
         Err(error) => {
-            tell_failure(answers, undecided, || failure(&desk.path, &error));
+            send_failure(answers, undecided, || failure(&desk.path, &error));
             desk.inbox.put_back(refunds, refusals);
             Err(failure(&desk.path, &error))
         }
@@ -207,7 +209,7 @@ fn settle(
 }
 
 /// Sends the error to all callers of a group.
-fn tell_failure(
+fn send_failure(
     answers: Vec<DecidedAnswer>,
     undecided: impl Iterator<Item = WaitingCall>,
     failure: impl Fn() -> StoreError,
@@ -260,7 +262,7 @@ fn decide(
 }
 
 /// Sends the results of a committed group.
-fn tell(answer: DecidedAnswer, desk: &Desk) {
+fn send_answer(answer: DecidedAnswer, desk: &Desk) {
     match answer {
         DecidedAnswer::Charge(charge, ruling, caller) => {
             let verdict = match ruling {
@@ -288,7 +290,7 @@ fn tell(answer: DecidedAnswer, desk: &Desk) {
     }
 }
 
-fn tell_refund(refund: Refund, desk: &Desk) {
+fn acknowledge_refund(refund: Refund, desk: &Desk) {
     if let Some(caller) = refund.answer {
         let receipt = refund.receipt;
         if let Some(used) = desk.learnt.used(receipt.key, receipt.day) {

@@ -272,7 +272,7 @@ impl Accounts {
         }
         let terms = self.terms(key, day);
         match self.ask(&slot, 0, terms).await {
-            Answer::Other(WaiterResult::Told { used } | WaiterResult::Exhausted { used }) => {
+            Answer::Other(WaiterResult::Counted { used } | WaiterResult::Exhausted { used }) => {
                 Ok(used)
             }
             Answer::Other(WaiterResult::OtherCalendar) => Err(other_calendar(key, day)),
@@ -336,7 +336,7 @@ impl Accounts {
                 source: Source::Store,
             }),
             WaiterResult::Exhausted { .. }
-            | WaiterResult::Told { .. }
+            | WaiterResult::Counted { .. }
             | WaiterResult::KeyChanged
             | WaiterResult::OtherDay { .. }
             | WaiterResult::OtherCalendar => Answer::Other(verdict),

@@ -78,14 +78,14 @@ impl Model {
     }
 
     /// Holds what the store decided against what the model decides, and keeps the receipt.
-    fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, told: Decision) {
-        match (told, self.charge(place, cost, limit)) {
+    fn compare(&mut self, place: (usize, usize), cost: u32, limit: u64, output: Decision) {
+        match (output, self.charge(place, cost, limit)) {
             (Decision::Granted { used, receipt }, Ok(expected)) => {
                 assert_eq!(used, expected);
                 self.receipts.push((place.0, place.1, receipt));
             }
             (Decision::Exhausted { used }, Err(expected)) => assert_eq!(used, expected),
-            (told, expected) => panic!("{told:?} instead of {expected:?}"),
+            (output, expected) => panic!("{output:?} instead of {expected:?}"),
         }
     }
 }
