@@ -13,7 +13,7 @@ use super::fields::{
     FieldBounds, FieldFault, FieldList, FieldPlace, FieldReader, Lines, NextField, Options, keep,
     options,
 };
-use super::framing::{AnswerFraming, KnownField, is_chunked};
+use super::framing::{AnswerFraming, KnownField, is_bodiless, is_chunked, is_lengthless};
 use super::request_line::version_of;
 use super::writer::BodyWriter;
 use super::{Version, agreed_length, is_field_value};
@@ -189,16 +189,6 @@ fn status_line(line: &[u8]) -> Option<StatusLine> {
     };
     let status = StatusCode::from_bytes(status).ok()?;
     is_field_value(reason).then_some(StatusLine { version, status })
-}
-
-/// Whether answers of this status never have a body (RFC 9112 section 6.3).
-pub(super) fn is_bodiless(status: StatusCode) -> bool {
-    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
-}
-
-/// Whether an answer of this status must not even announce a length (RFC 9110 section 8.6).
-pub(super) fn is_lengthless(status: StatusCode) -> bool {
-    status.is_informational() || status == StatusCode::NO_CONTENT
 }
 
 /// The fields that determine the message's end and the connection's.

@@ -3,6 +3,8 @@
 //! A framing is decided once, from the parsed head; the readers and writers of bodies are made from it, and a written head has
 //! exactly the framing fields that it requires.
 
+use http::StatusCode;
+
 use super::Version;
 
 /// The framing of a request's body.
@@ -82,4 +84,14 @@ impl KnownField {
 /// 9112 section 6.1).
 pub(super) fn is_chunked(value: &[u8]) -> bool {
     value.eq_ignore_ascii_case(b"chunked")
+}
+
+/// Whether answers of this status never have a body (RFC 9112 section 6.3).
+pub(super) fn is_bodiless(status: StatusCode) -> bool {
+    status.is_informational() || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+}
+
+/// Whether an answer of this status must not even announce a length (RFC 9110 section 8.6).
+pub(super) fn is_lengthless(status: StatusCode) -> bool {
+    status.is_informational() || status == StatusCode::NO_CONTENT
 }

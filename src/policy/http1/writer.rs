@@ -8,9 +8,8 @@ use std::marker::PhantomData;
 
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 
-use super::answer::{is_bodiless, is_lengthless};
 use super::fields::EndToEnd;
-use super::framing::{AnswerFraming, Framing, KnownField};
+use super::framing::{AnswerFraming, Framing, KnownField, is_bodiless, is_lengthless};
 use crate::policy::target::Target;
 
 /// The direction of a request.
