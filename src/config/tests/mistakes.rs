@@ -1,4 +1,4 @@
-//! Every kind of mistake, told with its place and a hint.
+//! Every kind of mistake, reported with its place and a hint.
 
 use super::*;
 

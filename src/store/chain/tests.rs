@@ -33,7 +33,7 @@ fn digest(rows: &[ChainItem]) -> RowsSummary {
     digest.finish()
 }
 
-/// A chain of these changes; those that close say with which rows.
+/// A chain of these changes; those that close a day have its rows.
 fn chain(changes: &[(&str, DayState, &[ChainItem])]) -> Vec<ChainEntry> {
     let mut entries: Vec<ChainEntry> = Vec::new();
     for (at, (day, state, rows)) in (1_000..).zip(changes) {

@@ -323,7 +323,7 @@ pub(super) fn live(connection: &Connection) -> rusqlite::Result<Vec<Live>> {
         .collect()
 }
 
-/// Unix milliseconds of the system's clock: processes on one machine compare them, so an injected clock has no say.
+/// Unix milliseconds of the system's clock: processes on one machine compare them, so no injected clock is used.
 fn now_ms() -> i64 {
     Timestamp::now().as_millisecond()
 }

@@ -88,7 +88,7 @@ impl Drop for Closing<'_> {
     fn drop(&mut self) {
         self.0.up.store(false, Ordering::Relaxed);
         self.0.inbox.close();
-        // Dropping what was taken tells every caller.
+        // Dropping the batch ends the wait of every caller.
         while self.0.inbox.take(usize::MAX, None).is_some() {}
     }
 }
@@ -158,7 +158,7 @@ enum DecidedAnswer {
     ),
 }
 
-/// Decides, writes and answers one group, and returns how many entries it has; the error has been told to those who wait.
+/// Decides, writes and answers one group, and returns how many entries it has; an error has been sent to its waiting callers.
 fn settle(
     statements: &mut Statements<'_>,
     desk: &Desk,

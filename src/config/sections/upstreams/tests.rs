@@ -1,4 +1,4 @@
-//! What the file may say of upstreams, and how mistakes are told.
+//! The settings of upstreams, and the messages for their mistakes.
 
 use std::path::Path as FilePath;
 

@@ -350,7 +350,7 @@ enum Job {
     Refuse(Refusals),
 }
 
-/// One group; what its charges were told. The middle of a day that is charged decides what time it is.
+/// One group; returns the results of its charges. The middle of a day that is charged decides what time it is.
 fn run_group(inside: &mut Inside<'_>, jobs: Vec<Job>, end: End) -> Told {
     let Inside {
         statements,

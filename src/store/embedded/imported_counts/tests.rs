@@ -35,7 +35,7 @@ fn charged(charged: u64, refunded: u64) -> DayRows {
     }
 }
 
-/// What a process in Redis tells: granted, given back; charged and refunded at an endpoint.
+/// The export of a process in Redis: units granted and refunded, and those charged and refunded at an endpoint.
 fn process(name: &str, account: (u64, u64), ledger: (u64, u64)) -> KeyDay {
     let tier: TierName = "pro".parse().unwrap();
     let totals = totals(ledger.0, ledger.1);
